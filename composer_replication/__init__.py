@@ -1,0 +1,60 @@
+"""Composer Replication Framework: RL post-training of any Hugging Face model into an agentic coder.
+
+Three channels in one loss (`compose_loss`): policy gradient on passing tests, self-distillation from a hint at the turn that
+went wrong, and preference pairs from teachers who re-answer frozen traces. Importing the package is cheap: every export is
+loaded on first use, and torch is not imported until something needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.batch import build_batch, collate
+    from composer_replication.loss import LossComponents, compose_loss
+    from composer_replication.teacher_replay import (
+        DEFAULT_TEACHERS,
+        DPOPair,
+        TraceState,
+        extract_dpo_pairs,
+        replay_trace,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEFAULT_TEACHERS",
+    "DPOPair",
+    "LossComponents",
+    "TraceState",
+    "__version__",
+    "build_batch",
+    "collate",
+    "compose_loss",
+    "extract_dpo_pairs",
+    "replay_trace",
+]
+
+_HOME = {
+    "DEFAULT_TEACHERS": "teacher_replay",
+    "DPOPair": "teacher_replay",
+    "LossComponents": "loss",
+    "TraceState": "teacher_replay",
+    "build_batch": "batch",
+    "collate": "batch",
+    "compose_loss": "loss",
+    "extract_dpo_pairs": "teacher_replay",
+    "replay_trace": "teacher_replay",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an export from the module it lives in (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

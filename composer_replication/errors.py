@@ -1,0 +1,117 @@
+"""One exception tree for everything a user can be told.
+
+Every error carries what went wrong and, where there is one, the fix; the command line prints both without a traceback and
+exits with the class's `exit_code`. Anything that is not a `ComposerError` is a bug and keeps its traceback.
+
+    ComposerError                 1
+    ├── ConfigError               2   a run file, an option or an argument is wrong
+    │   └── MissingExtraError     2   an optional dependency is not installed
+    ├── TaskError                 3   a task folder is missing, corrupted or cannot be built
+    │   └── SourceError           3   the repository cannot be fetched, or its tests fail or hang
+    ├── SandboxError              4   the box could not be started or broke: never the agent's fault
+    │   └── SandboxUnavailable    4   no isolation of the kind asked for exists on this machine
+    ├── ModelError                5   a model or tokenizer cannot be loaded or lacks something needed
+    ├── TeacherError              6   a teacher endpoint failed
+    │   └── BudgetExceededError   6   the spending cap would be crossed by the next call
+    ├── CheckpointError           7   a checkpoint is corrupted or belongs to another run
+    ├── StorageError              7   the run directory cannot be written (disk full, no permission)
+    └── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BudgetExceededError",
+    "ChannelOffError",
+    "CheckpointError",
+    "ComposerError",
+    "ConfigError",
+    "MissingExtraError",
+    "ModelError",
+    "SandboxError",
+    "SandboxUnavailable",
+    "SourceError",
+    "StorageError",
+    "TaskError",
+    "TeacherError",
+]
+
+
+class ComposerError(Exception):
+    """Base of every error meant for the user: a sentence on what is wrong and one on how to fix it."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return self.message if self.fix is None else f"{self.message}\n  fix: {self.fix}"
+
+
+class ConfigError(ComposerError):
+    """A run file, an option or an argument is wrong."""
+
+    exit_code = 2
+
+
+class MissingExtraError(ConfigError):
+    """An optional dependency is not installed; `fix` names the extra."""
+
+
+class TaskError(ComposerError):
+    """A task folder is missing, corrupted or cannot be built."""
+
+    exit_code = 3
+
+
+class SourceError(TaskError):
+    """The repository cannot be fetched, or its own tests fail or hang before anything is deleted."""
+
+
+class SandboxError(ComposerError):
+    """The sandbox could not be started or broke. An infrastructure fault: never scored as the agent's failure."""
+
+    exit_code = 4
+
+
+class SandboxUnavailable(SandboxError):
+    """No isolation of the kind asked for exists on this machine."""
+
+
+class ModelError(ComposerError):
+    """A model or tokenizer cannot be loaded or lacks something the rollout needs (a chat template, an EOS token)."""
+
+    exit_code = 5
+
+
+class TeacherError(ComposerError):
+    """A teacher endpoint failed for a reason that retrying will not cure."""
+
+    exit_code = 6
+
+
+class BudgetExceededError(TeacherError):
+    """The spending cap would be crossed by the next call; everything answered so far is in the ledger."""
+
+
+class CheckpointError(ComposerError):
+    """A checkpoint is corrupted or belongs to another run."""
+
+    exit_code = 7
+
+
+class StorageError(ComposerError):
+    """The run directory cannot be written (disk full, no permission)."""
+
+    exit_code = 7
+
+
+class ChannelOffError(ComposerError):
+    """`strict=True` and a channel with a weight above zero has nothing to learn from in this batch."""
+
+    exit_code = 8

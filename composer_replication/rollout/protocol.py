@@ -1,0 +1,92 @@
+"""The two things a rollout needs: an environment to act in and an engine to sample from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["Budgets", "Engine", "Env", "Sample", "SampleRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The three token budgets of a rollout, and its turns."""
+
+    turn_tokens: int = 1024
+    """Sampled tokens in one turn."""
+    trajectory_tokens: int = 8192
+    """Sampled tokens of all turns together."""
+    context_tokens: int = 16384
+    """Prompt, sampled tokens and observations together; never above the model's own window."""
+    max_turns: int = 32
+
+
+class Env(Protocol):
+    """One episode of one task. Not thread-safe; each rollout has its own."""
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]: ...
+
+    @property
+    def done(self) -> bool:
+        """True once the agent has submitted."""
+        ...
+
+    def reset(self) -> tuple[Message, ...]:
+        """Start over and return the opening messages."""
+        ...
+
+    def step(self, call: ToolCall) -> ToolResult:
+        """Carry out one tool call. An agent's mistake is a `ToolResult` with a status; a broken box raises SandboxError."""
+        ...
+
+    def grade(self) -> GradeReport:
+        """Grade the workspace as it stands, in a fresh tree. Never raises for infrastructure faults: they are `Unscored`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """Continue one session by one turn."""
+
+    session: str
+    """Sessions keep their KV cache between requests; an unknown name opens one."""
+    new_ids: tuple[int, ...]
+    """Tokens appended to the session since its last sampled token: the prompt at first, the observation later."""
+    max_new_tokens: int
+    seed: int
+    """Seeds this turn's draws, so a sample does not depend on what else is in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sampled turn."""
+
+    ids: tuple[int, ...]
+    """Sampled ids, the end-of-turn token included when it was drawn."""
+    logprobs: tuple[float, ...]
+    finished: bool
+    """True when the end-of-turn token was drawn, False when `max_new_tokens` ran out."""
+
+
+class Engine(Protocol):
+    """Samples turns. Calls are serialised by the caller; a batch is one call."""
+
+    @property
+    def context_window(self) -> int:
+        """Most positions the model can attend to."""
+        ...
+
+    def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
+        """Sample one turn for every request, in order. `temperature` 0 means greedy (log-probs are then of the untempered policy)."""
+        ...
+
+    def close(self, sessions: Sequence[str]) -> None:
+        """Forget sessions and free their caches; unknown names are ignored."""
+        ...

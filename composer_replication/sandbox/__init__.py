@@ -1,0 +1,1 @@
+"""Placeholder docstring: to be replaced by the owner of this room."""

@@ -1,0 +1,117 @@
+"""What a sandbox is: one sealed box per command, a tree of files in, an ending out.
+
+A workspace is plain data, a read-only base folder plus the files that differ from it, so nothing has to live between two
+commands: forking a state is copying a mapping, and a daemon left behind by an agent dies with its box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+__all__ = ["Command", "Ending", "ExecResult", "Isolation", "Limits", "Sandbox", "Tree"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The files a command sees at its working directory."""
+
+    base: Path
+    """A folder of the host, never written to."""
+    changes: Mapping[str, bytes | None] = field(default_factory=dict)
+    """POSIX paths relative to the root -> new content, or None for a deleted file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one command may use."""
+
+    wall_s: float = 60.0
+    cpu_s: float = 60.0
+    memory_mb: int = 1024
+    """Memory of the whole box where cgroups are writable, address space per process otherwise."""
+    processes: int = 64
+    disk_mb: int = 256
+    """What the command may write under its root and /tmp together."""
+    output_bytes: int = 1 << 20
+    """Kept of each of stdout, stderr and the result channel; the rest is read and dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One program run in the box."""
+
+    argv: tuple[str, ...]
+    python: Path
+    """The interpreter whose installation (prefix, base prefix, site-packages) is visible read-only in the box."""
+    stdin: bytes = b""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to a minimal environment; nothing of the host's environment is passed on."""
+    limits: Limits = field(default_factory=Limits)
+
+
+class Ending(StrEnum):
+    """How the box's command ended. Only `EXITED` says anything about the program's own verdict."""
+
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    """Wall-clock or CPU limit."""
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"
+    """Wrote more than the disk limit or its own file-size limit."""
+    KILLED = "killed"
+    """Died of a signal that no limit explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What came out of one command."""
+
+    ending: Ending
+    returncode: int
+    """Exit status; negative for a signal."""
+    stdout: bytes
+    stderr: bytes
+    channel: bytes
+    """What the program wrote to the private result channel, whose file descriptor it finds in `COMPOSER_RESULT_FD`."""
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What really separates the box from the host: shown in terminal and report, so nobody has to guess."""
+
+    name: str
+    """`bubblewrap`, `namespaces`, `landlock` or `unsafe-subprocess`."""
+    network: str
+    files: str
+    user: str
+    limits: str
+    """How process, memory, time and disk limits are enforced, e.g. `cgroup v1 (memory, pids), rlimits, tmpfs 256 MB`."""
+    missing: tuple[str, ...] = ()
+    """What this machine does not allow, one phrase each; empty for full isolation."""
+
+    def summary(self) -> str:
+        """One line for people."""
+        lacking = f"; NOT enforced: {', '.join(self.missing)}" if self.missing else ""
+        return f"{self.name}: {self.network}; {self.files}; {self.user}; {self.limits}{lacking}"
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """Runs commands, each in a box of its own. Safe to call from several threads at once."""
+
+    @property
+    def isolation(self) -> Isolation: ...
+
+    def run(self, tree: Tree, command: Command) -> ExecResult:
+        """Run `command` over a private, disposable copy of `tree`.
+
+        Raises:
+            SandboxError: the box itself could not be set up or broke; says nothing about the program.
+        """
+        ...
