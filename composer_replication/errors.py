@@ -9,7 +9,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     ├── TaskError                 3   a task folder is missing, corrupted or cannot be built
     │   └── SourceError           3   the repository cannot be fetched, or its tests fail or hang
     ├── SandboxError              4   the box could not be started or broke: never the agent's fault
-    │   └── SandboxUnavailable    4   no isolation of the kind asked for exists on this machine
+    │   └── SandboxUnavailableError    4   no isolation of the kind asked for exists on this machine
     ├── ModelError                5   a model or tokenizer cannot be loaded or lacks something needed
     ├── TeacherError              6   a teacher endpoint failed
     │   └── BudgetExceededError   6   the spending cap would be crossed by the next call
@@ -31,7 +31,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "SandboxError",
-    "SandboxUnavailable",
+    "SandboxUnavailableError",
     "SourceError",
     "StorageError",
     "TaskError",
@@ -79,7 +79,7 @@ class SandboxError(ComposerError):
     exit_code = 4
 
 
-class SandboxUnavailable(SandboxError):
+class SandboxUnavailableError(SandboxError):
     """No isolation of the kind asked for exists on this machine."""
 
 
