@@ -1,0 +1,1 @@
+"""Metal casting in whole numbers: see `docs/handbook.md` for the words of the house."""

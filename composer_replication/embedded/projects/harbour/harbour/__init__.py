@@ -1,0 +1,1 @@
+"""Port logistics in whole numbers: see `docs/handbook.md` for the words of the house."""

@@ -1,0 +1,1 @@
+"""Fruit growing in whole numbers: see `docs/handbook.md` for the words of the house."""
