@@ -1,1 +1,9 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""What a run leaves behind and what a user sees of it: run directory, metrics, terminal, report."""
+
+from __future__ import annotations
+
+from composer_replication.observe.metrics import deterministic, mean_and_se, pass_at_1
+from composer_replication.observe.run_dir import MetricsLine, RunDir
+from composer_replication.observe.terminal import Phase, Terminal
+
+__all__ = ["MetricsLine", "Phase", "RunDir", "Terminal", "deterministic", "mean_and_se", "pass_at_1"]

@@ -1,0 +1,54 @@
+"""Metric names, and the statistics a run reports.
+
+Names read `channel/what/stat`. Those under `time/` and `cost/` depend on the machine and may differ between two runs of the
+same seed; every other metric is deterministic. A metric `X_se` is the standard error of the metric `X`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from composer_replication.types import Group, Unscored
+
+__all__ = ["deterministic", "mean_and_se", "pass_at_1"]
+
+_MACHINE_DEPENDENT = ("time/", "cost/")
+
+
+def deterministic(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that must be equal in two runs of the same seed: all but `time/...` and `cost/...`."""
+    return {name: value for name, value in values.items() if not name.startswith(_MACHINE_DEPENDENT)}
+
+
+def mean_and_se(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error `s / sqrt(n)`, with the sample standard deviation `s` (n - 1 in the denominator).
+
+    The standard error of fewer than two values is unknown and returned as NaN; so is the mean of none.
+    """
+    n = len(values)
+    if n == 0:
+        return math.nan, math.nan
+    mean = math.fsum(values) / n
+    if n == 1:
+        return mean, math.nan
+    variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
+    return mean, math.sqrt(variance / n)
+
+
+def pass_at_1(groups: Iterable[Group]) -> tuple[float, float]:
+    """Mean over tasks of the share of a task's rollouts that passed, and the standard error over tasks.
+
+    Rollouts of one task are not independent, so the task is the unit: with `p_i` the pass rate of task `i` over its scored
+    rollouts, pass@1 is the mean of the `p_i` and its standard error is their sample standard deviation over the square root of
+    the number of tasks (standard errors clustered by question; Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640).
+    A rollout passed when its reward is at least 1. `Unscored` rollouts are left out, and a task without a scored rollout counts
+    nowhere. Groups of one task are pooled. NaN for what cannot be estimated, as in `mean_and_se`.
+    """
+    passed: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for trajectory in group.trajectories:
+            if not isinstance(trajectory.reward, Unscored):
+                passed[group.task_id].append(float(trajectory.reward >= 1.0))
+    return mean_and_se([math.fsum(outcomes) / len(outcomes) for outcomes in passed.values()])

@@ -1,0 +1,241 @@
+"""A run is a folder of files one can read: everything it was told, measured and did.
+
+    runs/NAME/
+        config.toml                           the resolved configuration
+        metrics.jsonl                         one line per logged step: {"arm", "step", metric: value, ...}
+        events.jsonl                          what happened and when: {"time", "kind", "message", ...}
+        trajectories/ARM/step_NNNNN.jsonl     one `Trajectory` per line
+        trajectories/ARM/step_NNNNN.hints.jsonl    one `Hint` per line
+        trajectories/ARM/pairs.jsonl          one replay pair in text per line
+        ckpt/                                 checkpoints
+        summary.json, report.html             the result
+
+One process writes a run at a time; several of its threads may.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import ConfigError
+from composer_replication.observe import files
+from composer_replication.types import Hint, Trajectory, to_json, trajectory_from_json
+
+__all__ = ["MetricsLine", "RunDir"]
+
+_ARM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_STEP_FILE = re.compile(r"step_(\d{5,})(\.hints)?\.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsLine:
+    """What one arm measured at one step. An arm may log a step in several lines."""
+
+    arm: str
+    step: int
+    """Optimizer steps taken when it was measured; 0 is before training."""
+    values: Mapping[str, float]
+
+
+class RunDir:
+    """The folder of one run, opened for reading and writing."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Open an existing run. Raises ConfigError when there is none at `path`."""
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        if not self.metrics_path.is_file():
+            raise ConfigError(
+                f"{self.path} is not a run directory: it has no metrics.jsonl",
+                fix="name a folder that `composer train` wrote, e.g. runs/NAME",
+            )
+
+    @classmethod
+    def create(cls, path: Path | str) -> RunDir:
+        """Make the folder of a new run.
+
+        Raises:
+            ConfigError: `path` already holds a run, or is not a folder.
+            StorageError: the folder cannot be written.
+        """
+        path = Path(path)
+        if (path / "metrics.jsonl").exists():
+            raise ConfigError(
+                f"{path} already holds a run", fix="continue it with --resume, or choose another name for the new run"
+            )
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file, not a folder", fix="choose another name for the run")
+        for folder in ("trajectories", "ckpt"):
+            with files.storage_errors(path / folder):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+        files.replace_file(path / "metrics.jsonl", b"")
+        return cls(path)
+
+    # --- where things are
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_path(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def ckpt_path(self) -> Path:
+        """The folder of checkpoints; their format belongs to the trainer."""
+        return self.path / "ckpt"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    def trajectories_path(self, arm: str, step: int) -> Path:
+        """Raises ValueError for an arm that cannot be a folder's name or a negative step."""
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        return self._arm_path(arm) / f"step_{step:05d}.jsonl"
+
+    def hints_path(self, arm: str, step: int) -> Path:
+        return self.trajectories_path(arm, step).with_suffix(".hints.jsonl")
+
+    def pairs_path(self, arm: str) -> Path:
+        return self._arm_path(arm) / "pairs.jsonl"
+
+    def _arm_path(self, arm: str) -> Path:
+        if not _ARM.fullmatch(arm):
+            raise ValueError(f"arm {arm!r} must consist of letters, digits, '_', '-' and '.', and not start with '-' or '.'")
+        return self.path / "trajectories" / arm
+
+    # --- writing (each raises StorageError when the disk refuses)
+
+    def write_config(self, toml: str) -> None:
+        """Write the resolved configuration."""
+        files.replace_file(self.config_path, toml.encode())
+
+    def log_metrics(self, arm: str, step: int, values: Mapping[str, float]) -> None:
+        """Append one line of metrics, and make it and all earlier events durable. Keys are written in sorted order."""
+        self.trajectories_path(arm, step)  # one rule for arms and steps everywhere
+        if reserved := {"arm", "step"} & values.keys():
+            raise ValueError(f"metric name {reserved.pop()!r} is reserved")
+        line = {"arm": arm, "step": step, **{name: float(values[name]) for name in sorted(values)}}
+        with self._lock:
+            files.append_line(self.metrics_path, files.dump_line(line), durable=True)
+            files.sync(self.events_path)
+
+    def log_event(self, kind: str, message: str, /, **fields: Any) -> None:
+        """Append one event with the current time (UTC).
+
+        It survives the death of the process at once, and a power cut from the next metrics line on.
+        """
+        if reserved := {"time", "kind", "message"} & fields.keys():
+            raise ValueError(f"event field {reserved.pop()!r} is reserved")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = files.dump_line({"time": now, "kind": kind, "message": message, **to_json(fields)})
+        with self._lock:
+            files.append_line(self.events_path, line, durable=False)
+
+    def write_trajectories(self, arm: str, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Write all trajectories of one step, replacing what was there."""
+        _replace_lines(self.trajectories_path(arm, step), [to_json(t) for t in trajectories])
+
+    def write_hints(self, arm: str, step: int, hints: Iterable[Hint]) -> None:
+        """Write all hints of one step, replacing what was there."""
+        _replace_lines(self.hints_path(arm, step), [to_json(h) for h in hints])
+
+    def write_pairs(self, arm: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add replay pairs in text.
+
+        A row whose `pair_id` is already there replaces the old one, so repeating a call changes nothing.
+        A row is `{"pair_id", "state_id", "trajectory_id", "turn", "chosen", "rejected", "votes": {teacher: text}}`.
+        """
+        with self._lock:
+            merged = {row["pair_id"]: row for row in (*self.read_pairs(arm), *rows)}
+            _replace_lines(self.pairs_path(arm), list(merged.values()))
+
+    def truncate_after(self, arm: str, step: int) -> None:
+        """Forget metrics, trajectories and hints of `arm` later than `step`, as after going back to a checkpoint of that step.
+
+        Also removes a torn last line of metrics.jsonl. Events and pairs stay: events are history, and pairs merge by their id.
+        Killed half-way, it can be repeated.
+        """
+        self.trajectories_path(arm, step)
+        with self._lock:
+            lines = list(files.read_lines(self.metrics_path))
+            kept = [line for line in lines if line["arm"] != arm or line["step"] <= step]
+            _replace_lines(self.metrics_path, kept)
+            folder = self._arm_path(arm)
+            later = [path for path, at in _step_files(folder) if at > step]
+            files.remove(later)
+            files.sync(folder)
+
+    # --- reading
+
+    def arms(self) -> tuple[str, ...]:
+        """Every arm with metrics or trajectories, in the order of their first metrics line."""
+        found = dict.fromkeys(line.arm for line in self.read_metrics())
+        folders = sorted(p.name for p in (self.path / "trajectories").glob("*") if p.is_dir())
+        return tuple(found | dict.fromkeys(folders))
+
+    def steps(self, arm: str) -> tuple[int, ...]:
+        """The steps of `arm` that have trajectories, ascending."""
+        return tuple(sorted({at for path, at in _step_files(self._arm_path(arm)) if ".hints" not in path.name}))
+
+    def read_metrics(self) -> list[MetricsLine]:
+        """Every line of metrics.jsonl in file order, a torn last one left out."""
+        return [
+            MetricsLine(
+                arm=line["arm"], step=line["step"], values={k: float(v) for k, v in line.items() if k not in ("arm", "step")}
+            )
+            for line in files.read_lines(self.metrics_path)
+        ]
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Every event in file order, a torn last one left out."""
+        return list(files.read_lines(self.events_path))
+
+    def read_trajectories(self, arm: str, step: int) -> list[Trajectory]:
+        """The trajectories of one step, exactly as they were written. Raises ConfigError when the step has none."""
+        path = self.trajectories_path(arm, step)
+        if not path.exists():
+            known = ", ".join(map(str, self.steps(arm))) or "none"
+            raise ConfigError(f"no trajectories at {path}", fix=f"choose a step that was recorded; arm {arm!r} has: {known}")
+        return [trajectory_from_json(line) for line in files.read_lines(path)]
+
+    def read_hints(self, arm: str, step: int) -> list[Hint]:
+        """The hints of one step; empty when there were none."""
+        return [Hint(**line) for line in files.read_lines(self.hints_path(arm, step))]
+
+    def read_pairs(self, arm: str) -> list[dict[str, Any]]:
+        """The replay pairs of an arm; empty when there are none."""
+        return list(files.read_lines(self.pairs_path(arm)))
+
+
+def _step_files(folder: Path) -> list[tuple[Path, int]]:
+    """The step files of one arm with their steps."""
+    matches = ((path, _STEP_FILE.fullmatch(path.name)) for path in sorted(folder.glob("step_*")))
+    return [(path, int(match[1])) for path, match in matches if match]
+
+
+def _replace_lines(path: Path, records: Sequence[Any]) -> None:
+    """Replace a file of JSON lines. Python's JSON writes floats so that they read back exactly, `NaN` and `Infinity` included."""
+    files.replace_file(path, b"".join(json.dumps(record, default=str).encode() + b"\n" for record in records))
