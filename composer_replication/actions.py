@@ -1,0 +1,102 @@
+"""What an agent did, as text and as a canonical form in which two equal actions are equal strings.
+
+An action is either tool calls or, without one, a final text. As text (`render_action`) a tool call is one line of JSON,
+`{"name": ..., "arguments": {...}}`, whoever made it: student and teachers are compared, and later trained on, in one format.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Call", "canonical_action", "canonical_call", "canonical_text", "parse_action", "render_action", "wire_call"]
+
+_PATH_ARGUMENTS = frozenset({"path", "file", "filename", "file_path", "dir", "directory", "folder", "cwd"})
+_SHELL_ARGUMENTS = frozenset({"command", "cmd"})
+_MARKDOWN = re.compile(r"[*_`#>]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A well-formed tool call."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def render_action(content: str, calls: Sequence[Call]) -> str:
+    """The action as text: one JSON line per call, or `content` when there is none. Prose beside a call is left out."""
+    if not calls:
+        return content.strip()
+    return "\n".join(json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
+
+
+def parse_action(text: str) -> tuple[str, tuple[Call, ...]]:
+    """Inverse of `render_action`: `(content, calls)`, one of which is empty. Anything that is not all tool calls is content."""
+    calls = [_parse_line(line) for line in text.splitlines() if line.strip()]
+    found = tuple(c for c in calls if c is not None)
+    return ("", found) if found and len(found) == len(calls) else (text, ())
+
+
+def _parse_line(line: str) -> Call | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
+        return None
+    name, arguments = value["name"], value["arguments"]
+    return Call(name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) else None
+
+
+def wire_call(call_id: str, call: Call) -> dict[str, Any]:
+    """The call as an entry of `Message["tool_calls"]`, its arguments as a mapping."""
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+
+
+def canonical_action(content: str, calls: Sequence[Call]) -> str:
+    """A string that is equal for equal actions: the canonical calls in order, or the canonical text."""
+    if calls:
+        return "\n".join(canonical_call(c.name, c.arguments) for c in calls)
+    return canonical_text(content)
+
+
+def canonical_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """One call with sorted keys, null arguments dropped, POSIX paths normalised and shell whitespace and quoting unified.
+
+    Order of shell words is kept, so `pytest -q tests` and `pytest tests -q` differ: only what is certainly equal is equal.
+    """
+    clean = {key: _canonical_value(key, value) for key, value in arguments.items() if value is not None}
+    return json.dumps([name, clean], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _canonical_value(key: str, value: Any) -> Any:
+    if isinstance(value, str) and key in _PATH_ARGUMENTS:
+        return posixpath.normpath(value.strip()) if value.strip() else ""
+    if isinstance(value, str) and key in _SHELL_ARGUMENTS:
+        return _shell_words(value)
+    if isinstance(value, Mapping):
+        return {k: _canonical_value(k, v) for k, v in value.items() if v is not None}
+    return value
+
+
+def _shell_words(command: str) -> list[str] | str:
+    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    if "\n" in command.strip():
+        return command.strip()
+    try:
+        return list(lexer)
+    except ValueError:
+        return command.strip()
+
+
+def canonical_text(text: str) -> str:
+    """Plain text without case, Markdown marks, repeated whitespace and closing punctuation."""
+    return " ".join(_MARKDOWN.sub("", text).split()).rstrip(".!").casefold()

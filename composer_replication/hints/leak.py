@@ -1,0 +1,54 @@
+"""Does a hint give away the deleted code?"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable
+
+__all__ = ["leaks_gold"]
+
+NGRAM = 8
+"""Code tokens in a row that a hint may not share with the gold code."""
+MIN_STATEMENT = 4
+"""A whole statement of at least this many tokens (`return a - b`) may not be shared either; shorter ones say nothing."""
+
+_TOKEN = re.compile(r"\w+|[^\w\s'\"]")
+
+
+def leaks_gold(hint_text: str, gold_sources: Iterable[str]) -> bool:
+    """True when the hint shares `NGRAM` code tokens in a row, or a whole statement, with any of the gold sources.
+
+    Docstrings and comments of the gold code do not count: the agent's tree still has them. Quotes are ignored, so that `ast`'s
+    choice of quote cannot hide an overlap.
+    """
+    hint = _TOKEN.findall(hint_text)
+    for source in gold_sources:
+        statements = [_TOKEN.findall(line) for line in _code_lines(source)]
+        if any(len(s) >= MIN_STATEMENT and _contains(hint, s) for s in statements):
+            return True
+        gold = [token for statement in statements for token in statement]
+        grams = {tuple(gold[i : i + NGRAM]) for i in range(len(gold) - NGRAM + 1)}
+        if any(tuple(hint[i : i + NGRAM]) in grams for i in range(len(hint) - NGRAM + 1)):
+            return True
+    return False
+
+
+def _contains(tokens: list[str], part: list[str]) -> bool:
+    return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+
+
+def _code_lines(source: str) -> list[str]:
+    """The source line by line without docstrings and comments; a bare function body is understood too."""
+    dedented = textwrap.dedent(source)
+    for text in (dedented, "def _():\n" + textwrap.indent(dedented, "    ")):
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        return ast.unparse(tree).splitlines()
+    return dedented.splitlines()

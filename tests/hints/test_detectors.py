@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+from trajectories import bad, call, ok, trajectory
+
+from composer_replication.hints import detect, first_error
+from composer_replication.types import Unscored
+
+READ, EDIT, RUN, SUBMIT = (
+    call("read_file", path="a.py"),
+    call("edit_file", path="a.py", old="x", new="y"),
+    call("run_tests"),
+    call("submit"),
+)
+
+
+def found(t):
+    return [(f.kind, f.turn) for f in detect(t)]
+
+
+@pytest.mark.parametrize(
+    "status", ["unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "path_not_editable"]
+)
+def test_refused_call_is_its_own_turns_error(status):
+    t = trajectory((READ, ok()), (EDIT, bad(status, "no", seen=3)), (SUBMIT, ok()), reward=1.0)
+    (finding,) = detect(t)
+    assert (finding.kind, finding.turn) == (status, 1)
+    assert finding.evidence["seen"] == 3
+    assert finding.evidence["arguments"] == {"path": "a.py", "old": "x", "new": "y"}
+
+
+def test_call_that_cannot_be_parsed():
+    t = trajectory(("<tool_call>{oops</tool_call>", bad("malformed_call")), (SUBMIT, ok()), reward=1.0)
+    (finding,) = detect(t)
+    assert finding.kind == "malformed_call"
+    assert "bad JSON" in finding.evidence["error"]
+
+
+def test_failing_tests_blame_the_last_change_before_them():
+    t = trajectory(
+        (EDIT, ok()), (EDIT.replace('"y"', '"z"'), ok()), (READ, ok()), (RUN, bad("tests_failed", "E boom")), (SUBMIT, ok())
+    )
+    (finding,) = detect(t)
+    assert (finding.kind, finding.turn) == ("tests_failed", 1)
+    assert finding.evidence["revealed_by"] == 3
+    assert finding.evidence["observation"] == "E boom"
+
+
+def test_edit_that_did_not_apply_is_not_a_change():
+    t = trajectory((EDIT, ok()), (EDIT.replace('"y"', '"z"'), bad("edit_not_applied")), (RUN, bad("tests_failed")), reward=0.0)
+    assert found(t) == [("tests_failed", 0), ("edit_not_applied", 1)]
+
+
+def test_change_and_run_in_one_turn():
+    t = trajectory((READ, ok()), (EDIT + RUN, ok(), bad("tests_failed")), (SUBMIT, ok()))
+    assert found(t) == [("tests_failed", 1)]
+
+
+def test_run_before_any_change_blames_nobody():
+    assert found(trajectory((RUN, bad("tests_failed")), (READ, ok()), (SUBMIT, ok()))) == []
+
+
+def test_two_failing_runs_of_one_change_are_one_finding():
+    t = trajectory((EDIT, ok()), (RUN, bad("tests_failed")), (READ, ok()), (RUN, bad("tests_failed")), (SUBMIT, ok()))
+    assert found(t) == [("tests_failed", 0)]
+
+
+def test_each_failing_change_is_a_finding():
+    t = trajectory((EDIT, ok()), (RUN, bad("tests_failed")), (EDIT, ok()), (RUN, bad("tests_failed")), (SUBMIT, ok()))
+    assert found(t) == [("tests_failed", 0), ("tests_failed", 2)]
+
+
+def test_zero_reward_without_a_test_run_blames_the_last_change():
+    t = trajectory((EDIT, ok()), (call("write_file", path="b.py", content="1"), ok()), (READ, ok()), (SUBMIT, ok()), reward=0.0)
+    assert found(t) == [("tests_failed", 1)]
+
+
+def test_zero_reward_after_a_passing_run_blames_the_last_change():
+    assert found(trajectory((EDIT, ok()), (RUN, ok()), (SUBMIT, ok()), reward=0.0)) == [("tests_failed", 0)]
+
+
+@pytest.mark.parametrize("reward", [1.0, Unscored("box broke")])
+def test_without_a_zero_nothing_is_blamed(reward):
+    assert found(trajectory((EDIT, ok()), (SUBMIT, ok()), reward=reward)) == []
+
+
+def test_zero_reward_without_a_change_blames_nobody():
+    assert found(trajectory((READ, ok()), (SUBMIT, ok()), reward=0.0)) == []
+
+
+@pytest.mark.parametrize("status", ["timeout", "out_of_memory"])
+def test_code_without_end_blames_the_change_else_the_call(status):
+    assert found(trajectory((EDIT, ok()), (RUN, bad(status)), (SUBMIT, ok()))) == [(status, 0)]
+    assert found(trajectory((READ, ok()), (RUN, bad(status)), (SUBMIT, ok()))) == [(status, 1)]
+
+
+def test_repeated_action_is_compared_in_canonical_form():
+    t = trajectory(
+        (READ, ok()), (call("read_file", path="./a.py"), ok()), (call("read_file", path="a.py"), ok()), (SUBMIT, ok()), reward=1.0
+    )
+    assert found(t) == [("repeated_action", 1)]
+
+
+def test_same_call_with_a_change_between_is_no_repeat():
+    t = trajectory((RUN, ok()), (EDIT, ok()), (RUN, ok()), (SUBMIT, ok()), reward=1.0)
+    assert found(t) == []
+
+
+def test_first_error_keeps_the_earliest_turns():
+    t = trajectory((READ, bad("path_not_found")), (READ, bad("path_not_found")), (EDIT, bad("edit_not_applied")), reward=1.0)
+    findings = detect(t)
+    assert [(f.kind, f.turn) for f in findings] == [
+        ("path_not_found", 0),
+        ("path_not_found", 1),
+        ("repeated_action", 1),
+        ("edit_not_applied", 2),
+    ]
+    assert [f.turn for f in first_error(list(reversed(findings)))] == [0]
+    assert [(f.kind, f.turn) for f in first_error(findings, limit=2)] == [("path_not_found", 0), ("path_not_found", 1)]
