@@ -1,0 +1,309 @@
+"""The host's side of a sandbox: hand a request to the launcher, pump the pipes, and say how the command ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from composer_replication.errors import SandboxError
+from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
+from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Isolation, Limits, Tree
+from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
+from composer_replication.sandbox.supervise import CHANNEL_FD
+
+__all__ = ["BoxSandbox", "Setup"]
+
+_GRACE_S = 20.0
+"""How much longer than its wall limit a box may take to be set up and torn down before its supervisor counts as hung."""
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How one kind of sandbox is made on this machine."""
+
+    backend: str
+    isolation: Isolation
+    cgroups: Cgroups | None
+    overlay: bool = True
+    sized_disk: bool = True
+    """The box's disk is a tmpfs: its pages count as the box's memory, and no single file needs a limit of its own."""
+    uid: int | None = None
+    program: str = ""
+
+
+class BoxSandbox:
+    """A `Sandbox` whose boxes are forked from one launcher process."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._lock = threading.Lock()
+        self._launcher: _Launcher | None = None
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._setup.isolation
+
+    def with_isolation(self, isolation: Isolation) -> BoxSandbox:
+        """The same boxes, described otherwise."""
+        return BoxSandbox(dataclasses.replace(self._setup, isolation=isolation))
+
+    def run(self, tree: Tree, command: Command) -> ExecResult:
+        """See `Sandbox.run`."""
+        setup = self._setup
+        limits = command.limits
+        group = self._make_group(limits)
+        try:
+            launcher = self._running_launcher()
+            request = _request(setup, tree, command, launcher.scratch, group)
+            started = time.monotonic()
+            pump = _Pump(command.stdin, limits)
+            report = pump.run(launcher, request, started + limits.wall_s + _GRACE_S)
+            wall_s = time.monotonic() - started
+            ending = _ending(report, limits, group, pump.kept("stderr"))
+            measured = None if group is None else group.cpu_s()
+        finally:
+            if group is not None:
+                group.close()
+        return ExecResult(
+            ending=ending,
+            returncode=report.returncode,
+            stdout=pump.kept("stdout"),
+            stderr=pump.kept("stderr"),
+            channel=pump.kept("channel"),
+            wall_s=wall_s,
+            cpu_s=report.cpu_s if measured is None else measured,
+        )
+
+    def _make_group(self, limits: Limits) -> BoxGroup | None:
+        if self._setup.cgroups is None:
+            return None
+        memory_mb = limits.memory_mb + (limits.disk_mb if self._setup.sized_disk else 0)
+        try:
+            return self._setup.cgroups.create(memory_mb=memory_mb, processes=limits.processes)
+        except OSError as error:
+            raise SandboxError(f"the box's control group could not be made: {error}") from error
+
+    def _running_launcher(self) -> _Launcher:
+        with self._lock:
+            if self._launcher is None or not self._launcher.alive():
+                self._launcher = _Launcher()
+            return self._launcher
+
+
+def _request(setup: Setup, tree: Tree, command: Command, scratch: str, group: BoxGroup | None) -> BoxRequest:
+    _check_paths(tree.changes)
+    base = os.path.abspath(tree.base)
+    try:
+        owned = os.stat(base).st_uid == os.geteuid()
+    except OSError as error:
+        raise SandboxError(f"the tree's base folder cannot be read: {error}") from error
+    installed = installation_of(command.python)
+    return BoxRequest(
+        backend=setup.backend,
+        base=base,
+        changes={path: None if content is None else bytes(content) for path, content in tree.changes.items()},
+        argv=list(command.argv),
+        env=_environment(command),
+        binds=list(installed.binds),
+        masks=list(installed.masks),
+        scratch=scratch,
+        wall_s=command.limits.wall_s,
+        rlimits=_rlimits(command.limits, memory_counted=group is not None, sized_disk=setup.sized_disk),
+        disk_mb=command.limits.disk_mb,
+        cgroup_procs=[] if group is None else group.procs,
+        overlay=setup.overlay and owned,
+        uid=setup.uid,
+        program=setup.program,
+    )
+
+
+def _check_paths(changes: Mapping[str, bytes | None]) -> None:
+    for path in changes:
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == "." or "\0" in path:
+            raise SandboxError(f"{path!r} is not a plain path relative to the tree's root")
+
+
+def _environment(command: Command) -> dict[str, str]:
+    return {
+        "PATH": f"{os.path.dirname(os.path.abspath(command.python))}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONSAFEPATH": "1",
+        "PYTHONNOUSERSITE": "1",
+        **command.env,
+        "COMPOSER_RESULT_FD": str(CHANNEL_FD),
+    }
+
+
+def _rlimits(limits: Limits, *, memory_counted: bool, sized_disk: bool) -> list[tuple[int, int]]:
+    values = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, max(1, round(limits.cpu_s))),
+        (resource.RLIMIT_NOFILE, 1024),
+        (resource.RLIMIT_NPROC, limits.processes),
+    ]
+    if not memory_counted:
+        values.append((resource.RLIMIT_AS, limits.memory_mb << 20))
+    if not sized_disk:
+        values.append((resource.RLIMIT_FSIZE, limits.disk_mb << 20))
+    return values
+
+
+def _ending(report: BoxReport, limits: Limits, group: BoxGroup | None, stderr: bytes) -> Ending:
+    """Name what ended the command, from what the kernel counted first and what the program said last."""
+    if group is not None and group.oom_killed():
+        return Ending.OUT_OF_MEMORY
+    if report.disk_full or report.returncode == -signal.SIGXFSZ:
+        return Ending.OUTPUT_LIMIT
+    if report.timed_out or report.returncode == -signal.SIGXCPU:
+        return Ending.TIMEOUT
+    if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:
+        return Ending.TIMEOUT
+    if report.host_oom and report.returncode == -signal.SIGKILL:
+        raise SandboxError("the machine ran out of memory while the box ran", fix="run fewer boxes at once")
+    if report.returncode < 0:
+        return Ending.KILLED
+    if group is None and report.returncode != 0 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
+        return Ending.OUT_OF_MEMORY
+    return Ending.EXITED
+
+
+class _Launcher:
+    """The running fork server; ends when this object is collected or the process exits."""
+
+    def __init__(self) -> None:
+        self.scratch = tempfile.mkdtemp(prefix="composer-sandbox-")
+        os.chmod(self.scratch, 0o711)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = Path(__file__).resolve().parents[2]
+        code = f"import sys; sys.path.insert(0, {str(root)!r}); from composer_replication.sandbox import launcher; "
+        code += f"launcher.main({theirs.fileno()})"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env={"LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir()},
+            )
+        self._connection = ours
+        self._close = weakref.finalize(self, _close_launcher, self._process, ours, self.scratch)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, fds: BoxFds) -> None:
+        try:
+            socket.send_fds(self._connection, [b"1"], list(fds))
+        except OSError as error:
+            raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; it is started anew") from error
+
+
+def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, scratch: str) -> None:
+    connection.close()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _close_all(fds: set[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+class _Pump:
+    """Feeds one box's stdin and keeps the first bytes of what it says."""
+
+    def __init__(self, stdin: bytes, limits: Limits) -> None:
+        self._stdin = memoryview(stdin)
+        self._limit = limits.output_bytes
+        self._kept: dict[str, bytearray] = {name: bytearray() for name in ("stdout", "stderr", "channel", "report")}
+
+    def kept(self, name: str) -> bytes:
+        return bytes(self._kept[name])
+
+    def run(self, launcher: _Launcher, request: BoxRequest, deadline: float) -> BoxReport:
+        """Start the box and return when it has gone. Raises SandboxError."""
+        with contextlib.ExitStack() as stack:
+            memory = os.memfd_create("box-request")
+            stack.callback(os.close, memory)
+            with open(memory, "wb", closefd=False) as file:
+                file.write(request.dumps())
+            os.lseek(memory, 0, os.SEEK_SET)
+            pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "channel", "report", "control")}
+            theirs = [pipes[n][0 if n in ("stdin", "control") else 1] for n in pipes]
+            ours = {name: pair[1 if name in ("stdin", "control") else 0] for name, pair in pipes.items()}
+            open_ends = set(ours.values())
+            stack.callback(_close_all, open_ends)
+            try:
+                launcher.send(BoxFds(memory, *theirs))
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+            self._move(ours, open_ends, deadline)
+        if not self._kept["report"]:
+            raise SandboxError("the box's supervisor ended without a report", fix="see the launcher's message on stderr")
+        report = BoxReport.loads(self.kept("report"))
+        if report.setup_error:
+            raise SandboxError(f"the box could not be set up: {report.setup_error}")
+        return report
+
+    def _move(self, ours: dict[str, int], open_ends: set[int], deadline: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            for name in self._kept:
+                os.set_blocking(ours[name], False)
+                selector.register(ours[name], selectors.EVENT_READ, name)
+            os.set_blocking(ours["stdin"], False)
+            selector.register(ours["stdin"], selectors.EVENT_WRITE, "stdin")
+            while len(selector.get_map()) > ("stdin" in {key.data for key in selector.get_map().values()}):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise SandboxError("the box's supervisor does not answer; the machine may be overloaded")
+                for key, _ in selector.select(left):
+                    if not (self._feed(key.fd) if key.data == "stdin" else self._read(key.fd, key.data)):
+                        selector.unregister(key.fd)
+                        open_ends.discard(key.fd)
+                        os.close(key.fd)
+
+    def _feed(self, fd: int) -> bool:
+        """Write some of stdin; False when there is no more to say or nobody listens."""
+        try:
+            self._stdin = self._stdin[os.write(fd, self._stdin[:_CHUNK]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return bool(self._stdin)
+
+    def _read(self, fd: int, name: str) -> bool:
+        """Take what is there; False at the end."""
+        data = os.read(fd, _CHUNK)
+        kept = self._kept[name]
+        kept += data[: max(0, self._limit - len(kept)) if name != "report" else len(data)]
+        return bool(data)

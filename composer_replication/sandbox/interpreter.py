@@ -1,0 +1,86 @@
+"""Which folders of the host an interpreter needs to run in a box, and which of them must not be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from composer_replication.errors import TaskError
+
+__all__ = ["Installation", "installation_of"]
+
+_HIDDEN_PACKAGE = "composer_replication"
+"""It carries the gold code of the embedded projects."""
+
+_QUESTION = """
+import json, sys, sysconfig
+from importlib.metadata import entry_points
+paths = sysconfig.get_paths()
+plugins = sorted({(e.name, e.value.split(":")[0]) for e in entry_points(group="pytest11")})
+print(json.dumps({
+    "prefixes": [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix],
+    "libraries": [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")],
+    "search": [p for p in sys.path if p],
+    "plugins": plugins,
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An interpreter's place on the host."""
+
+    binds: tuple[str, ...]
+    """Folders outside /usr to show read-only: prefix, base prefix, what the links to the interpreter pass through."""
+    masks: tuple[str, ...]
+    """Folders in them that hold this package, to be shown empty."""
+    pytest_plugins: tuple[tuple[str, str], ...]
+    """Installed pytest plugins: (name, module)."""
+
+
+def installation_of(python: Path) -> Installation:
+    """The installation behind `python` (a virtual environment's interpreter or a plain one).
+
+    Raises:
+        TaskError: it is not there or does not run.
+    """
+    return _installation_of(os.path.abspath(python))
+
+
+@lru_cache(maxsize=64)
+def _installation_of(python: str) -> Installation:
+    try:
+        answer = subprocess.run([python, "-I", "-c", _QUESTION], capture_output=True, check=True, timeout=60, cwd="/")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TaskError(f"{python} is not a working Python interpreter ({error})", fix="name another interpreter") from error
+    facts = json.loads(answer.stdout)
+    wanted = [*facts["prefixes"], *facts["libraries"], *_link_hops(python)]
+    binds: list[str] = []
+    for path in sorted({p for w in wanted for p in (os.path.normpath(w), os.path.realpath(w))}, key=len):
+        if path != "/" and os.path.exists(path) and not any(_is_below(path, seen) for seen in ("/usr", *binds)):
+            binds.append(path)
+    ours = Path(__file__).resolve().parents[1]
+    holders = {*facts["search"], *facts["libraries"], *facts["prefixes"], str(ours.parent)}
+    packages = {f"{folder}/{_HIDDEN_PACKAGE}" for holder in holders for folder in (holder, os.path.realpath(holder))}
+    masks = sorted(p for p in packages if os.path.isdir(p) and any(_is_below(p, seen) for seen in ("/usr", *binds)))
+    return Installation(tuple(binds), tuple(masks), tuple((name, module) for name, module in facts["plugins"]))
+
+
+def _link_hops(python: str) -> list[str]:
+    """The installations a chain of links to an interpreter passes through (`PREFIX/bin/python` gives PREFIX)."""
+    hops = []
+    for _ in range(16):
+        folder = os.path.dirname(python)
+        hops.append(os.path.dirname(folder) if os.path.basename(folder) == "bin" else folder)
+        if not os.path.islink(python):
+            break
+        python = os.path.normpath(os.path.join(folder, os.readlink(python)))
+    return hops
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,0 +1,189 @@
+"""The handful of Linux system calls the boxes are made of, through ctypes: each raises OSError with the call's name.
+
+Numbers without a C library wrapper (`mount_setattr`, Landlock, `pivot_root`) come from the kernel's `asm-generic/unistd.h` and
+`asm/unistd_64.h`; structures from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+__all__ = [
+    "CLONE_NEWCGROUP",
+    "CLONE_NEWIPC",
+    "CLONE_NEWNET",
+    "CLONE_NEWNS",
+    "CLONE_NEWPID",
+    "CLONE_NEWUSER",
+    "CLONE_NEWUTS",
+    "MNT_DETACH",
+    "MS_BIND",
+    "MS_NODEV",
+    "MS_NOEXEC",
+    "MS_NOSUID",
+    "MS_PRIVATE",
+    "MS_RDONLY",
+    "MS_REC",
+    "MS_REMOUNT",
+    "bind",
+    "deny_syscalls",
+    "die_with_parent",
+    "drop_capabilities",
+    "loopback_up",
+    "mount",
+    "no_new_privs",
+    "pivot_root",
+    "set_subreaper",
+    "syscall",
+    "umount",
+    "unshare",
+]
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 24, 22, 36
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+_SYS_MOUNT_SETATTR = 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SIGKILL = 9
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(what: str, number: int, *args: object) -> int:
+    """The raw system call `number`; integers are passed as longs, bytes and ctypes pointers as they are."""
+    converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
+    return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
+
+
+def _prctl(what: str, *args: int) -> int:
+    longs = [ctypes.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:5]]
+    return _check(_libc.prctl(*longs), what)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags`."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    arguments = (os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(options))
+    _check(_libc.mount(*arguments), f"mount {kind or 'none'} on {target}")
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
+
+
+def bind(source: str, target: str, *, read_only: bool = True) -> None:
+    """Make `source` and every mount below it visible at `target`: no set-uid, and read-only down to the last sub-mount."""
+    mount(source, target, "", MS_BIND | MS_REC)
+    attributes = _MountAttr(attr_set=(MS_RDONLY if read_only else 0) | MS_NOSUID)
+    path = os.fsencode(target)
+    size = ctypes.sizeof(attributes)
+    syscall(f"mount_setattr {target}", _SYS_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, ctypes.byref(attributes), size)
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), f"umount {target}")
+
+
+def pivot_root(new_root: str) -> None:
+    """Make `new_root` (a mount point) the root and unmount the old one."""
+    os.chdir(new_root)
+    syscall("pivot_root", _SYS_PIVOT_ROOT[platform.machine()], b".", b".")
+    umount(".", MNT_DETACH)
+    os.chdir("/")
+
+
+def die_with_parent() -> None:
+    """Kill this process when the thread that forked it ends."""
+    _prctl("prctl PDEATHSIG", _PR_SET_PDEATHSIG, _SIGKILL)
+
+
+def set_subreaper() -> None:
+    """Adopt every orphaned descendant of this process."""
+    _prctl("prctl SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
+
+
+def no_new_privs() -> None:
+    """No program started from here can gain a privilege."""
+    _prctl("prctl NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this process: ambient, bounding, effective, permitted and inheritable.
+
+    The bounding set needs CAP_SETPCAP; a process without capabilities keeps it, and with `no_new_privs` it grants nothing.
+    """
+    _prctl("prctl CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    with open("/proc/sys/kernel/cap_last_cap", "rb") as file:
+        last = int(file.read())
+    if os.geteuid() == 0 or _has_capabilities():
+        for capability in range(last + 1):
+            _prctl("prctl CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
+    version_3 = struct.pack("Ii", 0x20080522, 0)
+    _check(_libc.capset(version_3, struct.pack("6I", 0, 0, 0, 0, 0, 0)), "capset")
+
+
+def _has_capabilities() -> bool:
+    data = ctypes.create_string_buffer(24)
+    _check(_libc.capget(struct.pack("Ii", 0x20080522, 0), data), "capget")
+    return any(data.raw)
+
+
+def loopback_up() -> None:
+    """Start `lo` in this (new, otherwise empty) network namespace."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = fcntl.ioctl(control, get_flags, struct.pack("16sH22x", b"lo", 0))
+        flags = struct.unpack("16sH22x", request)[1]
+        fcntl.ioctl(control, set_flags, struct.pack("16sH22x", b"lo", flags | up))
+
+
+class _SockFprog(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+
+def deny_syscalls(numbers: dict[str, tuple[int, ...]]) -> None:
+    """Answer EPERM to the system calls listed for this machine's architecture; other architectures' calls kill the process.
+
+    Needs `no_new_privs` (or CAP_SYS_ADMIN). On x86-64 the x32 numbers (bit 30) are refused as well.
+    """
+    machine = platform.machine()
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    refuse, allow, kill = 0x00050000 | 1, 0x7FFF0000, 0x80000000
+
+    def op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+        return struct.pack("HBBI", code, if_true, if_false, value)
+
+    denied = numbers[machine]
+    program = [op(load, 4), op(equal, _AUDIT_ARCH[machine], 1, 0), op(answer, kill), op(load, 0)]
+    program.append(op(at_least, 0x40000000, len(denied) + 1, 0))
+    program.extend(op(equal, number, len(denied) - index) for index, number in enumerate(denied))
+    program.extend([op(answer, allow), op(answer, refuse)])
+    code = b"".join(program)
+    filter_mode = 2
+    fprog = _SockFprog(length=len(program), filter=ctypes.cast(ctypes.c_char_p(code), ctypes.c_char_p))
+    arguments = (ctypes.c_ulong(filter_mode), ctypes.byref(fprog), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _check(_libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), *arguments), "prctl SECCOMP")

@@ -1,0 +1,181 @@
+"""Pick the strongest sandbox this machine allows, prove it with a probe, and say in words what it does and does not enforce."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from composer_replication.errors import SandboxError, SandboxUnavailableError
+from composer_replication.sandbox.box import BoxSandbox, Setup
+from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
+from composer_replication.sandbox.namespaces import BOX_UID
+from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
+
+__all__ = ["SandboxKind", "available", "open_sandbox"]
+
+SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe-subprocess"]
+
+_STRONGEST_FIRST: tuple[SandboxKind, ...] = ("bubblewrap", "namespaces", "landlock")
+_FIX = (
+    "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
+    "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use a kernel with Landlock "
+    "(5.13 or newer); the sandbox kind unsafe-subprocess runs without isolation, for code you trust"
+)
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+
+_PROBE = """
+import json, os, socket, sys
+order = json.load(sys.stdin)
+facts = {"uid": os.getuid(), "changed": open("changed").read(), "gone": not os.path.exists("gone")}
+open("written", "w").write("x")
+facts["caps"] = [l.split()[1] for l in open("/proc/self/status") if l.startswith("CapEff")][0]
+try:
+    facts["host_file"] = open(order["secret"]).read()
+except OSError:
+    facts["host_file"] = None
+try:
+    socket.create_connection(("127.0.0.1", order["port"]), 2).close()
+    facts["network"] = True
+except OSError:
+    facts["network"] = False
+os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(facts).encode())
+"""
+
+
+def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
+    """The sandbox of that kind, or with `auto` the strongest that passes its probe; never the unsafe one unasked.
+
+    Each kind is probed once per process. When `auto` settles for less than namespaces, the reasons stand in `Isolation.missing`.
+
+    Raises:
+        SandboxUnavailableError: this machine does not allow that kind, or any with `auto`.
+    """
+    if kind not in get_args(SandboxKind):
+        raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=f"one of {', '.join(get_args(SandboxKind))}")
+    if kind != "auto":
+        opened = _opened(kind)
+        if isinstance(opened, str):
+            raise SandboxUnavailableError(f"the {kind} sandbox does not work on this machine: {opened}", fix=_FIX)
+        return opened
+    refused: list[str] = []
+    for candidate in _STRONGEST_FIRST:
+        opened = _opened(candidate)
+        if not isinstance(opened, str):
+            return opened if candidate != "landlock" else _weaker(opened, tuple(refused))
+        _log.info("the %s sandbox is not available: %s", candidate, opened)
+        refused.append(f"{candidate} refused: {opened}")
+    raise SandboxUnavailableError(f"no isolation works on this machine ({'; '.join(refused)})", fix=_FIX)
+
+
+def available() -> tuple[SandboxKind, ...]:
+    """The isolating kinds that pass their probe on this machine, strongest first."""
+    return tuple(kind for kind in _STRONGEST_FIRST if not isinstance(_opened(kind), str))
+
+
+def _opened(kind: SandboxKind) -> BoxSandbox | str:
+    with _lock:
+        return _open_once(kind)
+
+
+@cache
+def _open_once(kind: SandboxKind) -> BoxSandbox | str:
+    """The probed sandbox, or why there is none."""
+    if sys.platform != "linux":
+        return "boxes are built from Linux namespaces and Landlock"
+    try:
+        setup = _SETUPS[kind](find_cgroups())
+        sandbox = BoxSandbox(setup)
+        if kind != "unsafe-subprocess":
+            _probe(sandbox, expected_uid=BOX_UID if setup.sized_disk else None)
+    except SandboxError as error:
+        return error.message
+    return sandbox
+
+
+@cache
+def _weaker(sandbox: BoxSandbox, refused: tuple[str, ...]) -> BoxSandbox:
+    isolation = sandbox.isolation
+    return sandbox.with_isolation(dataclasses.replace(isolation, missing=(*isolation.missing, *refused)))
+
+
+def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
+    """Try to break out of one box. Raises SandboxError when the box cannot be made or does not hold."""
+    with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        secret, base = Path(folder, "secret"), Path(folder, "base")
+        secret.write_text("readable")
+        base.mkdir()
+        (base / "gone").write_text("x")
+        (base / "changed").write_text("old")
+        python = Path(sys.executable)
+        order = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
+        command = Command(argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=order, limits=Limits(disk_mb=16))
+        result = sandbox.run(Tree(base=base, changes={"changed": b"new", "gone": None}), command)
+        if result.ending is not Ending.EXITED or result.returncode != 0:
+            said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise SandboxError(f"a test program does not run in the box ({result.ending}, {said})")
+        facts: dict[str, Any] = json.loads(result.channel)
+        wrong = [name for name, value in _EXPECTED.items() if facts[name] != value]
+        if expected_uid is not None and facts["uid"] != expected_uid:
+            wrong.append("uid")
+        if sorted(os.listdir(base)) != ["changed", "gone"]:
+            wrong.append("base folder")
+        if wrong:
+            raise SandboxError(f"the box does not hold: {', '.join(wrong)}")
+
+
+_EXPECTED = {"caps": "0" * 16, "host_file": None, "network": False, "changed": "new", "gone": True}
+
+
+def _full(kind: str, cgroups: Cgroups | None, program: str = "") -> Setup:
+    missing = []
+    if cgroups is None:
+        missing.append("memory limit of the whole box (each process is limited)")
+        if os.geteuid() == 0:
+            missing.append("number of processes (no writable pids cgroup)")
+    counted = "no writable cgroup" if cgroups is None else cgroups.description
+    isolation = Isolation(
+        name=kind,
+        network="no network",
+        files="no host files but /usr and the interpreter, read-only",
+        user=f"uid {BOX_UID}, no capabilities",
+        limits=f"{counted}, rlimits, sized tmpfs",
+        missing=tuple(missing),
+    )
+    return Setup(backend=kind, isolation=isolation, cgroups=cgroups, program=program)
+
+
+def _bubblewrap(cgroups: Cgroups | None) -> Setup:
+    program = shutil.which("bwrap")
+    if program is None:
+        raise SandboxUnavailableError("bwrap is not installed")
+    return _full("bubblewrap", cgroups, program)
+
+
+def _namespaces(cgroups: Cgroups | None) -> Setup:
+    return _full("namespaces", cgroups)
+
+
+def _unsafe(cgroups: Cgroups | None) -> Setup:
+    isolation = Isolation(
+        name="unsafe-subprocess",
+        network="the host's network",
+        files="the host's files",
+        user=f"uid {os.geteuid()}, all its privileges",
+        limits="rlimits" if cgroups is None else f"{cgroups.description}, rlimits",
+        missing=("isolation of any kind",),
+    )
+    return Setup(backend="unsafe-subprocess", isolation=isolation, cgroups=cgroups, overlay=False, sized_disk=False)
+
+
+_SETUPS = {"bubblewrap": _bubblewrap, "namespaces": _namespaces, "unsafe-subprocess": _unsafe}

@@ -1,0 +1,85 @@
+"""What the host asks the launcher for: one box, as plain data over one memory file."""
+
+from __future__ import annotations
+
+import dataclasses
+import marshal
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["BoxFds", "BoxReport", "BoxRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxRequest:
+    """Everything a box is made from. Only built-in types, so that `marshal` can carry it."""
+
+    backend: str
+    base: str
+    changes: dict[str, bytes | None]
+    argv: list[str]
+    env: dict[str, str]
+    binds: list[str]
+    """Absolute paths visible read-only besides /usr: the interpreter's installation."""
+    masks: list[str]
+    """Folders below them that must look empty."""
+    scratch: str
+    """A folder of the host for mount points and private copies."""
+    wall_s: float
+    rlimits: list[tuple[int, int]]
+    """(RLIMIT number, value): both soft and hard."""
+    disk_mb: int
+    cgroup_procs: list[str]
+    """`cgroup.procs` files the command enters."""
+    overlay: bool
+    """False: the tree is copied instead of overlaid."""
+    uid: int | None = None
+    """Landlock as root: the user and group the command runs as."""
+    program: str = ""
+    """Path of `bwrap`."""
+
+    def dumps(self) -> bytes:
+        """The wire form."""
+        return marshal.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    @classmethod
+    def loads(cls, data: bytes) -> BoxRequest:
+        """Inverse of `dumps`, for the launcher running the same interpreter."""
+        return cls(**marshal.loads(data))
+
+
+class BoxFds(NamedTuple):
+    """Descriptors that travel with a request, in this order."""
+
+    request: int
+    stdin: int
+    stdout: int
+    stderr: int
+    channel: int
+    report: int
+    """Write end: one `BoxReport` when the box is gone."""
+    control: int
+    """Read end: end of file means the host gave up, and the box is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxReport:
+    """What the supervisor says after the last process of a box has gone."""
+
+    setup_error: str = ""
+    """Why the box could not be set up; empty when the command was started."""
+    returncode: int = 0
+    cpu_s: float = 0.0
+    timed_out: bool = False
+    disk_full: bool = False
+    host_oom: bool = False
+    """The kernel's out-of-memory killer struck somewhere on this machine while the box ran."""
+
+    def dumps(self) -> bytes:
+        """The wire form."""
+        return marshal.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    @classmethod
+    def loads(cls, data: bytes) -> BoxReport:
+        """Inverse of `dumps`. Raises ValueError, EOFError or TypeError on a torn record."""
+        return cls(**marshal.loads(data))

@@ -1,0 +1,115 @@
+"""From a `Tree` to a folder a box may write to: an overlay whose upper layer is a size-limited tmpfs, or a private copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from composer_replication.sandbox import linux
+
+__all__ = ["Stage", "apply_changes", "copy_tree", "mount_stage", "write_id_maps"]
+
+_WHITEOUT = os.makedev(0, 0)
+_FULL_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A mounted tmpfs holding `root/` (for the new root), and the tree inside it at `root/repo`."""
+
+    root: str
+    repo: str
+    fd: int
+    """The tmpfs's top folder, for `disk_full`; stays valid when the root changes."""
+
+    def disk_full(self) -> bool:
+        """True when not even a few pages are left of the box's disk."""
+        return os.fstatvfs(self.fd).f_bfree < _FULL_BLOCKS
+
+
+def write_id_maps(inside: int, outside_uid: int, outside_gid: int, proc_fd: int) -> None:
+    """Map the one user and group of a user namespace just entered; `proc_fd` is an open, writable /proc."""
+    maps = (("setgroups", "deny"), ("uid_map", f"{inside} {outside_uid} 1"), ("gid_map", f"{inside} {outside_gid} 1"))
+    for name, line in maps:
+        fd = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+        os.write(fd, line.encode())
+        os.close(fd)
+
+
+def mount_stage(base: str, changes: Mapping[str, bytes | None], *, disk_mb: int, scratch: str, overlay: bool) -> Stage:
+    """Lay out the tree in a fresh tmpfs mounted on `scratch`, in a mount namespace of its own.
+
+    Changed files are written into the overlay's upper layer before it is mounted, where no symbolic link of the tree can lead
+    them astray; deleted ones become whiteouts. Raises OSError.
+    """
+    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+    base_fd = os.open(base, os.O_PATH | os.O_DIRECTORY)
+    options = f"size={disk_mb}m,nr_inodes={max(1024, disk_mb * 64)},mode=755"
+    linux.mount("tmpfs", scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
+    root, upper, work = (f"{scratch}/{name}" for name in ("root", "upper", "work"))
+    repo = f"{root}/repo"
+    for folder in (root, repo, upper, work):
+        os.mkdir(folder)
+    lower = f"/proc/self/fd/{base_fd}"
+    if overlay:
+        apply_changes(upper, changes, whiteouts=True)
+        linux.mount("overlay", repo, "overlay", linux.MS_NOSUID, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
+    else:
+        copy_tree(lower + "/.", repo)
+        apply_changes(repo, changes, whiteouts=False)
+    os.close(base_fd)
+    return Stage(root, repo, os.open(scratch, os.O_PATH | os.O_DIRECTORY))
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copy regular files, folders and symbolic links (as links) of `source` into the existing folder `target`."""
+    with os.scandir(source) as entries:
+        for entry in entries:
+            to = f"{target}/{entry.name}"
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), to)
+            elif entry.is_dir():
+                os.mkdir(to)
+                copy_tree(entry.path, to)
+            elif entry.is_file():
+                shutil.copyfile(entry.path, to)
+                os.chmod(to, stat.S_IMODE(entry.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR)
+
+
+def apply_changes(root: str, changes: Mapping[str, bytes | None], *, whiteouts: bool) -> None:
+    """Remove deleted files below `root`, then write changed ones, never through a symbolic link."""
+    for path, content in sorted(changes.items(), key=lambda item: item[1] is not None):
+        folder = root
+        for part in path.split("/")[:-1]:
+            folder = f"{folder}/{part}"
+            _make_folder(folder)
+        target = f"{root}/{path}"
+        _remove(target)
+        if content is None:
+            if whiteouts:
+                os.mknod(target, stat.S_IFCHR | 0o600, _WHITEOUT)
+            continue
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with open(fd, "wb", closefd=True) as file:
+            file.write(content)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            os.unlink(path)
+            os.mkdir(path)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        shutil.rmtree(path)

@@ -1,0 +1,186 @@
+"""The launcher's side of one box: fork the command into its confinement, watch the clock, and leave nothing running."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
+
+__all__ = [
+    "CHANNEL_FD",
+    "SETUP_ERRORS",
+    "Started",
+    "exec_command",
+    "exit_with",
+    "fork",
+    "join_cgroups",
+    "open_cgroups",
+    "supervise",
+]
+
+CHANNEL_FD = 3
+"""The result channel's number in every box."""
+_FIRST_FREE_FD = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A box whose command is running, as its backend hands it to `supervise`."""
+
+    pid: int
+    """Child to wait for; killing it must end the whole box."""
+    status_fd: int | None = None
+    """Where the box's init writes the command's wait status, when `pid` is that init; None: `pid` is the command."""
+    returncode: Callable[[int], int] = os.waitstatus_to_exitcode
+    """From a wait status to the command's exit code."""
+    watch: Callable[[], bool] = lambda: False
+    """Called now and then while the box runs; True ends it as having used up its disk."""
+    finish: Callable[[], bool] = lambda: False
+    """Called when the command has ended: removes what is left and says whether the disk was full."""
+
+
+def fork(body: Callable[[], NoReturn]) -> int:
+    """Fork a child that runs `body`, which never returns here."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+        finally:
+            os._exit(70)
+    return pid
+
+
+SETUP_ERRORS = (OSError, ValueError)
+"""What setting up a box can raise: a refused system call, or an argument `exec` does not take."""
+
+
+def exit_with(error_fd: int, error: OSError | ValueError) -> NoReturn:
+    """Tell the supervisor why the box could not be set up, and end."""
+    os.write(error_fd, str(error).encode()[:4000])
+    os._exit(70)
+
+
+def open_cgroups(request: BoxRequest) -> list[int]:
+    """Open the cgroup files while they can still be reached."""
+    return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request.cgroup_procs]
+
+
+def join_cgroups(fds: list[int]) -> None:
+    """Enter the cgroups whose `cgroup.procs` files are open on `fds`."""
+    for fd in fds:
+        os.write(fd, b"0")
+
+
+def set_rlimits(request: BoxRequest) -> None:
+    """Lower soft and hard limits; a hard limit that is lower already stays."""
+    for number, value in request.rlimits:
+        hard = resource.getrlimit(number)[1]
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (allowed, allowed))
+
+
+def exec_command(request: BoxRequest, fds: BoxFds, argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
+    """Become the box's program: limits, default signals, and no descriptor but stdin, stdout, stderr and the channel."""
+    set_rlimits(request)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(directory)
+    os.umask(0o022)
+    for target, fd in enumerate((fds.stdin, fds.stdout, fds.stderr, fds.channel)):
+        os.dup2(fd, target, inheritable=True)
+    os.execve(argv[0], argv, env)
+
+
+def _raised(fds: BoxFds) -> BoxFds:
+    """The same descriptors at numbers that cannot collide with 0 to 3; the originals are closed."""
+    import fcntl
+
+    raised = BoxFds(*(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for fd in fds))
+    for fd in fds:
+        os.close(fd)
+    return raised
+
+
+def _oom_kills() -> int:
+    with open("/proc/vmstat", "rb") as file:
+        for line in file:
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+Backend = Callable[[BoxRequest, BoxFds, int], Started]
+
+
+def supervise(backend: Backend, request: BoxRequest, fds: BoxFds) -> None:
+    """Run one box from start to end and write its `BoxReport`."""
+    fds = _raised(fds)
+    error_read, error_write = os.pipe()
+    error_high = os.dup2(error_write, _FIRST_FREE_FD - 1, inheritable=False)
+    os.close(error_write)
+    try:
+        report = _watch(backend, request, fds, error_read, error_high)
+    except SETUP_ERRORS as error:
+        report = BoxReport(setup_error=str(error))
+    os.write(fds.report, report.dumps())
+
+
+def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:
+    oom_before = _oom_kills()
+    deadline = time.monotonic() + request.wall_s
+    started = backend(request, fds, error_write)
+    os.close(error_write)
+    for fd in (fds.stdin, fds.stdout, fds.stderr, fds.channel):
+        os.close(fd)
+    try:
+        timed_out, disk_full = _wait(started, fds.control, deadline)
+        if timed_out or disk_full:
+            os.kill(started.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(started.pid, 0)
+    finally:
+        disk_full_at_end = started.finish()
+    os.set_blocking(error_read, False)
+    try:
+        setup_error = os.read(error_read, 4096).decode(errors="replace")
+    except BlockingIOError:
+        setup_error = ""
+    if started.status_fd is not None:
+        raw = os.read(started.status_fd, 16)
+        status = int(raw) if raw else signal.SIGKILL
+    return BoxReport(
+        setup_error=setup_error,
+        returncode=started.returncode(status),
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        timed_out=timed_out,
+        disk_full=disk_full or disk_full_at_end,
+        host_oom=_oom_kills() != oom_before,
+    )
+
+
+def _wait(started: Started, control: int, deadline: float) -> tuple[bool, bool]:
+    """Until the box ends by itself; (timed out, disk used up) otherwise. The host giving up counts as a timeout."""
+    pidfd = os.pidfd_open(started.pid)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(control, select.POLLIN | select.POLLHUP)
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return True, False
+            events = dict(poll.poll(min(left, 0.2) * 1000))
+            if pidfd in events:
+                return False, False
+            if control in events:
+                return True, False
+            if started.watch():
+                return False, True
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,124 @@
+"""No box at all: a plain subprocess over a copy of the tree, for machines and moments where the code is trusted.
+
+It can read the host's files, use the network and outlive limits; it exists only behind its explicit name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from typing import NoReturn
+
+from composer_replication.sandbox import linux
+from composer_replication.sandbox.request import BoxFds, BoxRequest
+from composer_replication.sandbox.stage import apply_changes, copy_tree
+from composer_replication.sandbox.supervise import (
+    SETUP_ERRORS,
+    Started,
+    exec_command,
+    exit_with,
+    fork,
+    join_cgroups,
+    open_cgroups,
+)
+
+__all__ = ["start", "start_in_copy"]
+
+
+def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
+    """Copy the tree and run the command there, as the user who asked. Raises OSError."""
+    return start_in_copy(request, fds, error_fd, _unconfined)
+
+
+def _unconfined(_box: str) -> None:
+    """Nothing keeps the command from anything."""
+
+
+def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Callable[[str], None]) -> Started:
+    """Run the command in a private copy of the tree after `confine(box folder)` has run in its process. Raises OSError.
+
+    The supervisor adopts every descendant, so that none survives the command.
+    """
+    linux.set_subreaper()
+    cgroups = open_cgroups(request)
+    box = tempfile.mkdtemp(prefix="box-", dir=request.scratch)
+    repo, tmp = f"{box}/repo", f"{box}/tmp"
+    env = {**request.env, "HOME": tmp, "TMPDIR": tmp}
+
+    def command() -> NoReturn:
+        try:
+            os.setsid()
+            linux.die_with_parent()
+            join_cgroups(cgroups)
+            confine(box)
+            exec_command(request, fds, request.argv, env, repo)
+        except SETUP_ERRORS as error:
+            exit_with(error_fd, error)
+
+    def finish() -> bool:
+        _kill_descendants()
+        full = _over(box, request.disk_mb)
+        shutil.rmtree(box, ignore_errors=True)
+        return full
+
+    try:
+        for folder in (repo, tmp):
+            os.mkdir(folder)
+        copy_tree(request.base, repo)
+        apply_changes(repo, request.changes, whiteouts=False)
+        if request.uid is not None:
+            _give_to(box, request.uid)
+        pid = fork(command)
+    except OSError:
+        shutil.rmtree(box, ignore_errors=True)
+        raise
+    return Started(pid=pid, watch=lambda: _over(box, request.disk_mb), finish=finish)
+
+
+def _give_to(box: str, uid: int) -> None:
+    os.chown(box, uid, uid)
+    for folder, folders, files in os.walk(box):
+        for name in (*folders, *files):
+            os.chown(f"{folder}/{name}", uid, uid, follow_symlinks=False)
+
+
+def _over(box: str, disk_mb: int) -> bool:
+    """Whether the box's files fill its disk limit."""
+    used = 0
+    for folder, folders, files in os.walk(box):
+        for name in (*folders, *files):
+            try:
+                used += os.lstat(f"{folder}/{name}").st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return used >= disk_mb << 20
+
+
+def _kill_descendants() -> None:
+    """Kill and collect every process of the box; orphans have this process as their parent, so the loop ends with none left."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] != 0:
+                continue
+        except ChildProcessError:
+            return
+        for pid in _children(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    after_name = file.read().rpartition(b")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(after_name[1]) == parent:
+                found.append(int(name))
+    return found
