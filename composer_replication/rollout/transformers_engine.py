@@ -1,0 +1,279 @@
+"""Samples turns in this process from any Hugging Face causal language model."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+from composer_replication.errors import ModelError
+from composer_replication.rollout.kv_cache import Session, is_plain_attention, merge_caches, split_cache
+from composer_replication.rollout.protocol import Sample, SampleRequest
+from composer_replication.rollout.sampling import draw, uniforms
+from composer_replication.tokens.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["TransformersEngine"]
+
+_log = logging.getLogger(__name__)
+
+
+class TransformersEngine:
+    """An `Engine` over a causal LM whose sessions keep their keys and values between turns.
+
+    A call merges its sessions into one left-padded batch, reads only what is new to each, and decodes all rows together; finished
+    rows leave the batch once they are half of it. Equal prompts of new sessions (siblings) are read once. Each request draws from
+    a generator of its own, so a sample depends on the rest of its batch only through rounding, and the same batch with the same
+    seeds gives the same bits.
+
+    The weights are the trainer's own: after an optimizer step call `reset`, because cached keys belong to the weights they were
+    computed with.
+
+    Args:
+        stop_ids: tokens that end a turn; by default those of the generation config and the tokenizer, and the chat template's
+            end-of-turn token where the tokenizer has one.
+
+    Raises:
+        ModelError: the model is not decoder-only, has no transformers cache, or no token ends a turn.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: str | torch.device | None = None,
+        stop_ids: Sequence[int] | None = None,
+    ) -> None:
+        module = cast("torch.nn.Module", model)
+        self.model = module if device is None else module.to(device)
+        self._model_config = model.config
+        self._config: Any = model.config.get_text_config(decoder=True)
+        if model.config.is_encoder_decoder:
+            raise ModelError(f"{type(model).__name__} is an encoder-decoder model", fix="use a decoder-only language model")
+        base: Any = model
+        base = base.get_base_model() if hasattr(base, "get_base_model") else base  # a PEFT wrapper hides the signature
+        self._accepts = frozenset(inspect.signature(base.forward).parameters)
+        if "past_key_values" not in self._accepts:
+            raise ModelError(
+                f"{type(base).__name__} keeps its state in a form of its own, without `past_key_values`",
+                fix="use a model with attention layers",
+            )
+        plain = is_plain_attention(model.config) and "position_ids" in self._accepts
+        self.cache_mode: Literal["session", "recompute"] = "session" if plain else "recompute"
+        """`session`: caches live as long as their session. `recompute`: the model's cache is not plain attention (a sliding
+        window, a recurrent state), so each turn reads its whole context again."""
+        if not plain:
+            _log.warning("%s caches more than attention: every turn reads its whole context again", type(model).__name__)
+        stops = _stop_ids(model, tokenizer) if stop_ids is None else stop_ids
+        if not stops:
+            raise ModelError("no token ends a turn", fix="set `tokenizer.eos_token` or pass stop_ids")
+        self._stop = torch.tensor(sorted(set(stops)), device=self.device)
+        self._sessions: dict[str, Session] = {}
+
+    @property
+    def context_window(self) -> int:
+        return int(getattr(self._config, "max_position_embeddings", None) or 1 << 30)
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions that hold memory now."""
+        return len(self._sessions)
+
+    def close(self, sessions: Sequence[str]) -> None:
+        for name in sessions:
+            self._sessions.pop(name, None)
+
+    def reset(self) -> None:
+        """Forget every session. To be called after each change of the weights."""
+        self._sessions.clear()
+
+    def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
+        """Sample one turn for every request, in order.
+
+        Raises:
+            ModelError: a context leaves the model's window, or the model's output is not finite.
+        """
+        if not requests:
+            return []
+        with _evaluating(self.model):
+            return self._sample(requests, temperature)
+
+    # --- one call ---------------------------------------------------------------------------------------------------------
+
+    def _sample(self, requests: Sequence[SampleRequest], temperature: float) -> list[Sample]:
+        sessions = [self._sessions.get(r.session, Session()) for r in requests]
+        feeds = [s.pending + r.new_ids for s, r in zip(sessions, requests, strict=True)]
+        self._check(requests, sessions, feeds)
+        unique, rows = _distinct(sessions, feeds)
+        batch = self._prefill([sessions[i] for i in unique], [feeds[i] for i in unique])
+        if len(unique) < len(requests):
+            batch.select(torch.tensor(rows, device=self.device))
+            batch.rows = torch.arange(len(rows), device=self.device)
+        ids, logprobs = self._decode(batch, requests, feeds, temperature)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise ModelError(
+                "the model's log-probs are not finite, so nothing can be sampled from it",
+                fix="lower the learning rate, or load the model in float32 or bfloat16 instead of float16",
+            )
+        stops = set(self._stop.tolist())
+        drawn = [[i for i in row if i >= 0] for row in ids.tolist()]
+        return [
+            Sample(ids=tuple(row), logprobs=tuple(lps[: len(row)]), finished=row[-1] in stops)
+            for row, lps in zip(drawn, logprobs.tolist(), strict=True)
+        ]
+
+    def _check(self, requests: Sequence[SampleRequest], sessions: Sequence[Session], feeds: Sequence[Sequence[int]]) -> None:
+        for request, session, feed in zip(requests, sessions, feeds, strict=True):
+            if not feed or request.max_new_tokens < 1:
+                raise ValueError(f"session {request.session!r} has nothing to read or nothing to sample")
+            needed = session.length + len(feed) + request.max_new_tokens
+            if needed > self.context_window:
+                raise ModelError(
+                    f"session {request.session!r} may need {needed} positions and the model has {self.context_window}",
+                    fix="lower budgets.context_tokens",
+                )
+
+    def _prefill(self, sessions: Sequence[Session], feeds: Sequence[Sequence[int]]) -> _Batch:
+        """Read each session's new ids; columns are `[cached positions | new ids]`, each part left-padded."""
+        device, count = self.device, len(feeds)
+        past, width = max(s.length for s in sessions), max(map(len, feeds))
+        lengths = torch.tensor([s.length for s in sessions], device=device)[:, None]
+        padding = torch.tensor([width - len(f) for f in feeds], device=device)[:, None]
+        ids = torch.tensor([[0] * (width - len(f)) + list(f) for f in feeds], device=device)
+        offset = torch.arange(width, device=device)[None] - padding
+        mask = torch.cat([torch.arange(past, device=device)[None] >= past - lengths, offset >= 0], dim=1)
+        if self.cache_mode == "session":
+            cache = merge_caches(sessions, self._config.num_hidden_layers)
+        else:
+            cache = DynamicCache(config=self._model_config)
+        logits = self._forward(ids, mask, lengths + offset.clamp(min=0), cache)
+        lengths = lengths[:, 0] + width - padding[:, 0]
+        return _Batch(cache, mask, logits, lengths, torch.arange(count, device=device))
+
+    def _decode(
+        self, batch: _Batch, requests: Sequence[SampleRequest], feeds: Sequence[tuple[int, ...]], temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Sampled ids `[B, N]`, -1 after a row's end, and their log-probs; the sessions are updated on the way."""
+        device, most = self.device, max(r.max_new_tokens for r in requests)
+        limits = torch.tensor([r.max_new_tokens for r in requests], device=device)
+        uniform = uniforms([r.seed for r in requests], most, device)
+        ids = torch.full((len(requests), most), -1, device=device)
+        logprobs = torch.zeros((len(requests), most), device=device)
+        alive = torch.ones(len(requests), dtype=torch.bool, device=device)
+        for step in range(most):
+            rows = batch.rows
+            token, logprob = draw(batch.logits, uniform[rows, step], temperature)
+            ids[rows, step] = token.where(alive, -1)
+            logprobs[rows, step] = logprob.where(alive, 0.0)
+            alive = alive & (token[:, None] != self._stop).all(1) & (limits[rows] > step + 1)
+            living = int(alive.sum())
+            if living == 0:
+                break
+            if 2 * living <= len(rows):
+                self._remember(batch, (~alive).nonzero()[:, 0], ids, requests, feeds)
+                kept = alive.nonzero()[:, 0]
+                batch.select(kept)
+                token, alive = token[kept], alive[kept]
+            batch.mask = torch.nn.functional.pad(batch.mask, (0, 1), value=True)
+            batch.logits = self._forward(token[:, None], batch.mask, batch.lengths[:, None], batch.cache)
+            batch.lengths = batch.lengths + 1
+        self._remember(batch, torch.arange(len(batch.rows), device=device), ids, requests, feeds)
+        return ids, logprobs
+
+    def _remember(
+        self, batch: _Batch, which: Tensor, ids: Tensor, requests: Sequence[SampleRequest], feeds: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Keep the sessions of the batch rows `which`, without what was sampled after their turn had ended."""
+        rows = batch.rows[which].tolist()
+        drawn = [[i for i in row if i >= 0] for row in ids[rows].tolist()]
+        if self.cache_mode == "recompute":
+            for row, sampled in zip(rows, drawn, strict=True):
+                self._sessions[requests[row].session] = Session(pending=(*feeds[row], *sampled))
+            return
+        keep = batch.mask[which]
+        decoded = keep.shape[1] - batch.prefilled
+        sampled_columns = torch.tensor([len(d) - 1 for d in drawn], device=self.device)[:, None]
+        keep[:, batch.prefilled :] = torch.arange(decoded, device=self.device)[None] < sampled_columns
+        for row, sampled, layers in zip(rows, drawn, split_cache(batch.cache, which, keep), strict=True):
+            self._sessions[requests[row].session] = Session(length=len(layers[0][0]), pending=(sampled[-1],), layers=layers)
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+        """Logits `[B, V]` after the last column."""
+        inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        if "position_ids" in self._accepts:
+            inputs["position_ids"] = positions
+        if "logits_to_keep" in self._accepts:
+            inputs["logits_to_keep"] = 1
+        logits: Tensor = self.model(**inputs).logits
+        return logits[:, -1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        return next(self.model.parameters()).device
+
+
+class _Batch:
+    """The rows being decoded."""
+
+    def __init__(self, cache: Cache, mask: Tensor, logits: Tensor, lengths: Tensor, rows: Tensor) -> None:
+        self.cache: Any = cache  # transformers annotates `reorder_cache` with a legacy alias no tensor matches
+        self.mask = mask
+        """Which cache columns hold a position of the row, bool `[B, columns]`."""
+        self.logits = logits
+        self.lengths = lengths
+        """Positions read so far, `[B]`: the position of the next token."""
+        self.rows = rows
+        """Which request each row answers, `[B]`."""
+        self.prefilled = mask.shape[1]
+
+    def select(self, index: Tensor) -> None:
+        """Take these rows, in this order; a row may be taken several times."""
+        self.cache.reorder_cache(index)
+        self.mask, self.logits, self.lengths = self.mask[index], self.logits[index], self.lengths[index]
+        self.rows = self.rows[index]
+
+
+def _distinct(sessions: Sequence[Session], feeds: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+    """Indices of the requests to prefill, and for every request its place among them: new sessions with equal ids share one."""
+    unique: list[int] = []
+    place: dict[tuple[int, ...], int] = {}
+    rows = []
+    for i, (session, feed) in enumerate(zip(sessions, feeds, strict=True)):
+        shared = place.get(feed) if session.length == 0 else None
+        if shared is None:
+            shared = len(unique)
+            unique.append(i)
+            if session.length == 0:
+                place[feed] = shared
+        rows.append(shared)
+    return unique, rows
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    stops = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
+    if getattr(tokenizer, "chat_template", None) is not None:
+        stops.add(ChatTemplate(tokenizer).end_of_turn_id)
+    return {s for s in stops if isinstance(s, int)}
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Dropout off and no gradients, and the model's mode put back afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
