@@ -1,1 +1,9 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""Outside models that re-answer a student's states: whom to ask, what it costs, and where they agree."""
+
+from __future__ import annotations
+
+from composer_replication.teachers.ledger import Ledger, request_key
+from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool
+from composer_replication.teachers.teacher import Question, Teacher, wire_messages
+
+__all__ = ["BUDGET", "Ledger", "Question", "Teacher", "TeacherAnswer", "TeacherPool", "request_key", "wire_messages"]

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+from teacher_server import Reply, TeacherServer, question_text
+
+from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
+from composer_replication.teachers import BUDGET, Ledger, Question, Teacher, TeacherPool, wire_messages
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def teacher(server, name="t", **changes):
+    fields = {
+        "usd_per_million_input": 0.0,
+        "usd_per_million_output": 0.0,
+        "api_key_env": None,
+        "max_retries": 0,
+        "max_tokens": 100,
+    }
+    url = server if isinstance(server, str) else server.base_url
+    return Teacher(**{"name": name, "model": f"model-{name}", "base_url": url, **fields, **changes})
+
+
+def questions(n, **extra):
+    return [Question(question_id=f"q{i}", messages=[{"role": "user", "content": f"say {i}"}], **extra) for i in range(n)]
+
+
+def ask(teachers, asked, *, ledger=None, cap=None):
+    async def run():
+        async with TeacherPool(teachers, ledger=ledger or Ledger(), max_total_usd=cap) as pool:
+            return await pool.ask(asked)
+
+    return asyncio.run(run())
+
+
+def echo(body, number):
+    return Reply(content=f"echo {question_text(body)}", cost=0.01)
+
+
+def test_answers_carry_text_calls_cost_and_tokens():
+    def answer(body, number):
+        return Reply(content="why", calls=[("f", {"path": "a"}), ("f", "{bad")], cost=0.5, prompt_tokens=7, completion_tokens=3)
+
+    with TeacherServer(answer) as server:
+        (a,) = ask([teacher(server, family="fam", temperature=0.3)], questions(1, tools=TOOLS))
+    assert (a.question_id, a.teacher, a.family, a.content) == ("q0", "t", "fam", "why")
+    assert (a.usd, a.prompt_tokens, a.completion_tokens, a.cached, a.error, a.finish_reason) == (
+        0.5,
+        7,
+        3,
+        False,
+        None,
+        "tool_calls",
+    )
+    assert a.latency_s > 0
+    good, broken = a.tool_calls
+    assert (good.name, good.arguments, good.error) == ("f", {"path": "a"}, None)
+    assert "bad JSON" in broken.error
+    (body,) = server.requests
+    assert body == {
+        "model": "model-t",
+        "messages": [{"role": "user", "content": "say 0"}],
+        "max_tokens": 100,
+        "temperature": 0.3,
+        "tools": TOOLS,
+    }
+
+
+def test_order_is_question_by_question():
+    with TeacherServer(echo) as server:
+        answers = ask([teacher(server, "a"), teacher(server, "b")], questions(3))
+    assert [(a.question_id, a.teacher, a.content) for a in answers] == [
+        (f"q{i}", t, f"echo say {i}") for i in range(3) for t in ("a", "b")
+    ]
+
+
+def test_price_table_when_the_endpoint_reports_no_cost():
+    with TeacherServer(lambda body, n: Reply(content="x", prompt_tokens=1000, completion_tokens=10)) as server:
+        (a,) = ask([teacher(server, usd_per_million_input=2.0, usd_per_million_output=100.0)], questions(1), cap=1.0)
+    assert a.usd == pytest.approx(0.003)
+
+
+def test_second_run_is_free(tmp_path):
+    with TeacherServer(echo) as server, Ledger(tmp_path / "l.sqlite") as ledger:
+        first = ask([teacher(server)], questions(5), ledger=ledger)
+        again = ask([teacher(server)], questions(6), ledger=ledger)
+        assert len(server.requests) == 6
+        assert [a.cached for a in again] == [True] * 5 + [False]
+        assert [a.content for a in again[:5]] == [a.content for a in first]
+        assert ledger.spent_usd == pytest.approx(0.06)
+        ask([teacher(server, temperature=1.0)], questions(1), ledger=ledger)
+        ask([teacher(server)], questions(1, sample=1), ledger=ledger)
+        assert len(server.requests) == 8
+
+
+def test_identical_questions_at_once_are_bought_once():
+    same = [Question(question_id=f"q{i}", messages=[{"role": "user", "content": "same"}]) for i in range(5)]
+    with TeacherServer(echo) as server, Ledger() as ledger:
+        answers = ask([teacher(server)], same, ledger=ledger)
+        assert len(server.requests) == 1
+        assert [a.question_id for a in answers] == [f"q{i}" for i in range(5)]
+        assert [a.cached for a in answers] == [False, True, True, True, True]
+        assert ledger.spent_usd == pytest.approx(0.01)
+
+
+def test_concurrency_is_kept_per_teacher():
+    gate = threading.Barrier(3, timeout=60)
+
+    def answer(body, number):
+        return Reply(content="x", before=gate.wait)
+
+    with TeacherServer(answer) as server:
+        ask([teacher(server, max_concurrency=3)], questions(9))
+        assert server.most_at_once == 3
+
+
+def test_cap_is_never_exceeded_under_concurrency():
+    """Every call is billed at its upper bound, so one reservation too many would show as money over the cap."""
+    asked = questions(30)
+    priced = {"usd_per_million_input": 0.0, "usd_per_million_output": 1000.0, "max_tokens": 100, "max_concurrency": 16}
+    with TeacherServer(lambda body, n: Reply(content="x", cost=0.1)) as server, Ledger() as ledger:
+        teachers = [teacher(server, n, **priced) for n in "abc"]
+        answers = ask(teachers, asked, ledger=ledger, cap=1.05)
+        assert len(server.requests) == 10
+        assert ledger.spent_usd == pytest.approx(1.0)
+        assert ledger.reserved_usd == 0.0
+        assert sum(a.error == BUDGET for a in answers) == 80
+        assert sum(a.error is None for a in answers) == 10
+        with pytest.raises(BudgetExceededError, match="is spent already"):
+            ask(teachers, questions(40)[30:], ledger=ledger, cap=1.05)
+        assert len(server.requests) == 10
+
+
+def test_money_held_for_calls_under_way_is_waited_for():
+    """Reserved 0.1 each, billed 0.01: under a cap of 0.25 all 12 fit, if later calls wait for earlier ones to settle."""
+    priced = {"usd_per_million_output": 1000.0, "max_concurrency": 12}
+    with TeacherServer(lambda body, n: Reply(content="x", cost=0.01)) as server, Ledger() as ledger:
+        answers = ask([teacher(server, **priced)], questions(12), ledger=ledger, cap=0.25)
+        assert all(a.error is None for a in answers)
+        assert ledger.spent_usd == pytest.approx(0.12)
+        assert server.most_at_once <= 2
+
+
+def test_unknown_price_under_a_cap_is_refused_at_start():
+    with TeacherServer(echo) as server:
+        priceless = teacher(server, usd_per_million_output=None)
+        with pytest.raises(ConfigError, match="has no price"):
+            ask([priceless], questions(1), cap=1.0)
+        assert server.requests == []
+        assert ask([priceless], questions(1))[0].usd == 0.01
+
+
+def test_missing_key_is_refused_at_start(monkeypatch):
+    monkeypatch.delenv("SOME_TEACHER_KEY", raising=False)
+    with TeacherServer(echo) as server:
+        with pytest.raises(ConfigError, match="SOME_TEACHER_KEY is not set"):
+            ask([teacher(server, api_key_env="SOME_TEACHER_KEY")], questions(1))
+        monkeypatch.setenv("SOME_TEACHER_KEY", "sk-secret")
+        ask([teacher(server, api_key_env="SOME_TEACHER_KEY")], questions(1))
+        assert server.headers[0]["authorization"] == "Bearer sk-secret"
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Reply(status=429, headers={"Retry-After": "0"}),
+        Reply(status=500),
+        Reply(content="cut off", cut=True),
+        Reply(body=b'{"choices": ['),
+    ],
+    ids=["rate limit", "server error", "hang-up", "truncated JSON"],
+)
+def test_passing_failures_are_retried(failure):
+    with TeacherServer(lambda body, n: failure if n == 0 else Reply(content="fine", cost=0.01)) as server, Ledger() as ledger:
+        (a,) = ask([teacher(server, max_retries=2)], questions(1), ledger=ledger)
+        assert (a.content, a.error) == ("fine", None)
+        assert len(server.requests) == 2
+        assert ledger.spent_usd == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("body", [b'{"choices": [', b'{"object": "chat.completion", "choices": []}', b'"hello"', b"{}"])
+def test_body_that_stays_unreadable_is_an_error_value(body):
+    def answer(asked, number):
+        return Reply(content="fine") if asked["model"] == "model-good" else Reply(body=body)
+
+    with TeacherServer(answer) as server, Ledger() as ledger:
+        bad, good = ask([teacher(server, "bad"), teacher(server, "good")], questions(1), ledger=ledger)
+        assert bad.error == "the response is no chat completion"
+        assert good.content == "fine"
+        assert (ledger.num_answers, ledger.reserved_usd) == (1, 0.0)
+
+
+def test_hanging_endpoint_is_an_error_value():
+    release = threading.Event()
+
+    def answer(body, number):
+        return Reply(content="late", before=release.wait if "1" in question_text(body) else None)
+
+    with TeacherServer(answer) as server, Ledger() as ledger:
+        answers = ask([teacher(server, timeout_s=2.0)], questions(3), ledger=ledger)
+        release.set()
+        assert [a.error for a in answers] == [None, "no answer within 2.0 s", None]
+        assert ledger.reserved_usd == 0.0
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_teacher_that_fails_for_good_is_left_out_and_the_others_go_on(status):
+    with TeacherServer(echo) as good, TeacherServer(lambda body, n: Reply(status=status)) as bad:
+        answers = ask([teacher(good, "good"), teacher(bad, "bad", max_concurrency=1)], questions(5))
+        assert [a.error for a in answers if a.teacher == "good"] == [None] * 5
+        assert all(f"HTTP {status}" in a.error for a in answers if a.teacher == "bad")
+        assert len(bad.requests) == 1
+
+
+def test_single_refused_question_does_not_condemn_the_teacher():
+    with TeacherServer(lambda body, n: Reply(status=400) if "1" in question_text(body) else echo(body, n)) as server:
+        answers = ask([teacher(server)], questions(3))
+    assert [a.error is None for a in answers] == [True, False, True]
+
+
+def test_all_failing_names_endpoint_and_fix():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        with TeacherServer(lambda body, n: Reply(status=401)) as server, pytest.raises(TeacherError) as caught:
+            ask([teacher(url, "gone"), teacher(server, "locked")], questions(3))
+    text = str(caught.value)
+    assert f"gone at {url}: cannot be reached" in text
+    assert "locked" in text
+    assert "HTTP 401" in text
+    assert "api_key_env" in text
+
+
+def test_pool_is_checked_before_anything_is_asked():
+    with pytest.raises(ConfigError, match="no teachers"):
+        ask([], questions(1))
+    with pytest.raises(ConfigError, match="one name"):
+        ask([teacher("http://x"), teacher("http://y")], questions(1))
+    with pytest.raises(ConfigError, match="max_concurrency"):
+        teacher("http://x", max_concurrency=0)
+
+
+def test_wire_messages():
+    def call(call_id, arguments):
+        return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+    messages = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": [call("c0", {"é": 1})]},
+        {"role": "tool", "content": "bad call", "tool_call_id": "c1", "name": ""},
+        {"role": "tool", "content": "fine", "tool_call_id": "c0", "name": "f"},
+        {"role": "assistant", "content": "oops"},
+        {"role": "tool", "content": "malformed", "tool_call_id": "c2", "name": ""},
+    ]
+    assert wire_messages(messages) == [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "", "tool_calls": [call("c0", '{"é": 1}')]},
+        {"role": "tool", "tool_call_id": "c0", "content": "fine"},
+        {"role": "user", "content": "bad call"},
+        {"role": "assistant", "content": "oops"},
+        {"role": "user", "content": "malformed"},
+    ]
