@@ -1,0 +1,171 @@
+"""One trajectory in the making: token-in, token-out, turn by turn, until a stop reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from composer_replication.errors import SandboxError
+from composer_replication.rollout.protocol import Budgets, Env, Sample, SampleRequest
+from composer_replication.tokens import ChatRenderer, parse_tool_calls
+from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
+
+__all__ = ["Rollout", "derive_seed"]
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A number in [0, 2**63) that depends on every part and on nothing else (SHA-256 of their JSON)."""
+    digest = hashlib.sha256(json.dumps(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class Rollout:
+    """Drives one env with one engine session: `begin`, then `request` and `act` while `live`, then `finish`.
+
+    `begin`, `act` and `finish` may block on the env. They may run in any thread, one at a time. What the policy sampled is
+    appended as it is; only the env's replies are rendered.
+
+    Args:
+        seed: start of every turn's seed: run seed, step, task and sibling hashed together.
+        context_tokens: the context budget, already capped at the engine's window.
+    """
+
+    def __init__(
+        self, trajectory_id: str, env: Env, renderer: ChatRenderer, budgets: Budgets, *, seed: int, context_tokens: int
+    ) -> None:
+        self.trajectory_id = trajectory_id
+        self.env = env
+        self._renderer = renderer
+        self._budgets = budgets
+        self._seed = seed
+        self._context_tokens = context_tokens
+        self._messages: tuple[Message, ...] = ()
+        self._prompt_ids: tuple[int, ...] = ()
+        self._turns: list[Turn] = []
+        self._stop: StopReason | None = None
+        self._fault = ""
+        self._context = 0
+        self.sampled = 0
+        """Tokens sampled so far."""
+
+    @property
+    def live(self) -> bool:
+        """Whether another turn is to be sampled."""
+        return self._stop is None
+
+    def begin(self) -> None:
+        """Reset the env and render the opening."""
+        try:
+            self._messages = self.env.reset()
+        except SandboxError as error:
+            self._break(error)
+            return
+        self._prompt_ids = self._renderer.prompt_ids(self._messages, self.env.tools)
+        self._context = len(self._prompt_ids)
+        if self._context >= self._context_tokens:
+            self._stop = StopReason.CONTEXT_TOKENS
+
+    def request(self) -> SampleRequest:
+        """The next turn, for as many tokens as all budgets leave."""
+        return SampleRequest(
+            session=self.trajectory_id,
+            new_ids=self._turns[-1].observation_ids if self._turns else self._prompt_ids,
+            max_new_tokens=min(left for _, left in self._left()),
+            seed=derive_seed(self._seed, len(self._turns)),
+        )
+
+    def act(self, sample: Sample) -> None:
+        """Record a sampled turn and, when it is complete, carry out its tool calls."""
+        exhausted = min(self._left(), key=lambda budget: budget[1])[0]
+        text = self._renderer.decode(sample.ids)
+        _, calls = parse_tool_calls(text, turn=len(self._turns))
+        self._context += len(sample.ids)
+        self.sampled += len(sample.ids)
+        results: tuple[ToolResult, ...] = ()
+        if not sample.finished:
+            self._stop = exhausted
+        elif not calls:
+            self._stop = StopReason.NO_TOOL_CALL
+        else:
+            results = self._carry_out(calls)
+        observation = self._observe(sample.ids, results) if self.live else ()
+        self._context += len(observation)
+        self._turns.append(
+            Turn(
+                action_ids=sample.ids,
+                logprobs=sample.logprobs,
+                text=text,
+                tool_calls=calls,
+                results=results,
+                observation_ids=observation,
+            )
+        )
+
+    def finish(self, *, policy_version: int, temperature: float, arm: str) -> Trajectory:
+        """Grade what the agent left behind and return the record. A broken sandbox makes it `Unscored`, never a zero."""
+        if self._stop is None:
+            raise ValueError(f"{self.trajectory_id} is still live")
+        grade, reward = self._grade()
+        return Trajectory(
+            trajectory_id=self.trajectory_id,
+            task_id=self.env.task_id,
+            policy_version=policy_version,
+            messages=self._messages,
+            tools=self.env.tools,
+            prompt_ids=self._prompt_ids,
+            turns=tuple(self._turns),
+            stop_reason=self._stop,
+            temperature=temperature,
+            reward=reward,
+            grade=grade,
+            arm=arm,
+        )
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _left(self) -> list[tuple[StopReason, int]]:
+        """What each budget leaves for the next turn; on a tie the first is named."""
+        return [
+            (StopReason.TURN_TOKENS, self._budgets.turn_tokens),
+            (StopReason.TRAJECTORY_TOKENS, self._budgets.trajectory_tokens - self.sampled),
+            (StopReason.CONTEXT_TOKENS, self._context_tokens - self._context),
+        ]
+
+    def _carry_out(self, calls: tuple[ToolCall, ...]) -> tuple[ToolResult, ...]:
+        results: list[ToolResult] = []
+        try:
+            for call in calls:
+                results.append(self.env.step(call))
+                if self.env.done:
+                    self._stop = StopReason.SUBMITTED
+                    break
+        except SandboxError as error:
+            self._break(error)
+        return tuple(results)
+
+    def _observe(self, action_ids: tuple[int, ...], results: tuple[ToolResult, ...]) -> tuple[int, ...]:
+        """The rendered replies, or nothing when no budget is left to answer them."""
+        if len(self._turns) + 1 >= self._budgets.max_turns:
+            self._stop = StopReason.MAX_TURNS
+        elif self.sampled >= self._budgets.trajectory_tokens:
+            self._stop = StopReason.TRAJECTORY_TOKENS
+        else:
+            replies = [Message(role="tool", content=r.content, tool_call_id=r.call_id, name=r.name) for r in results]
+            ids = self._renderer.delta_ids(replies, ended=action_ids[-1] == self._renderer.end_of_turn_id)
+            if self._context + len(ids) < self._context_tokens:
+                return ids
+            self._stop = StopReason.CONTEXT_TOKENS
+        return ()
+
+    def _break(self, error: SandboxError) -> None:
+        self._stop, self._fault = StopReason.INFRASTRUCTURE, error.message
+
+    def _grade(self) -> tuple[GradeReport | None, Reward]:
+        if self._stop is StopReason.INFRASTRUCTURE:
+            return None, Unscored(self._fault)
+        try:
+            grade = self.env.grade()
+        except SandboxError as error:
+            self._break(error)
+            return None, Unscored(error.message)
+        return grade, grade.reward
