@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import queue
 import resource
 import selectors
 import shutil
@@ -44,7 +45,8 @@ class Setup:
     overlay: bool = True
     sized_disk: bool = True
     """The box's disk is a tmpfs: its pages count as the box's memory, and no single file needs a limit of its own."""
-    uid: int | None = None
+    uids: tuple[int, ...] = ()
+    """Users the boxes run as, one box at a time each; empty: the user of this process."""
     program: str = ""
 
 
@@ -55,6 +57,9 @@ class BoxSandbox:
         self._setup = setup
         self._lock = threading.Lock()
         self._launcher: _Launcher | None = None
+        self._free_uids: queue.LifoQueue[int] = queue.LifoQueue()
+        for uid in reversed(setup.uids):
+            self._free_uids.put(uid)
 
     @property
     def isolation(self) -> Isolation:
@@ -68,19 +73,22 @@ class BoxSandbox:
         """See `Sandbox.run`."""
         setup = self._setup
         limits = command.limits
-        group = self._make_group(limits)
-        try:
+        with contextlib.ExitStack() as stack:
+            uid = None
+            if setup.uids:
+                uid = self._free_uids.get()
+                stack.callback(self._free_uids.put, uid)
+            group = self._make_group(limits)
+            if group is not None:
+                stack.callback(group.close)
             launcher = self._running_launcher()
-            request = _request(setup, tree, command, launcher.scratch, group)
+            request = _request(setup, tree, command, launcher.scratch, group, uid)
             started = time.monotonic()
             pump = _Pump(command.stdin, limits)
             report = pump.run(launcher, request, started + limits.wall_s + _GRACE_S)
             wall_s = time.monotonic() - started
             ending = _ending(report, limits, group, pump.kept("stderr"))
             measured = None if group is None else group.cpu_s()
-        finally:
-            if group is not None:
-                group.close()
         return ExecResult(
             ending=ending,
             returncode=report.returncode,
@@ -107,7 +115,7 @@ class BoxSandbox:
             return self._launcher
 
 
-def _request(setup: Setup, tree: Tree, command: Command, scratch: str, group: BoxGroup | None) -> BoxRequest:
+def _request(setup: Setup, tree: Tree, command: Command, scratch: str, group: BoxGroup | None, uid: int | None) -> BoxRequest:
     _check_paths(tree.changes)
     base = os.path.abspath(tree.base)
     try:
@@ -125,11 +133,11 @@ def _request(setup: Setup, tree: Tree, command: Command, scratch: str, group: Bo
         masks=list(installed.masks),
         scratch=scratch,
         wall_s=command.limits.wall_s,
-        rlimits=_rlimits(command.limits, memory_counted=group is not None, sized_disk=setup.sized_disk),
+        rlimits=_rlimits(command.limits, counted=group is not None, sized_disk=setup.sized_disk),
         disk_mb=command.limits.disk_mb,
         cgroup_procs=[] if group is None else group.procs,
         overlay=setup.overlay and owned,
-        uid=setup.uid,
+        uid=uid,
         program=setup.program,
     )
 
@@ -157,15 +165,14 @@ def _environment(command: Command) -> dict[str, str]:
     }
 
 
-def _rlimits(limits: Limits, *, memory_counted: bool, sized_disk: bool) -> list[tuple[int, int]]:
+def _rlimits(limits: Limits, *, counted: bool, sized_disk: bool) -> list[tuple[int, int]]:
     values = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_CPU, max(1, round(limits.cpu_s))),
         (resource.RLIMIT_NOFILE, 1024),
-        (resource.RLIMIT_NPROC, limits.processes),
     ]
-    if not memory_counted:
-        values.append((resource.RLIMIT_AS, limits.memory_mb << 20))
+    if not counted:
+        values += [(resource.RLIMIT_AS, limits.memory_mb << 20), (resource.RLIMIT_NPROC, limits.processes)]
     if not sized_disk:
         values.append((resource.RLIMIT_FSIZE, limits.disk_mb << 20))
     return values

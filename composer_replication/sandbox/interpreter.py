@@ -17,7 +17,7 @@ _HIDDEN_PACKAGE = "composer_replication"
 """It carries the gold code of the embedded projects."""
 
 _QUESTION = """
-import json, sys, sysconfig
+import json, pkgutil, sys, sysconfig
 from importlib.metadata import entry_points
 paths = sysconfig.get_paths()
 plugins = sorted({(e.name, e.value.split(":")[0]) for e in entry_points(group="pytest11")})
@@ -26,6 +26,7 @@ print(json.dumps({
     "libraries": [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")],
     "search": [p for p in sys.path if p],
     "plugins": plugins,
+    "modules": sorted({*sys.stdlib_module_names, *(m.name for m in pkgutil.iter_modules())}),
 }))
 """
 
@@ -40,6 +41,8 @@ class Installation:
     """Folders in them that hold this package, to be shown empty."""
     pytest_plugins: tuple[tuple[str, str], ...]
     """Installed pytest plugins: (name, module)."""
+    modules: frozenset[str]
+    """Names of the top-level modules it can import."""
 
 
 def installation_of(python: Path) -> Installation:
@@ -67,7 +70,12 @@ def _installation_of(python: str) -> Installation:
     holders = {*facts["search"], *facts["libraries"], *facts["prefixes"], str(ours.parent)}
     packages = {f"{folder}/{_HIDDEN_PACKAGE}" for holder in holders for folder in (holder, os.path.realpath(holder))}
     masks = sorted(p for p in packages if os.path.isdir(p) and any(_is_below(p, seen) for seen in ("/usr", *binds)))
-    return Installation(tuple(binds), tuple(masks), tuple((name, module) for name, module in facts["plugins"]))
+    return Installation(
+        binds=tuple(binds),
+        masks=tuple(masks),
+        pytest_plugins=tuple((name, module) for name, module in facts["plugins"]),
+        modules=frozenset(facts["modules"]),
+    )
 
 
 def _link_hops(python: str) -> list[str]:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from composer_replication.sandbox import bubblewrap, namespaces, unsafe
+from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 from composer_replication.sandbox.supervise import Backend, supervise
 
@@ -20,6 +20,7 @@ __all__ = ["main"]
 
 _BACKENDS: dict[str, Backend] = {
     "bubblewrap": bubblewrap.start,
+    "landlock": landlock.start,
     "namespaces": namespaces.start,
     "unsafe-subprocess": unsafe.start,
 }

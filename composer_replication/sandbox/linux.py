@@ -30,9 +30,10 @@ __all__ = [
     "MS_RDONLY",
     "MS_REC",
     "MS_REMOUNT",
+    "answer_syscalls",
     "bind",
-    "deny_syscalls",
     "die_with_parent",
+    "drop_bounding_set",
     "drop_capabilities",
     "loopback_up",
     "mount",
@@ -56,6 +57,9 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SIGKILL = 9
+_SECCOMP_MODE_FILTER = 2
+_CAP_SETPCAP = 8
+_CAPABILITY_VERSION_3 = struct.pack("Ii", 0x20080522, 0)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -131,25 +135,26 @@ def no_new_privs() -> None:
     _prctl("prctl NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
 
 
-def drop_capabilities() -> None:
-    """Empty every capability set of this process: ambient, bounding, effective, permitted and inheritable.
-
-    The bounding set needs CAP_SETPCAP; a process without capabilities keeps it, and with `no_new_privs` it grants nothing.
-    """
-    _prctl("prctl CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+def drop_bounding_set() -> None:
+    """No program started from here gets a capability from its file. Does nothing without CAP_SETPCAP, which that would take."""
     with open("/proc/sys/kernel/cap_last_cap", "rb") as file:
         last = int(file.read())
-    if os.geteuid() == 0 or _has_capabilities():
+    effective = struct.unpack("6I", _capabilities())[0]
+    if effective >> _CAP_SETPCAP & 1:
         for capability in range(last + 1):
             _prctl("prctl CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
-    version_3 = struct.pack("Ii", 0x20080522, 0)
-    _check(_libc.capset(version_3, struct.pack("6I", 0, 0, 0, 0, 0, 0)), "capset")
 
 
-def _has_capabilities() -> bool:
+def drop_capabilities() -> None:
+    """Empty the ambient, effective, permitted and inheritable sets of this process."""
+    _prctl("prctl CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    _check(_libc.capset(_CAPABILITY_VERSION_3, struct.pack("6I", 0, 0, 0, 0, 0, 0)), "capset")
+
+
+def _capabilities() -> bytes:
     data = ctypes.create_string_buffer(24)
-    _check(_libc.capget(struct.pack("Ii", 0x20080522, 0), data), "capget")
-    return any(data.raw)
+    _check(_libc.capget(_CAPABILITY_VERSION_3, data), "capget")
+    return data.raw
 
 
 def loopback_up() -> None:
@@ -162,28 +167,28 @@ def loopback_up() -> None:
 
 
 class _SockFprog(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
 
 
-def deny_syscalls(numbers: dict[str, tuple[int, ...]]) -> None:
-    """Answer EPERM to the system calls listed for this machine's architecture; other architectures' calls kill the process.
+def answer_syscalls(numbers: dict[str, tuple[int, ...]], error: int) -> None:
+    """Answer the system calls listed for this machine with `error` (0: success) without carrying them out.
 
-    Needs `no_new_privs` (or CAP_SYS_ADMIN). On x86-64 the x32 numbers (bit 30) are refused as well.
+    Calls of another architecture kill the process, and on x86-64 the x32 numbers (bit 30) are answered as well. Needs
+    `no_new_privs`. Of several filters the strictest answer counts.
     """
     machine = platform.machine()
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    refuse, allow, kill = 0x00050000 | 1, 0x7FFF0000, 0x80000000
+    refuse, allow, kill = 0x00050000 | error, 0x7FFF0000, 0x80000000
 
     def op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
         return struct.pack("HBBI", code, if_true, if_false, value)
 
-    denied = numbers[machine]
+    listed = numbers[machine]
     program = [op(load, 4), op(equal, _AUDIT_ARCH[machine], 1, 0), op(answer, kill), op(load, 0)]
-    program.append(op(at_least, 0x40000000, len(denied) + 1, 0))
-    program.extend(op(equal, number, len(denied) - index) for index, number in enumerate(denied))
+    program.append(op(at_least, 0x40000000, len(listed) + 1, 0))
+    program.extend(op(equal, number, len(listed) - index) for index, number in enumerate(listed))
     program.extend([op(answer, allow), op(answer, refuse)])
-    code = b"".join(program)
-    filter_mode = 2
-    fprog = _SockFprog(length=len(program), filter=ctypes.cast(ctypes.c_char_p(code), ctypes.c_char_p))
-    arguments = (ctypes.c_ulong(filter_mode), ctypes.byref(fprog), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    code = ctypes.create_string_buffer(b"".join(program))
+    fprog = _SockFprog(length=len(program), filter=ctypes.cast(code, ctypes.c_void_p))
+    arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(fprog), ctypes.c_ulong(0), ctypes.c_ulong(0))
     _check(_libc.prctl(ctypes.c_int(_PR_SET_SECCOMP), *arguments), "prctl SECCOMP")

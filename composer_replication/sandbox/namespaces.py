@@ -154,6 +154,7 @@ def _command(request: BoxRequest, fds: BoxFds, error_fd: int, proc_fd: int, cgro
         linux.unshare(linux.CLONE_NEWUSER)
         write_id_maps(BOX_UID, 0, 0, proc_fd)
         linux.no_new_privs()
+        linux.drop_bounding_set()
         linux.drop_capabilities()
         exec_command(request, fds, request.argv, request.env, "/repo")
     except SETUP_ERRORS as error:

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
+from composer_replication.sandbox import landlock
 from composer_replication.sandbox.box import BoxSandbox, Setup
 from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
+from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
 
@@ -31,6 +34,8 @@ _FIX = (
     "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use a kernel with Landlock "
     "(5.13 or newer); the sandbox kind unsafe-subprocess runs without isolation, for code you trust"
 )
+_ABI_WITH_SCOPES = 6
+_LANDLOCK_UIDS = tuple(range(BOX_UID, BOX_UID - 15, -1))
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
 
@@ -166,6 +171,47 @@ def _namespaces(cgroups: Cgroups | None) -> Setup:
     return _full("namespaces", cgroups)
 
 
+def _landlock(cgroups: Cgroups | None) -> Setup:
+    abi = landlock.abi_version()
+    if abi == 0:
+        raise SandboxUnavailableError("the kernel has no Landlock, or it is switched off")
+    root = os.geteuid() == 0
+    own_uid = root and _reachable_by_others(Path(sys.executable))
+    user = f"uid {BOX_UID} (one per box)" if own_uid else f"uid {os.geteuid()} without capabilities"
+    missing = ["namespaces: names of the host's files and processes are visible", "disk use (looked at five times a second)"]
+    if root and not own_uid:
+        missing.append("a user of its own (only root can read the interpreter's folder)")
+    if not own_uid:
+        missing.append("file modes and times (calls that change them have no effect)")
+        if abi < _ABI_WITH_SCOPES:
+            missing.append("signals to the user's other processes")
+    if cgroups is None:
+        missing.append("memory of the whole box (each process is limited)")
+        if not own_uid:
+            missing.append("number of processes" if root else "number of processes (counted with the user's others)")
+    isolation = Isolation(
+        name="landlock",
+        network="no sockets (seccomp)",
+        files=f"reads /usr and the interpreter, writes its own copy (Landlock ABI {abi})",
+        user=user,
+        limits="rlimits" if cgroups is None else f"{cgroups.description}, rlimits",
+        missing=tuple(missing),
+    )
+    uids = _LANDLOCK_UIDS if own_uid else ()
+    return Setup(backend="landlock", isolation=isolation, cgroups=cgroups, overlay=False, sized_disk=False, uids=uids)
+
+
+def _reachable_by_others(python: Path) -> bool:
+    """Whether a user without rights can run `python` and read its installation."""
+    code = "import os, sys; [os.listdir(path) for path in sys.argv[1:]]"
+    argv = [str(python), "-I", "-c", code, *installation_of(python).binds]
+    try:
+        done = subprocess.run(argv, user=BOX_UID, group=BOX_UID, extra_groups=[], capture_output=True, cwd="/", timeout=60)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
 def _unsafe(cgroups: Cgroups | None) -> Setup:
     isolation = Isolation(
         name="unsafe-subprocess",
@@ -178,4 +224,4 @@ def _unsafe(cgroups: Cgroups | None) -> Setup:
     return Setup(backend="unsafe-subprocess", isolation=isolation, cgroups=cgroups, overlay=False, sized_disk=False)
 
 
-_SETUPS = {"bubblewrap": _bubblewrap, "namespaces": _namespaces, "unsafe-subprocess": _unsafe}
+_SETUPS = {"bubblewrap": _bubblewrap, "namespaces": _namespaces, "landlock": _landlock, "unsafe-subprocess": _unsafe}

@@ -5,7 +5,9 @@ It can read the host's files, use the network and outlive limits; it exists only
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -43,6 +45,8 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
     The supervisor adopts every descendant, so that none survives the command.
     """
     linux.set_subreaper()
+    if request.uid is None:
+        request = _allow_for_running_threads(request)
     cgroups = open_cgroups(request)
     box = tempfile.mkdtemp(prefix="box-", dir=request.scratch)
     repo, tmp = f"{box}/repo", f"{box}/tmp"
@@ -76,6 +80,19 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
         shutil.rmtree(box, ignore_errors=True)
         raise
     return Started(pid=pid, watch=lambda: _over(box, request.disk_mb), finish=finish)
+
+
+def _allow_for_running_threads(request: BoxRequest) -> BoxRequest:
+    """RLIMIT_NPROC counts every thread of the user, so the ones running already are added to the box's limit."""
+    running = 0
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                running += len(os.listdir(f"/proc/{name}/task"))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    limits = [(n, v + running if n == resource.RLIMIT_NPROC else v) for n, v in request.rlimits]
+    return dataclasses.replace(request, rlimits=limits)
 
 
 def _give_to(box: str, uid: int) -> None:

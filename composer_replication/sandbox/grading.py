@@ -1,0 +1,199 @@
+"""From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, outcomes read per id.
+
+The measures and the attacks they answer: `tests/sandbox/test_sandbox_forgery.py`. Code under test shares the interpreter with the
+recorder, so a determined program can still reach into it; what pytest itself decides with is compared before and after, and a
+task keeps part of its tests out of the agent's sight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from composer_replication.errors import SandboxError, StorageError, TaskError
+from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.submission import Submission, read_submission
+from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, grade_from_json, to_json
+
+__all__ = ["GradeCache", "grade"]
+
+_NAMED_TESTS = 5
+"""How many failed tests a report's reasons name."""
+
+
+class GradeCache:
+    """Verdicts already given, so that an identical tree of the same task is graded once.
+
+    Only scored verdicts are kept. With a `path` they are also appended to that JSONL file and read back from it; a torn last
+    line (a killed writer) is skipped. Safe to use from several threads: of identical gradings at once one runs, the others wait.
+
+    Raises:
+        StorageError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._reports: dict[str, GradeReport] = {}
+        if path is not None:
+            self._load(path)
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def get_or_grade(self, key: str, grade_now: Callable[[], GradeReport]) -> GradeReport:
+        """The verdict stored under `key`, or the one `grade_now` gives."""
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            known = self._reports.get(key)
+            if known is not None:
+                return dataclasses.replace(known, cached=True)
+            report = grade_now()
+            if not isinstance(report.reward, Unscored):
+                self._store(key, report)
+            return report
+
+    def _load(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab+") as file:
+                file.seek(0)
+                data = file.read()
+                if data and not data.endswith(b"\n"):
+                    file.write(b"\n")
+        except OSError as error:
+            raise StorageError(
+                f"the grade cache {path} cannot be opened: {error}", fix="free space or name another path"
+            ) from error
+        for line in data.splitlines():
+            try:
+                record = json.loads(line)
+                self._reports[record["key"]] = grade_from_json(record["report"])
+            except (ValueError, KeyError, TypeError):
+                continue
+
+    def _store(self, key: str, report: GradeReport) -> None:
+        with self._guard:
+            self._reports[key] = report
+            if self._path is None:
+                return
+            line = json.dumps({"key": key, "report": to_json(report)}) + "\n"
+            try:
+                with self._path.open("ab") as file:
+                    file.write(line.encode())
+            except OSError as error:
+                raise StorageError(f"the grade cache {self._path} cannot be written: {error}", fix="free some space") from error
+
+
+def grade(
+    task: TaskSpec,
+    pristine: Path,
+    workspace: Path | Mapping[str, bytes | None],
+    *,
+    sandbox: Sandbox,
+    python: Path,
+    cache: GradeCache | None = None,
+) -> GradeReport:
+    """Grade a workspace, whoever wrote it.
+
+    Args:
+        pristine: the task's own tree: the feature deleted, the tests intact.
+        workspace: a folder holding a whole tree, or a mapping of changes to `pristine` (None deletes a file).
+        python: the interpreter that runs the tests; it needs pytest and what the tests import.
+
+    Returns:
+        reward 1.0 exactly when every fail-to-pass and pass-to-pass test passed, else 0.0 with reasons (timeouts, exhausted memory
+        and crashes of the code included); `Unscored` when the box broke twice.
+
+    Raises:
+        TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest.
+        StorageError: the cache's file cannot be written.
+    """
+    if not (task.fail_to_pass or task.pass_to_pass):
+        raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
+    try:
+        submission = read_submission(task, pristine, workspace, reserved=installation_of(python).modules)
+    except OSError as error:
+        raise TaskError(f"the workspace or task tree cannot be read: {error}", fix="check the path") from error
+    if not pristine.is_dir():
+        raise TaskError(f"task {task.task_id} has no tree at {pristine}", fix="build the task again")
+
+    def grade_now() -> GradeReport:
+        return _grade(task, pristine, submission, sandbox, python)
+
+    report = grade_now() if cache is None else cache.get_or_grade(_key(task, submission, python), grade_now)
+    return dataclasses.replace(report, rejected=submission.rejected)
+
+
+def _key(task: TaskSpec, submission: Submission, python: Path) -> str:
+    digest = hashlib.sha256(json.dumps([to_json(task), str(python)], sort_keys=True).encode())
+    for path, content in submission.changes.items():
+        digest.update(json.dumps([path, None if content is None else len(content)]).encode())
+        digest.update(content or b"")
+    return digest.hexdigest()
+
+
+def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sandbox, python: Path) -> GradeReport:
+    expected = (*task.fail_to_pass, *task.pass_to_pass)
+    limits = Limits(wall_s=task.test_timeout_s, cpu_s=task.test_timeout_s)
+    tree = Tree(base=pristine, changes=submission.changes)
+    isolation = sandbox.isolation.summary()
+    fault = ""
+    for attempt in range(2):
+        try:
+            run = run_pytest(sandbox, tree, python=python, test_ids=expected, python_path=task.python_path, limits=limits)
+        except SandboxError as error:
+            fault = error.message
+            continue
+        if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:
+            continue
+        outcomes = {test_id: run.outcomes.get(test_id, Outcome.MISSING) for test_id in expected}
+        reasons = _reasons(task, run, outcomes, limits)
+        return GradeReport(
+            reward=0.0 if reasons else 1.0, outcomes=outcomes, reasons=reasons, isolation=isolation, wall_s=run.wall_s
+        )
+    missing = dict.fromkeys(expected, Outcome.MISSING)
+    unscored = Unscored(f"the sandbox failed: {fault}")
+    return GradeReport(reward=unscored, outcomes=missing, reasons=(unscored.reason,), isolation=isolation)
+
+
+def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limits: Limits) -> tuple[str, ...]:
+    """Why the reward is not 1; empty when it is."""
+    failed = {test_id: outcome for test_id, outcome in outcomes.items() if outcome is not Outcome.PASSED}
+    reasons = list(_ending_reasons(run, limits))
+    if not failed:
+        return tuple(reasons)
+    for name, ids in (("fail-to-pass", task.fail_to_pass), ("pass-to-pass", task.pass_to_pass)):
+        lost = [test_id for test_id in ids if test_id in failed]
+        if lost:
+            reasons.append(f"{len(lost)} of {len(ids)} {name} tests did not pass")
+    reasons.extend(run.collect_errors)
+    for test_id in list(failed)[:_NAMED_TESTS]:
+        message = run.failures.get(test_id)
+        reasons.append(f"{test_id}: {failed[test_id]}" + (f" ({message})" if message else ""))
+    return tuple(reasons)
+
+
+def _ending_reasons(run: TestRun, limits: Limits) -> tuple[str, ...]:
+    if run.tampered:
+        return ("the code under test replaced parts of pytest",)
+    if run.ending is Ending.TIMEOUT:
+        return (f"the tests timed out after {limits.wall_s:g} s",)
+    if run.ending is Ending.OUT_OF_MEMORY:
+        return (f"the tests ran out of memory ({limits.memory_mb} MB)",)
+    if run.ending is Ending.OUTPUT_LIMIT:
+        return (f"the tests used up their disk ({limits.disk_mb} MB)",)
+    if run.ending is Ending.KILLED:
+        return (f"the test process died of {signal.Signals(-run.returncode).name}, and no limit explains it",)
+    if all(outcome is Outcome.MISSING for outcome in run.outcomes.values()):
+        return (f"the test process ended without a result (exit status {run.returncode})",)
+    return ()

@@ -1,0 +1,166 @@
+"""What of a workspace may be graded: the changed files the task's allow list names, and nothing that could change the rules."""
+
+from __future__ import annotations
+
+import filecmp
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from composer_replication.types import TaskSpec
+
+__all__ = ["Submission", "is_editable", "read_submission"]
+
+_LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+"""Folders tools leave behind: neither graded nor reported."""
+
+_NEVER = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth")
+_NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
+"""Files that change what a test means or when code runs; not taken even where an allow list is careless."""
+
+_MAX_FILE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The graded difference between a workspace and the task's own tree."""
+
+    changes: dict[str, bytes | None]
+    """Editable files that differ, in order of path; None for a deleted one."""
+    rejected: tuple[str, ...]
+    """Changed paths that are not taken."""
+
+
+def is_editable(task: TaskSpec, path: str) -> bool:
+    """Whether the allow list names `path` (POSIX, relative): `*` and `?` stay within a folder, `**` crosses folders."""
+    name = path.rpartition("/")[2]
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *_NEVER_MODULES)):
+        return False
+    if any(test_id.partition("::")[0] == path for test_id in (*task.fail_to_pass, *task.pass_to_pass)):
+        return False
+    return any(_regex(pattern).fullmatch(path) for pattern in task.editable)
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern)
+    special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = (special.get(p) or (p.replace("[!", "[^") if re.fullmatch(r"\[[^]]+\]", p) else re.escape(p)) for p in pieces)
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def read_submission(
+    task: TaskSpec, pristine: Path, workspace: Path | Mapping[str, bytes | None], *, reserved: frozenset[str] = frozenset()
+) -> Submission:
+    """Compare a workspace (a folder, or changes to `pristine`) with the task's tree. Raises OSError for an unreadable folder.
+
+    `reserved` are names of importable modules that a new file on the tests' import path must not shadow.
+    """
+    if isinstance(workspace, Path):
+        found: Iterator[tuple[str, bytes | None, bool]] = _changed_in_folder(pristine, workspace)
+    else:
+        found = _changed_in_mapping(pristine, workspace)
+    changes: dict[str, bytes | None] = {}
+    rejected = []
+    for path, content, regular in sorted(found, key=lambda item: item[0]):
+        if regular and is_editable(task, path) and not _shadows(task, pristine, path, reserved):
+            changes[path] = content
+        else:
+            rejected.append(path)
+    return Submission(changes, tuple(rejected))
+
+
+def _shadows(task: TaskSpec, pristine: Path, path: str, reserved: frozenset[str]) -> bool:
+    """Whether `path` would put a new top-level module over an installed one of the same name."""
+    for folder in task.python_path:
+        try:
+            top = PurePosixPath(path).relative_to(PurePosixPath(folder)).parts[0]
+        except (ValueError, IndexError):
+            continue
+        if top.partition(".")[0] in reserved and not os.path.lexists(pristine / folder / top):
+            return True
+    return False
+
+
+def _changed_in_mapping(pristine: Path, changes: Mapping[str, bytes | None]) -> Iterator[tuple[str, bytes | None, bool]]:
+    for path, content in changes.items():
+        pure = PurePosixPath(path)
+        inside = not pure.is_absolute() and ".." not in pure.parts and str(pure) == path
+        if not inside or _below_link(pristine, path):
+            yield path, content, False
+        elif content != _regular_content(pristine / path):
+            yield path, content, True
+
+
+def _below_link(root: Path, path: str) -> bool:
+    """Whether `path` is, or lies below, a symbolic link of the tree."""
+    parts = path.split("/")
+    return any(os.path.islink(root.joinpath(*parts[: n + 1])) for n in range(len(parts)))
+
+
+def _changed_in_folder(pristine: Path, workspace: Path) -> Iterator[tuple[str, bytes | None, bool]]:
+    ours, theirs = _entries(pristine), _entries(workspace)
+    links: dict[tuple[int, int], int] = {}
+    for info in theirs.values():
+        links[info.st_dev, info.st_ino] = links.get((info.st_dev, info.st_ino), 0) + 1
+    for path, info in theirs.items():
+        before = ours.get(path)
+        if stat.S_ISDIR(info.st_mode):
+            if before is not None and not stat.S_ISDIR(before.st_mode):
+                yield path, None, False
+        elif stat.S_ISLNK(info.st_mode):
+            same = before is not None and stat.S_ISLNK(before.st_mode)
+            if not same or os.readlink(workspace / path) != os.readlink(pristine / path):
+                yield path, None, False
+        elif before is None or not _same(workspace / path, info, pristine / path, before):
+            content = _regular_content(workspace / path)
+            linked_outside = info.st_nlink > links[info.st_dev, info.st_ino]
+            yield path, content, content is not None and not linked_outside
+    for path, info in ours.items():
+        if path not in theirs and not stat.S_ISDIR(info.st_mode) and _parent_is_folder(path, theirs):
+            yield path, None, stat.S_ISREG(info.st_mode)
+
+
+def _same(left: Path, left_info: os.stat_result, right: Path, right_info: os.stat_result) -> bool:
+    if not (stat.S_ISREG(left_info.st_mode) and stat.S_ISREG(right_info.st_mode)):
+        return False
+    return left_info.st_size == right_info.st_size and filecmp.cmp(left, right, shallow=False)
+
+
+def _parent_is_folder(path: str, entries: Mapping[str, os.stat_result]) -> bool:
+    """False when a folder of `path` was replaced by something else, which is reported by itself."""
+    parents = [str(parent) for parent in PurePosixPath(path).parents if str(parent) != "."]
+    return all(parent not in entries or stat.S_ISDIR(entries[parent].st_mode) for parent in parents)
+
+
+def _entries(root: Path) -> dict[str, os.stat_result]:
+    """Every path below `root` without following links; litter left out."""
+    found: dict[str, os.stat_result] = {}
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(root / prefix) as entries:
+            for entry in entries:
+                if entry.name in _LITTER:
+                    continue
+                info = entry.stat(follow_symlinks=False)
+                found[prefix + entry.name] = info
+                if stat.S_ISDIR(info.st_mode):
+                    pending.append(prefix + entry.name + "/")
+    return found
+
+
+def _regular_content(path: Path) -> bytes | None:
+    """The content of a regular file of sane size, or None."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        info = os.fstat(fd)
+        return file.read() if stat.S_ISREG(info.st_mode) and info.st_size <= _MAX_FILE_BYTES else None
