@@ -1,1 +1,43 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""The hint and replay channels' mathematics: divergences between a student and a teacher, self-teachers, preference losses.
+Knows only torch.
+
+No loss here sends a gradient to the teacher. An all-masked input gives a 0 that is attached to the graph and has zero gradients.
+"""
+
+from __future__ import annotations
+
+from composer_replication.distillation.dpo import dpo_loss
+from composer_replication.distillation.entropy_opd import entropy_aware_opd_loss, entropy_aware_opd_per_token, teacher_entropy
+from composer_replication.distillation.jsd import JsdScale, generalized_jsd_loss, generalized_jsd_per_token
+from composer_replication.distillation.self_teacher import (
+    EMATeacher,
+    FrozenTeacher,
+    LiveTeacher,
+    SelfTeacher,
+    SelfTeacherKind,
+    TrustRegionTeacher,
+    make_self_teacher,
+)
+from composer_replication.distillation.simpo import simpo_loss
+from composer_replication.distillation.taid import TAIDScheduler, taid_loss, taid_per_token
+
+__all__ = [
+    "EMATeacher",
+    "FrozenTeacher",
+    "JsdScale",
+    "LiveTeacher",
+    "SelfTeacher",
+    "SelfTeacherKind",
+    "TAIDScheduler",
+    "TrustRegionTeacher",
+    "dpo_loss",
+    "entropy_aware_opd_loss",
+    "entropy_aware_opd_per_token",
+    "generalized_jsd_loss",
+    "generalized_jsd_per_token",
+    "make_self_teacher",
+    "simpo_loss",
+    "taid_loss",
+    "taid_per_token",
+    "teacher_entropy",
+]

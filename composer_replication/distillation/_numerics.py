@@ -1,0 +1,49 @@
+"""Small numerical helpers shared by the divergences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["log_probs", "masked_mean", "masked_rows", "upcast"]
+
+
+def upcast(logits: Tensor) -> Tensor:
+    """bf16 and fp16 become float32; float32 and float64 stay: a softmax over a large vocabulary needs the digits."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-softmax of `logits / temperature` over the last dimension, at least float32.
+
+    Raises ValueError unless temperature > 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    return torch.log_softmax(upcast(logits) / temperature, dim=-1)
+
+
+def masked_rows(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows [n, V] of student and (detached) teacher whose `mask` [...] is not zero, and their weights [n].
+
+    Rows are gathered, not multiplied by zero: 0 * NaN is NaN. Without a mask every row has weight 1.
+    Raises ValueError when the shapes disagree.
+    """
+    if student_logits.shape != teacher_logits.shape:
+        raise ValueError(
+            f"student logits {tuple(student_logits.shape)} and teacher logits {tuple(teacher_logits.shape)} differ in shape"
+        )
+    if mask is None:
+        mask = student_logits.new_ones(student_logits.shape[:-1])
+    if mask.shape != student_logits.shape[:-1]:
+        raise ValueError(f"mask {tuple(mask.shape)} does not match logits {tuple(student_logits.shape)}")
+    keep = mask != 0
+    student = upcast(student_logits[keep])
+    return student, upcast(teacher_logits.detach()[keep]), mask[keep].to(student.dtype)
+
+
+def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """sum(w * v) / sum(w) over [n]; 0 attached to the graph when n is 0."""
+    if values.numel() == 0:
+        return values.sum()
+    return (weights * values).sum() / weights.sum()

@@ -1,0 +1,180 @@
+"""The hint channel's teacher: the policy itself, read with a hint in its context. Which weights it uses is a choice with
+consequences.
+
+A live teacher moves with every step and can drag the policy away together with itself; a frozen, slowly moving (EMA) or anchored
+(trust-region) one cannot. SDPO (arXiv:2601.20802) uses the last two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.distillation._numerics import upcast
+from composer_replication.errors import CheckpointError
+
+__all__ = [
+    "EMATeacher",
+    "FrozenTeacher",
+    "LiveTeacher",
+    "SelfTeacher",
+    "SelfTeacherKind",
+    "TrustRegionTeacher",
+    "make_self_teacher",
+]
+
+SelfTeacherKind: TypeAlias = Literal["live", "frozen", "ema", "trust_region"]
+
+
+class SelfTeacher(Protocol):
+    """Gives the distribution that the hint channel's student is pulled towards."""
+
+    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Logits [B, T, V] without gradient, dropout off, over right-padded `input_ids` [B, T]."""
+        ...
+
+    def update(self, student_model: nn.Module) -> None:
+        """Follow the student; called once after every optimizer step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs; tensors and plain values."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`. Raises CheckpointError when the state belongs to another kind of self-teacher."""
+        ...
+
+
+class LiveTeacher:
+    """The student's current weights."""
+
+    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return _logits(student_model, input_ids, attention_mask)
+
+    def update(self, student_model: nn.Module) -> None:
+        """Nothing to do: it is the student."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": "live"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_kind(state, "live")
+
+
+class FrozenTeacher:
+    """The weights the student had when this object was made: a copy of its own."""
+
+    kind: SelfTeacherKind = "frozen"
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:  # noqa: ARG002 - protocol
+        return _logits(self._model, input_ids, attention_mask)
+
+    def update(self, student_model: nn.Module) -> None:
+        """Nothing to do: it is frozen."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "model": self._model.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_kind(state, self.kind)
+        self._model.load_state_dict(state["model"])
+
+
+class EMATeacher(FrozenTeacher):
+    """An exponential moving average of the student: after each step, teacher = (1 - rate) teacher + rate student.
+
+    The average is kept in float32 when the model is bf16 or fp16: rate times a difference is below their resolution.
+    """
+
+    kind: SelfTeacherKind = "ema"
+
+    def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
+        """Raises ValueError unless 0 < rate <= 1."""
+        _check_rate(rate)
+        super().__init__(model)
+        if any(p.dtype in (torch.bfloat16, torch.float16) for p in self._model.parameters()):
+            self._model = self._model.float()
+        self.rate = rate
+
+    @torch.no_grad()
+    def update(self, student_model: nn.Module) -> None:
+        """Move the average by one step; buffers are copied."""
+        student = dict(student_model.named_parameters())
+        for name, average in self._model.named_parameters():
+            average.lerp_(student[name].to(average), self.rate)
+        buffers = dict(student_model.named_buffers())
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+class TrustRegionTeacher(FrozenTeacher):
+    """A point between the frozen weights' and the student's logits: (1 - rate) reference + rate student. Two forward passes."""
+
+    kind: SelfTeacherKind = "trust_region"
+
+    def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
+        """Raises ValueError unless 0 < rate <= 1."""
+        _check_rate(rate)
+        super().__init__(model)
+        self.rate = rate
+
+    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        reference = upcast(_logits(self._model, input_ids, attention_mask))
+        return reference.lerp(upcast(_logits(student_model, input_ids, attention_mask)), self.rate)
+
+
+def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 0.05) -> SelfTeacher:
+    """The self-teacher of a configuration's name; `rate` is read by `ema` and `trust_region`.
+
+    Raises ValueError on an unknown kind.
+    """
+    if kind == "live":
+        return LiveTeacher()
+    if kind == "frozen":
+        return FrozenTeacher(model)
+    if kind == "ema":
+        return EMATeacher(model, rate)
+    if kind == "trust_region":
+        return TrustRegionTeacher(model, rate)
+    raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
+
+
+def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    with torch.no_grad(), _evaluating(model):
+        logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+    return logits
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off inside; every submodule gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _check_rate(rate: float) -> None:
+    if not 0.0 < rate <= 1.0:
+        raise ValueError(f"a self-teacher's rate must be in (0, 1], got {rate}")
+
+
+def _check_kind(state: dict[str, Any], kind: SelfTeacherKind) -> None:
+    if state.get("kind") != kind:
+        raise CheckpointError(
+            f"the checkpoint's self-teacher is {state.get('kind')!r}, the run's is {kind!r}",
+            fix="resume with the self-teacher it was saved with",
+        )

@@ -1,0 +1,75 @@
+"""Advantages of a group of siblings from their rewards.
+
+A reward of None means that the trajectory could not be scored (an infrastructure fault). It takes no part in the group's
+baseline or spread, and its advantage is None: the caller gives it weight zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+__all__ = ["AdvantageKind", "group_advantages", "has_signal", "soft_overlong_punishment"]
+
+AdvantageKind: TypeAlias = Literal["grpo", "dr_grpo", "rloo"]
+
+STD_EPS = 1e-4
+"""Added to the standard deviation in `grpo`; the value TRL uses."""
+
+
+def group_advantages(rewards: Sequence[float | None], kind: AdvantageKind = "grpo") -> list[float | None]:
+    """Advantage of each sibling; None where the reward is None.
+
+    With n scored rewards r, mean m and SAMPLE standard deviation s (divisor n - 1, as TRL's `GRPOTrainer`; not the
+    population one):
+
+    - `grpo`: (r - m) / (s + 1e-4)   (arXiv:2402.03300, section 4.1.2)
+    - `dr_grpo`: r - m   (arXiv:2503.20783, section 3.2)
+    - `rloo`: r minus the mean of the OTHER rewards, which is n / (n - 1) * (r - m)   (arXiv:2402.14740, equation 8)
+
+    A sibling that is alone has nothing to be compared with: its advantage is 0. Raises ValueError on an unknown kind or a reward
+    that is not finite (an unscored trajectory is None, never NaN).
+    """
+    if kind not in ("grpo", "dr_grpo", "rloo"):
+        raise ValueError(f"unknown advantage kind {kind!r}: expected 'grpo', 'dr_grpo' or 'rloo'")
+    scored = _scored(rewards)
+    n = len(scored)
+    if n < 2:
+        return [None if reward is None else 0.0 for reward in rewards]
+    mean = math.fsum(scored) / n
+    if kind == "grpo":
+        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / (n - 1))
+        scale = 1.0 / (std + STD_EPS)
+    else:
+        scale = n / (n - 1) if kind == "rloo" else 1.0
+    return [None if reward is None else scale * (reward - mean) for reward in rewards]
+
+
+def has_signal(rewards: Sequence[float | None]) -> bool:
+    """True when the scored siblings disagree, so that some advantage is not zero.
+
+    This is the predicate of DAPO's dynamic sampling (arXiv:2503.14476, equation 11): groups without signal are dropped and
+    refilled.
+    """
+    scored = _scored(rewards)
+    return any(reward != scored[0] for reward in scored[1:])
+
+
+def soft_overlong_punishment(length: int, *, max_length: int, cache: int) -> float:
+    """DAPO's length penalty, in [-1, 0], to be added to the reward (arXiv:2503.14476, equation 13).
+
+    `length` counts sampled tokens. It is 0 up to `max_length - cache`, falls linearly to -1 at `max_length`, and is -1 beyond.
+    Raises ValueError unless 0 < cache <= max_length.
+    """
+    if not 0 < cache <= max_length:
+        raise ValueError(f"soft_overlong_punishment needs 0 < cache <= max_length, got cache={cache}, max_length={max_length}")
+    free = max_length - cache
+    return -min(1.0, max(0.0, (length - free) / cache))
+
+
+def _scored(rewards: Sequence[float | None]) -> list[float]:
+    scored = [reward for reward in rewards if reward is not None]
+    if not all(math.isfinite(reward) for reward in scored):
+        raise ValueError(f"rewards must be finite numbers or None, got {list(rewards)}")
+    return scored
