@@ -1,0 +1,57 @@
+# The commands of the house. Every target works from a fresh clone: it makes or refreshes .venv first.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+COVERAGE := --cov --cov-report=term:skip-covered
+
+.PHONY: help env quickstart test test-all lint format type imports docs extras bench report-check arms clean
+
+help: ## List every target
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+env: ## Make or refresh .venv (PYTHON=... chooses the interpreter)
+	@scripts/bootstrap.sh
+
+quickstart: env ## Run the whole recipe for real, small: tasks, rollouts, three channels, report
+	@$(BIN)/composer quickstart
+
+test: env ## Run the core tests (all but those marked slow) and report coverage
+	@echo "core tests; the ones marked slow are left to: make test-all"
+	@$(PYTEST) -m "not slow" $(COVERAGE)
+
+test-all: env ## Run every test and report coverage
+	@$(PYTEST) $(COVERAGE)
+
+lint: env ## Check style: ruff rules and formatting
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: env ## Rewrite the code in the house style
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+type: env ## Check types: mypy in strict mode
+	@$(BIN)/mypy
+
+imports: env ## Check the layers: imports only go down
+	@$(BIN)/lint-imports
+
+docs: env ## Execute the examples of README.md and docs/
+	@$(BIN)/python scripts/run_docs.py
+
+extras: env ## Resolve every optional extra beside the core's torch (needs the package index)
+	@$(BIN)/python scripts/check_extras.py
+
+bench: env ## Run every benchmark; each ends with one line of JSON
+	@set -e; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
+
+report-check: env ## Open the newest report in headless Chromium: console errors, pictures at two widths
+	@$(BIN)/python scripts/report_check.py
+
+arms: env ## Reproduce the three-seed experiment behind the README's table
+	@$(BIN)/python benchmarks/arms.py
+
+clean: ## Remove caches and build outputs (.venv and runs/ stay)
+	@rm -rf .nox .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage build dist
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,35 @@
+"""Test environments that cannot share one set of packages: `nox --list` shows them, `nox` runs them all."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+
+TORCH = "torch==2.13.0"
+"""Installed first and by itself, so that nothing else chooses its version."""
+
+
+@nox.session
+@nox.parametrize(
+    "libraries",
+    [
+        nox.param(["transformers==5.5.*", "openai==2.54.*"], id="lowest"),
+        nox.param(["transformers>=5.5,<6", "openai>=3,<4"], id="newest"),
+    ],
+)
+def core(session: nox.Session, libraries: list[str]) -> None:
+    """The core tests on the lowest and the newest supported transformers and openai."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", *libraries)
+    session.run("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def replaysim(session: nox.Session) -> None:
+    """The tests of the replaysim room beside Data-Juicer."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,replaysim]")
+    session.run("python", "-m", "pytest", "tests/replaysim", *session.posargs)
