@@ -1,1 +1,20 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""What the agent talks to: the coding environment, its tools, and the scripts that prove a task sound."""
+
+from __future__ import annotations
+
+from composer_replication.envs.coding import SYSTEM_PROMPT, CodingEnv, CodingTask, TestCache
+from composer_replication.envs.oracle import SolvedTask, noop_script, oracle_script
+from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.envs.workspace import Workspace
+
+__all__ = [
+    "CODING_TOOLS",
+    "SYSTEM_PROMPT",
+    "CodingEnv",
+    "CodingTask",
+    "SolvedTask",
+    "TestCache",
+    "Workspace",
+    "noop_script",
+    "oracle_script",
+]

@@ -1,0 +1,237 @@
+"""The coding environment: a repository without a feature, and tools to bring it back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from composer_replication.envs import tools
+from composer_replication.envs.workspace import Workspace, normalized
+from composer_replication.sandbox import Ending, Limits, Sandbox
+from composer_replication.sandbox.grading import GradeCache, grade
+from composer_replication.sandbox.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.submission import is_editable
+from composer_replication.types import GradeReport, Message, Outcome, TaskSpec, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["SYSTEM_PROMPT", "CodingEnv", "CodingTask", "TestCache"]
+
+SYSTEM_PROMPT = "You fix Python code with tools."
+
+_SHOWN_FAILURES = 3
+_FAILURE_CHARS = 160
+
+
+class CodingTask(Protocol):
+    """What the environment needs of a task (`composer_replication.tasks.store.Task` has it)."""
+
+    @property
+    def spec(self) -> TaskSpec: ...
+
+    @property
+    def repo(self) -> Path:
+        """The task's tree: the feature deleted, the tests intact."""
+        ...
+
+
+class TestCache:
+    """Test runs by task and workspace content, shared by rollouts, whose siblings often write the same code.
+
+    Safe to use from threads. A run that was killed from outside is not kept.
+    """
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
+        self._runs: dict[tuple[str, str], TestRun] = {}
+
+    def get_or_run(self, key: tuple[str, str], run: Callable[[], TestRun]) -> TestRun:
+        """The run stored under `key`, or what `run` gives; of equal runs at once one happens."""
+        with self._guard:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            known = self._runs.get(key)
+            if known is None:
+                known = run()
+                if known.ending is not Ending.KILLED:
+                    self._runs[key] = known
+            return known
+
+
+class CodingEnv:
+    """An `Env` over one task. Everything it says is deterministic in the calls made.
+
+    Args:
+        python: the interpreter that runs the tests.
+        limits: of one test run; the task's own time limit by default.
+        grade_cache, test_cache: shared between rollouts to run equal workspaces once.
+    """
+
+    def __init__(
+        self,
+        task: CodingTask,
+        *,
+        sandbox: Sandbox,
+        python: Path,
+        limits: Limits | None = None,
+        grade_cache: GradeCache | None = None,
+        test_cache: TestCache | None = None,
+    ) -> None:
+        self._task = task
+        self._sandbox = sandbox
+        self._python = python
+        self._limits = limits or Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
+        self._grade_cache = grade_cache
+        self._test_cache = test_cache or TestCache()
+        self.workspace = Workspace(task.repo)
+        self._done = False
+
+    @property
+    def task_id(self) -> str:
+        return self._task.spec.task_id
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        return tools.CODING_TOOLS
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def reset(self) -> tuple[Message, ...]:
+        self.workspace = Workspace(self._task.repo)
+        self._done = False
+        return (
+            Message(role="system", content=SYSTEM_PROMPT),
+            Message(role="user", content=self._task.spec.instruction),
+        )
+
+    def fork(self) -> CodingEnv:
+        """Another env in the same state; the two share caches and nothing else."""
+        other = CodingEnv(
+            self._task,
+            sandbox=self._sandbox,
+            python=self._python,
+            limits=self._limits,
+            grade_cache=self._grade_cache,
+            test_cache=self._test_cache,
+        )
+        other.workspace = Workspace(self._task.repo, self.workspace.changes)
+        other._done = self._done
+        return other
+
+    def step(self, call: ToolCall) -> ToolResult:
+        if self._done:
+            raise ValueError("the work was submitted; reset the env first")
+        status, content, details = self._carry_out(call)
+        return ToolResult(call_id=call.call_id, name=call.name, content=content, status=status, details=details)
+
+    def grade(self) -> GradeReport:
+        return grade(
+            self._task.spec,
+            self._task.repo,
+            self.workspace.changes,
+            sandbox=self._sandbox,
+            python=self._python,
+            cache=self._grade_cache,
+        )
+
+    # --- tools: (status, content, details) ------------------------------------------------------------------------------
+
+    def _carry_out(self, call: ToolCall) -> tuple[str, str, dict[str, Any]]:
+        names = [tool["function"]["name"] for tool in self.tools]
+        if call.error is not None:
+            return "malformed_call", f"bad tool call: {call.error}", {}
+        if call.name not in names:
+            return "unknown_tool", f"no tool {tools.clip(call.name, 40)}; tools: {', '.join(names)}", {"tools": names}
+        problem = tools.argument_error(call.name, call.arguments)
+        if problem is not None:
+            return "invalid_arguments", problem, {}
+        match call.name:
+            case "edit_file" | "write_file":
+                return self._write(call.name, call.arguments)
+            case "run_tests":
+                return self._run_tests()
+            case "submit":
+                self._done = True
+                return "ok", "submitted", {}
+            case _:
+                return self._look(call.name, call.arguments)
+
+    def _look(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        given = arguments.get("path", ".")
+        path = normalized(given)
+        content = None
+        if path is not None:
+            match tool:
+                case "list_files":
+                    content = tools.list_files(self.workspace, path)
+                case "read_file":
+                    start, end = (None if arguments.get(k) is None else int(arguments[k]) for k in ("start", "end"))
+                    content = tools.read_file(self.workspace, path, start or 1, end)
+                case _:
+                    try:
+                        content = tools.search(self.workspace, arguments["pattern"], path)
+                    except TimeoutError:
+                        return "timeout", "the search took too long", {}
+        if content is None:
+            return "path_not_found", f"no file {tools.clip(given, 80)}", {"path": given}
+        return "ok", content, {}
+
+    def _write(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        given = arguments["path"]
+        path = normalized(given)
+        spec = self._task.spec
+        if not path or not is_editable(spec, path) or self.workspace.blocks(path):
+            allowed = ", ".join(spec.editable)
+            content = f"{tools.clip(given, 80)} is not editable; editable: {tools.clip(allowed, 400)}"
+            return "path_not_editable", content, {"path": given, "editable": list(spec.editable)}
+        if tool == "write_file":
+            self.workspace.write(path, arguments["content"])
+            return "ok", f"wrote {path}", {}
+        text, old = self.workspace.read(path), arguments["old"]
+        if text is None:
+            return "path_not_found", f"no file {path}", {"path": given}
+        count = text.count(old) if old else 0
+        if count != 1:
+            why = "old is empty" if not old else f"old occurs {count} times in {path}, must be once"
+            return "edit_not_applied", why, {"path": path, "occurrences": count}
+        self.workspace.write(path, text.replace(old, arguments["new"]))
+        return "ok", f"edited {path}", {}
+
+    # --- tests ----------------------------------------------------------------------------------------------------------
+
+    def _run_tests(self) -> tuple[str, str, dict[str, Any]]:
+        spec = self._task.spec
+        ids = (*spec.fail_to_pass, *spec.pass_to_pass)
+
+        def run() -> TestRun:
+            tree = self.workspace.tree
+            return run_pytest(
+                self._sandbox, tree, python=self._python, test_ids=ids, python_path=spec.python_path, limits=self._limits
+            )
+
+        tests = self._test_cache.get_or_run((spec.task_id, self.workspace.digest()), run)
+        if tests.ending is Ending.TIMEOUT:
+            return "timeout", f"tests timed out after {self._limits.wall_s:g} s", {}
+        if tests.ending is Ending.OUT_OF_MEMORY:
+            return "out_of_memory", f"tests ran out of memory ({self._limits.memory_mb} MB)", {}
+        failed = [i for i in ids if tests.outcomes.get(i) is not Outcome.PASSED]
+        passed = [i for i in ids if tests.outcomes.get(i) is Outcome.PASSED]
+        if not failed:
+            return "ok", f"{len(passed)} passed", {"failed": [], "passed": passed}
+        lines = [f"{len(failed)} failed, {len(passed)} passed", *_failure_lines(tests, failed)]
+        return "tests_failed", "\n".join(lines), {"failed": failed, "passed": passed}
+
+
+def _failure_lines(tests: TestRun, failed: list[str]) -> list[str]:
+    """What is shown of failing tests: files that could not be imported, then the first tests by name."""
+    lines = list(tests.collect_errors) or [
+        f"{i.partition('::')[2] or i}: {tests.failures[i]}" for i in failed if i in tests.failures
+    ]
+    if not lines and tests.ending is not Ending.EXITED:
+        lines = [f"the test run ended early: {tests.ending.value.replace('_', ' ')}"]
+    return [tools.clip(" ".join(line.split()), _FAILURE_CHARS) for line in lines[:_SHOWN_FAILURES]]

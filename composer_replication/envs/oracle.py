@@ -1,0 +1,92 @@
+"""The policy that knows the answer, and the one that gives none: each task's two proofs that it is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+from typing import Any, Protocol
+
+from composer_replication.envs.coding import CodingTask
+from composer_replication.envs.workspace import Workspace
+from composer_replication.errors import TaskError
+from composer_replication.types import Message
+
+__all__ = ["SolvedTask", "noop_script", "oracle_script"]
+
+_MOST_CONTEXT = 12
+
+
+class SolvedTask(CodingTask, Protocol):
+    """A task that knows its own solution."""
+
+    def gold_files(self) -> Mapping[str, bytes]:
+        """The deleted code's files as they were, by POSIX path."""
+        ...
+
+
+def noop_script() -> list[Message]:
+    """Submit at once."""
+    return [_call("submit")]
+
+
+def oracle_script(task: SolvedTask) -> list[Message]:
+    """Restore the gold code with the agent's own tools, one call a turn, then submit.
+
+    Each changed region is an `edit_file` with as little context as makes it unique; a file where that is not possible is
+    written whole. Raises TaskError for gold code that is not UTF-8.
+    """
+    workspace = Workspace(task.repo)
+    script: list[Message] = []
+    for path, content in sorted(task.gold_files().items()):
+        try:
+            gold = content.decode()
+        except UnicodeDecodeError as error:
+            raise TaskError(f"the gold file {path} of {task.spec.task_id} is not UTF-8", fix="build the task again") from error
+        text = workspace.read(path)
+        edits = None if text is None else _edits(text, gold)
+        if edits is None:
+            script.append(_call("write_file", path=path, content=gold))
+        else:
+            script += [_call("edit_file", path=path, old=old, new=new) for old, new in edits]
+    return [*script, *noop_script()]
+
+
+def _edits(text: str, gold: str) -> list[tuple[str, str]] | None:
+    """Replacements that turn `text` into `gold` in order, each `old` unique at its turn; None when there are none such."""
+    before, after = text.splitlines(keepends=True), gold.splitlines(keepends=True)
+    edits = []
+    for old_at, old_end, new_at, new_end in _changed_regions(before, after):
+        edit = _unique_edit(text, before, after, (old_at, old_end, new_at, new_end))
+        if edit is None:
+            return None
+        edits.append(edit)
+        text = text.replace(*edit)
+    return edits if text == gold else None
+
+
+def _changed_regions(before: list[str], after: list[str]) -> Iterator[tuple[int, int, int, int]]:
+    """Regions that differ, last first, so that an edit moves none of those still to come."""
+    opcodes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    yield from ((i1, i2, j1, j2) for tag, i1, i2, j1, j2 in reversed(opcodes) if tag != "equal")
+
+
+def _unique_edit(text: str, before: list[str], after: list[str], region: tuple[int, int, int, int]) -> tuple[str, str] | None:
+    """The region with the fewest equal lines around it that make it occur once in `text`."""
+    old_at, old_end, new_at, new_end = region
+    for above, below in sorted(
+        ((a, b) for a in range(_MOST_CONTEXT) for b in range(_MOST_CONTEXT)), key=lambda c: (sum(c), c[1])
+    ):
+        start, end = old_at - above, old_end + below
+        if start < 0 or end > len(before) or before[old_end:end] != after[new_end : new_end + below]:
+            continue
+        if before[start:old_at] != after[max(0, new_at - above) : new_at]:
+            continue
+        old = "".join(before[start:end])
+        if old and text.count(old) == 1:
+            return old, "".join(after[new_at - above : new_end + below])
+    return None
+
+
+def _call(name: str, **arguments: Any) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return Message(role="assistant", content="", tool_calls=[{"id": "call", "type": "function", "function": function}])

@@ -1,0 +1,137 @@
+"""The coding tools: declared once, checked against their schemas, and what each shows of a workspace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # ships without annotations
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from composer_replication.envs.workspace import Workspace
+from composer_replication.types import ToolSchema
+
+__all__ = ["CODING_TOOLS", "argument_error", "clip", "list_files", "read_file", "search"]
+
+MAX_LINES = 400
+MAX_CHARS = 16_000
+"""Most of one file or listing shown by one call."""
+MAX_HITS = 20
+_LINE_CHARS = 200
+_CONTEXT_LINES = 2
+_REGEX_SECONDS = 2.0
+
+_PATH = {"type": "string", "description": "path relative to the root"}
+_LINE = {"type": "integer", "minimum": 1}
+
+
+def _tool(name: str, description: str, required: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> ToolSchema:
+    parameters = {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": [*required],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+CODING_TOOLS: tuple[ToolSchema, ...] = (
+    _tool("list_files", "List the files below a folder.", {}, {"path": _PATH}),
+    _tool("read_file", "Show a file, or its lines start to end.", {"path": _PATH}, {"start": _LINE, "end": _LINE}),
+    _tool(
+        "search",
+        "Find lines that match a regular expression.",
+        {"pattern": {"type": "string", "minLength": 1}},
+        {"path": _PATH},
+    ),
+    _tool(
+        "edit_file",
+        "Replace old, which must occur exactly once, by new.",
+        {"path": _PATH, "old": {"type": "string"}, "new": {"type": "string"}},
+    ),
+    _tool("write_file", "Create or replace a file.", {"path": _PATH, "content": {"type": "string"}}),
+    _tool("run_tests", "Run the task's tests.", {}),
+    _tool("submit", "Finish: the work is graded.", {}),
+)
+
+_VALIDATORS = {t["function"]["name"]: Draft202012Validator(t["function"]["parameters"]) for t in CODING_TOOLS}
+
+
+def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:
+    """Why `arguments` do not fit the schema of `tool`, in one short line, or None when they do."""
+    error = best_match(_VALIDATORS[tool].iter_errors(dict(arguments)))
+    if error is None:
+        return None
+    where = f"{error.json_path[2:]}: " if error.path else ""
+    return clip(f"{where}{error.message}", _LINE_CHARS)
+
+
+def clip(text: str, limit: int) -> str:
+    """`text`, cut to `limit` characters with an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def list_files(workspace: Workspace, folder: str) -> str | None:
+    """Paths below `folder`, one a line; None when there is no such folder or file."""
+    prefix = folder + "/" if folder else ""
+    paths = [path for path in workspace.files() if path.startswith(prefix) or path == folder]
+    return _capped(paths) if paths or not folder else None
+
+
+def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None = None) -> str | None:
+    """The file's lines `start` to `end` (1-based, inclusive), verbatim; None when there is no such text file."""
+    text = workspace.read(path)
+    if text is None:
+        return None
+    return _capped(text.split("\n")[start - 1 : end])
+
+
+def search(workspace: Workspace, pattern: str, path: str) -> str | None:
+    """Matching lines as `path:line: text`, each after up to two lines before it as `path-line- text`.
+
+    A pattern that is no regular expression is looked for as it is. None when `path` names nothing.
+
+    Raises:
+        TimeoutError: the expression takes too long.
+    """
+    prefix = path + "/" if path else ""
+    paths = [p for p in workspace.files() if p.startswith(prefix) or p == path]
+    if not paths and path:
+        return None
+    try:
+        expression = regex.compile(pattern)
+    except regex.error:
+        expression = regex.compile(regex.escape(pattern))
+    deadline = time.monotonic() + _REGEX_SECONDS
+    found: list[str] = []
+    hits = 0
+    for name in paths:
+        lines = (workspace.read(name) or "").split("\n")
+        shown = 0
+        for number, line in enumerate(lines, 1):
+            if not expression.search(line, timeout=max(0.001, deadline - time.monotonic()), concurrent=True):
+                continue
+            hits += 1
+            if hits <= MAX_HITS:
+                before = range(max(shown, number - 1 - _CONTEXT_LINES), number - 1)
+                found += [clip(f"{name}-{i + 1}- {lines[i]}", _LINE_CHARS) for i in before]
+                found.append(clip(f"{name}:{number}: {line}", _LINE_CHARS))
+                shown = number
+    if hits > MAX_HITS:
+        found.append(f"... {hits - MAX_HITS} more")
+    return "\n".join(found) or "no match"
+
+
+def _capped(lines: list[str]) -> str:
+    """The lines joined, as many as one call may show, and how many are left."""
+    kept: list[str] = []
+    room = MAX_CHARS
+    for line in lines[:MAX_LINES]:
+        room -= len(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    left = len(lines) - len(kept)
+    return "\n".join([*kept, f"... {left} more lines"] if left else kept)
