@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Call", "canonical_action", "canonical_call", "canonical_text", "parse_action", "render_action", "wire_call"]
+from composer_replication.types import Message
+
+__all__ = ["Call", "action_message", "canonical_action", "canonical_call", "canonical_text", "parse_action", "render_action"]
 
 _PATH_ARGUMENTS = frozenset({"path", "file", "filename", "file_path", "dir", "directory", "folder", "cwd"})
 _SHELL_ARGUMENTS = frozenset({"command", "cmd"})
@@ -38,7 +40,7 @@ def render_action(content: str, calls: Sequence[Call]) -> str:
 
 def parse_action(text: str) -> tuple[str, tuple[Call, ...]]:
     """Inverse of `render_action`: `(content, calls)`, one of which is empty. Anything that is not all tool calls is content."""
-    calls = [_parse_line(line) for line in text.splitlines() if line.strip()]
+    calls = [_parse_line(line) for line in text.split("\n") if line.strip()]
     found = tuple(c for c in calls if c is not None)
     return ("", found) if found and len(found) == len(calls) else (text, ())
 
@@ -54,9 +56,16 @@ def _parse_line(line: str) -> Call | None:
     return Call(name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) else None
 
 
-def wire_call(call_id: str, call: Call) -> dict[str, Any]:
-    """The call as an entry of `Message["tool_calls"]`, its arguments as a mapping."""
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+def action_message(text: str, *, turn: int = 0) -> Message:
+    """The action a text stands for as an assistant message; its calls are named `call_{turn}_{i}`."""
+    content, calls = parse_action(text)
+    if not calls:
+        return Message(role="assistant", content=content)
+    wire = [
+        {"id": f"call_{turn}_{i}", "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+        for i, c in enumerate(calls)
+    ]
+    return Message(role="assistant", content="", tool_calls=wire)
 
 
 def canonical_action(content: str, calls: Sequence[Call]) -> str:

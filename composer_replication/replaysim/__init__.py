@@ -1,1 +1,16 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""From replayed traces to preference pairs worth training on."""
+
+from __future__ import annotations
+
+from composer_replication.replaysim.normalize import replay_and_normalize_trace
+from composer_replication.replaysim.normalizer import DJNormalizer, NormalizeReport
+from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_to_normalized, dpo_pair_to_dj_record
+
+__all__ = [
+    "DJNormalizer",
+    "NormalizeReport",
+    "NormalizedDPOPair",
+    "dj_record_to_normalized",
+    "dpo_pair_to_dj_record",
+    "replay_and_normalize_trace",
+]

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from composer_replication.teachers.agreement import Consensus, Vote, cast_vote, consensus
 from composer_replication.teachers.ledger import Ledger, request_key
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool
 from composer_replication.teachers.teacher import Question, Teacher, wire_messages
 
-__all__ = ["BUDGET", "Ledger", "Question", "Teacher", "TeacherAnswer", "TeacherPool", "request_key", "wire_messages"]
+__all__ = [
+    "BUDGET",
+    "Consensus",
+    "Ledger",
+    "Question",
+    "Teacher",
+    "TeacherAnswer",
+    "TeacherPool",
+    "Vote",
+    "cast_vote",
+    "consensus",
+    "request_key",
+    "wire_messages",
+]

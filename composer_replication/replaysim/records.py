@@ -1,0 +1,62 @@
+"""Preference pairs in the two shapes that data tools want side by side: flat strings and chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from composer_replication.actions import action_message
+from composer_replication.teacher_replay import DPOPair
+
+__all__ = ["NormalizedDPOPair", "dj_record_to_normalized", "dpo_pair_to_dj_record"]
+
+
+class NormalizedDPOPair(TypedDict):
+    """A `DPOPair` that passed normalisation, with both actions as messages too."""
+
+    state_id: str
+    state_messages: list[dict[str, Any]]
+    chosen: str
+    rejected: str
+    n_teachers_agreeing: int
+    chosen_messages: list[dict[str, Any]]
+    """The action as one assistant message in the OpenAI form."""
+    rejected_messages: list[dict[str, Any]]
+    metadata: dict[str, Any]
+    """Whatever else the pair carried."""
+
+
+_KEYS = frozenset(NormalizedDPOPair.__annotations__)
+
+
+def dpo_pair_to_dj_record(pair: DPOPair | Mapping[str, Any]) -> dict[str, Any]:
+    """The pair as one data-juicer record; keys a `DPOPair` does not have go to `metadata`.
+
+    Raises:
+        KeyError: the pair lacks a key of `DPOPair`.
+    """
+    data: Mapping[str, Any] = pair
+    return {
+        **{key: data[key] for key in DPOPair.__annotations__},
+        "chosen_messages": [dict(action_message(data["chosen"]))],
+        "rejected_messages": [dict(action_message(data["rejected"]))],
+        "metadata": {**data.get("metadata", {}), **{k: v for k, v in data.items() if k not in _KEYS}},
+    }
+
+
+def dj_record_to_normalized(record: Mapping[str, Any]) -> NormalizedDPOPair:
+    """Inverse of `dpo_pair_to_dj_record`; keys that data-juicer added (`__dj__...`) are left out.
+
+    Raises:
+        KeyError: the record lacks a key of `NormalizedDPOPair`.
+    """
+    return NormalizedDPOPair(
+        state_id=record["state_id"],
+        state_messages=record["state_messages"],
+        chosen=record["chosen"],
+        rejected=record["rejected"],
+        n_teachers_agreeing=record["n_teachers_agreeing"],
+        chosen_messages=record["chosen_messages"],
+        rejected_messages=record["rejected_messages"],
+        metadata=record["metadata"],
+    )
