@@ -2,3 +2,11 @@
 
 Importing this package imports no torch; `composer_replication.rollout.transformers_engine` does.
 """
+
+from __future__ import annotations
+
+from composer_replication.rollout.collect import Progress, collect_groups
+from composer_replication.rollout.protocol import Budgets, Engine, Env, Sample, SampleRequest
+from composer_replication.rollout.scripted import RandomEngine, ScriptedEngine
+
+__all__ = ["Budgets", "Engine", "Env", "Progress", "RandomEngine", "Sample", "SampleRequest", "ScriptedEngine", "collect_groups"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -146,6 +147,7 @@ def test_code_that_does_not_import_hangs_or_eats_memory_says_so(use, task, sandb
     assert broken.content.splitlines()[0] == "3 failed, 0 passed"
     assert "SyntaxError" in broken.content
     assert len(broken.content.splitlines()) <= 4
+    task = replace(task, spec=replace(task.spec, test_timeout_s=2.0))
     small = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=Limits(wall_s=2, cpu_s=30, memory_mb=256))
     for content, status in (("while True: pass\n", "timeout"), ("x = [0] * 10**10\n", "out_of_memory")):
         small.reset()
