@@ -91,7 +91,7 @@ class TAIDScheduler:
         The first loss is only remembered. A loss of exactly 0 means that the channel was off in this step: it says nothing about
         progress, so only the ramp applies. Raises ValueError when the loss is not finite.
         """
-        value = float(loss)
+        value = loss.detach().item() if isinstance(loss, Tensor) else float(loss)
         if not math.isfinite(value):
             raise ValueError(f"TAIDScheduler.update_t got a loss that is not finite: {value}")
         ramp = self.t_start + (self.t_end - self.t_start) * min(1.0, global_step / self.num_train_steps)
