@@ -16,6 +16,7 @@ from composer_replication.types import Finding, ToolCall, ToolResult, Trajectory
 __all__ = ["BUILTIN_DETECTORS", "Detector", "FailedGrade", "FailedRun", "FailedStatus", "RepeatedAction", "detect", "first_error"]
 
 _WRITES = frozenset({"edit_file", "write_file"})
+_RUNS = frozenset({"run_tests"})
 
 
 class Detector(Protocol):
@@ -84,7 +85,7 @@ class FailedRun:
     """Code that was run failed: the last change of the workspace before it went wrong.
 
     A failing run before any change says how the task began and is nobody's error; a call that timed out or ran out of memory
-    before any change is its own turn's error.
+    before any change, or without running code, is its own turn's error.
     """
 
     kinds: tuple[str, ...] = ("tests_failed", "timeout", "out_of_memory")
@@ -98,7 +99,7 @@ class FailedRun:
             status = step.result.status
             if status not in self.kinds or (changed is None and status == "tests_failed"):
                 continue
-            turn = step.turn if changed is None else changed
+            turn = step.turn if changed is None or step.result.name not in _RUNS else changed
             if (status, turn) not in found:
                 found.add((status, turn))
                 yield Finding(kind=status, turn=turn, evidence=_evidence(step))

@@ -62,20 +62,22 @@ class DocumentationHint:
         return "Hint: " + " ".join(f"{d.term} means {d.text}." for d in found[: self.max_terms])
 
 
+_SEARCH_PREFIX = re.compile(r"^\S+?[:-]\d+[:-] ")
+"""`path:line: ` or `path-line- `, before a line found by a search."""
+
+
 def _mentioned(text: str, known: Mapping[str, Definition]) -> list[Definition]:
     positions = mentions(text, known)
     return [known[term] for term in sorted(positions, key=lambda term: positions[term])]
 
 
 def _shown(trajectory: Trajectory, turn: int, documentation: Mapping[str, str]) -> Iterator[str]:
-    """Observations from before `turn`, without those that are the documentation itself."""
+    """Observations from before `turn` without the lines that are the documentation's own, read or found by a search."""
+    documented = {line.strip() for text in documentation.values() for line in text.splitlines()}
     for earlier in trajectory.turns[:turn]:
-        calls = {call.call_id: call for call in earlier.tool_calls}
         for result in earlier.results:
-            call = calls.get(result.call_id)
-            values = call.arguments.values() if call is not None else ()
-            if not any(isinstance(v, str) and v.strip().removeprefix("./") in documentation for v in values):
-                yield result.content
+            lines = [_SEARCH_PREFIX.sub("", line) for line in result.content.splitlines()]
+            yield "\n".join(line for line in lines if line.strip() not in documented)
 
 
 def _edited_names(trajectory: Trajectory, turn: int) -> set[str]:
@@ -124,6 +126,8 @@ def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mappin
             return f"{path} may not be changed. Change the project's source files."
         case "repeated_action":
             return f"this {tool} call was just made and nothing has changed since. Do something else."
+        case "timeout" | "out_of_memory" if tool != "run_tests":
+            return f"the {tool} call took too much. Ask for less."
         case "timeout":
             return "the code ran out of time. Look for a loop or a recursion that never ends."
         case "out_of_memory":

@@ -117,3 +117,8 @@ def test_first_error_keeps_the_earliest_turns():
     ]
     assert [f.turn for f in first_error(list(reversed(findings)))] == [0]
     assert [(f.kind, f.turn) for f in first_error(findings, limit=2)] == [("path_not_found", 0), ("path_not_found", 1)]
+
+
+def test_search_that_times_out_does_not_blame_the_change():
+    t = trajectory((EDIT, ok()), (call("search", pattern="x"), bad("timeout")), (RUN, ok()), (SUBMIT, ok()), reward=1.0)
+    assert found(t) == [("timeout", 1)]

@@ -61,9 +61,16 @@ def test_what_the_agent_never_saw_gives_no_hint():
     assert hint(t, documentation={"h.md": WORDS}, instruction="Write the body of stowage.") is None
 
 
-def test_reading_the_handbook_does_not_mention_its_every_term():
-    t = failing((call("read_file", path="./h.md"), ok(WORDS)))
+def test_reading_or_searching_the_handbook_does_not_mention_its_every_term():
+    found = "h.md-2- \nh.md:3: - tret: the difference.\nh.md:4: - agio: the remainder."
+    t = failing((call("read_file", path="./h.md"), ok(WORDS)), (call("search", pattern="the"), ok(found)))
     assert hint(t, documentation={"h.md": WORDS}, instruction="Make the tests pass.") is None
+
+
+def test_functions_found_by_a_search_are_understood():
+    lines = ["rules.py-7- def hatch_score(hold, crate):", 'rules.py:8:     """The agio of hold and crate."""']
+    t = failing((call("search", pattern="agio"), ok("\n".join([*lines, "h.md:3: - tret: the difference."]))))
+    assert hint(t, documentation={"h.md": WORDS}, instruction="Implement `hatch_score`.") == "Hint: agio means the remainder."
 
 
 def test_observations_after_the_error_turn_do_not_count():
@@ -100,8 +107,11 @@ def test_templates():
     )
     assert "occurs 3 times in a.py" in template("edit_not_applied", arguments={"path": "a.py"}, occurrences=3)
     assert "run_tests call was just made" in template("repeated_action", tool="run_tests")
-    for kind in ("path_not_found", "path_not_editable", "timeout", "out_of_memory"):
-        assert template(kind).startswith("Hint: ")
+    for kind in ("path_not_found", "path_not_editable"):
+        assert "rules.py" in template(kind, arguments={"path": "rules.py"})
+    for kind in ("timeout", "out_of_memory"):
+        assert "without end" in template(kind, tool="run_tests") or "never ends" in template(kind, tool="run_tests")
+        assert "search call" in template(kind, tool="search")
     assert template("tests_failed") is None
 
 
