@@ -1,0 +1,73 @@
+"""What the benchmarks share: interleaved repetitions, wall and CPU time of a whole process tree, one line of JSON at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Samples:
+    """Repeated measurements of one thing."""
+
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, float]:
+        """Median and 95th percentile of the wall time, median CPU time, all in milliseconds."""
+        ordered = sorted(self.wall_s)
+        return {
+            "wall_ms_p50": round(1e3 * statistics.median(ordered), 2),
+            "wall_ms_p95": round(1e3 * ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2),
+            "cpu_ms_mean": round(1e3 * statistics.fmean(self.cpu_s), 2),
+        }
+
+
+def cpu_seconds() -> float:
+    """CPU seconds used so far by this process, its living descendants, and those of them that were waited for."""
+    table: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended while we looked
+            table[int(entry.name)] = (int(fields[1]), sum(int(value) for value in fields[11:15]))
+    family = {os.getpid()}
+    while grown := {pid for pid, (parent, _) in table.items() if parent in family} - family:
+        family |= grown
+    return sum(table[pid][1] for pid in family if pid in table) / os.sysconf("SC_CLK_TCK")
+
+
+def interleave(contestants: Mapping[str, Callable[[], float | None]], repeats: int) -> dict[str, Samples]:
+    """Run every contestant once to warm up, then all of them in turn, `repeats` times, so that a busy machine is fair to all.
+
+    A contestant may return CPU seconds of processes that `cpu_seconds` cannot see; they are added.
+    """
+    samples = {name: Samples() for name in contestants}
+    for run in contestants.values():
+        run()
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            cpu, wall = cpu_seconds(), time.perf_counter()
+            unseen = run() or 0.0
+            samples[name].wall_s.append(time.perf_counter() - wall)
+            samples[name].cpu_s.append(cpu_seconds() - cpu + unseen)
+    return samples
+
+
+def ratio(samples: Mapping[str, Samples], one: str, other: str) -> dict[str, float]:
+    """How many times longer `one` takes than `other`: medians of the wall time, totals of the CPU time."""
+    wall = statistics.median(samples[one].wall_s) / statistics.median(samples[other].wall_s)
+    return {"wall": round(wall, 3), "cpu": round(sum(samples[one].cpu_s) / max(sum(samples[other].cpu_s), 0.01), 3)}
+
+
+def emit(name: str, figures: Mapping[str, Any]) -> None:
+    """Print the benchmark's last line."""
+    print(json.dumps({"bench": name, **figures, "cores": os.cpu_count(), "load_1min": round(os.getloadavg()[0], 2)}), flush=True)
