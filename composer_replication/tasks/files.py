@@ -1,0 +1,55 @@
+"""Writing a build's files: whole or not at all, and a full disk is an error with its fix."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from composer_replication.errors import StorageError
+
+__all__ = ["copy_tree", "storage_errors", "tree_files", "write_whole"]
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an `OSError` of the body, which writes below `path`, into a `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {error.filename or path}: {error.strerror or error}; every task already complete is intact",
+            fix=f"free space or make {path} writable, then run the same command again: it continues where it stopped",
+        ) from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Make `data` the content of `path` by way of a temporary file and a rename. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with storage_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+
+
+def tree_files(root: Path) -> list[str]:
+    """The POSIX paths of everything below `root` that is not a folder, sorted; links are listed, not followed."""
+    found = []
+    pending = [root]
+    while pending:
+        for entry in pending.pop().iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                pending.append(entry)
+            else:
+                found.append(entry.relative_to(root).as_posix())
+    return sorted(found)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a tree of regular files with their permissions. Raises StorageError."""
+    with storage_errors(target):
+        try:
+            shutil.copytree(source, target, copy_function=shutil.copy)
+        except shutil.Error as error:
+            raise OSError(str(error.args[0][0][2])) from error

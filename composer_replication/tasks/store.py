@@ -1,0 +1,192 @@
+"""A task on disk: a folder of plain files that one can read, sealed by a manifest.
+
+task.toml          the TaskSpec, the schema version and how the task was made
+instruction.md     what the agent is asked
+repo/              the tree without the feature, its tests intact: the agent's and the grader's base
+solution/          gold.patch (repo/ -> gold) and files/ (the edited files as they were); never shown to an agent
+MANIFEST.sha256    every other file's digest, in the form `sha256sum --check` reads; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import tomli_w
+
+from composer_replication.errors import TaskError
+from composer_replication.tasks.delete import unified_diff
+from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
+from composer_replication.types import TaskSpec, task_spec_from_json, to_json
+
+__all__ = ["Task", "load_task", "load_tasks", "publish_task", "write_task"]
+
+_SCHEMA = 1
+_MANIFEST = "MANIFEST.sha256"
+_DOC_ENDINGS = (".md", ".rst", ".txt")
+_NO_DOCS = ("license", "licence", "copying", "notice", "authors", "requirements", "constraints", "manifest")
+_DOC_BYTES = 64 << 10
+_ALL_DOCS_BYTES = 512 << 10
+_WHICH = "name a folder that `composer tasks build` wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task folder that was found intact when it was loaded."""
+
+    spec: TaskSpec
+    root: Path
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How it was made: numbers of covering, flaky and pass-to-pass tests found, the cap on the latter, the seed."""
+
+    @property
+    def repo(self) -> Path:
+        """The task's tree: the feature deleted, the tests intact."""
+        return self.root / "repo"
+
+    def gold_files(self) -> dict[str, bytes]:
+        """The edited files as they were before the deletion, by POSIX path. Raises TaskError when they cannot be read."""
+        folder = self.root / "solution" / "files"
+        try:
+            return {path: (folder / path).read_bytes() for path in tree_files(folder)}
+        except OSError as error:
+            raise _damaged(self.root, f"solution/files cannot be read ({error.strerror})") from error
+
+    def gold_patch(self) -> str:
+        """The solution as a unified diff against `repo`; undecodable bytes are replaced, for reading only."""
+        return (self.root / "solution" / "gold.patch").read_text(errors="replace")
+
+    def docs(self) -> dict[str, str]:
+        """The repository's documentation: `.md`, `.rst` and `.txt` files outside tests, by path.
+
+        Licences and lists of requirements are left out. A file is cut at 64 KiB, and no file is begun after 512 KiB.
+        """
+        found: dict[str, str] = {}
+        room = _ALL_DOCS_BYTES
+        for path in sorted(tree_files(self.repo), key=lambda p: (p.count("/"), p)):
+            pure = PurePosixPath(path)
+            tested = any(part in ("test", "tests") for part in pure.parts[:-1])
+            if tested or pure.suffix.lower() not in _DOC_ENDINGS or pure.name.lower().startswith(_NO_DOCS) or room <= 0:
+                continue
+            with (self.repo / path).open("rb") as file:
+                content = file.read(_DOC_BYTES)
+            room -= len(content)
+            found[path] = content.decode(errors="replace")
+        return found
+
+
+def write_task(
+    spec: TaskSpec, root: Path, *, pristine: Path, deleted: Mapping[str, bytes], provenance: Mapping[str, Any] | None = None
+) -> Task:
+    """Write a task folder at `root`, whole or not at all, replacing one of that name.
+
+    Args:
+        pristine: the tree with the feature.
+        deleted: the edited files without it, by POSIX path.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    provenance = dict(provenance or {})
+    temporary = root.with_name(f".{root.name}.tmp")
+    gold = {path: (pristine / path).read_bytes() for path in deleted}
+    with storage_errors(root.parent):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        copy_tree(pristine, temporary / "repo")
+        for path, content in deleted.items():
+            (temporary / "repo" / path).write_bytes(content)
+        for path, content in gold.items():
+            kept = temporary / "solution" / "files" / path
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(content)
+        (temporary / "solution" / "gold.patch").write_bytes(unified_diff(deleted, gold))
+        (temporary / "instruction.md").write_text(spec.instruction + "\n", encoding="utf-8")
+        record = {"schema_version": _SCHEMA, "provenance": provenance, "task": to_json(spec)}
+        (temporary / "task.toml").write_text(tomli_w.dumps(record), encoding="utf-8")
+        (temporary / _MANIFEST).write_text(_manifest(temporary), encoding="utf-8")
+    publish_task(temporary, root)
+    return Task(spec, root, provenance)
+
+
+def publish_task(staged: Path, root: Path) -> None:
+    """Move a complete task folder to `root`, where it appears at once. Raises StorageError."""
+    with storage_errors(root.parent):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        if root.exists():
+            shutil.rmtree(root)
+        staged.rename(root)
+
+
+def load_task(path: str | os.PathLike[str]) -> Task:
+    """Read a task folder and check every file against its manifest.
+
+    Raises:
+        TaskError: there is no task, it is incomplete, or a file is missing, changed or unexpected; names the file and the fix.
+    """
+    root = Path(path)
+    try:
+        lines = (root / _MANIFEST).read_text(encoding="utf-8").splitlines()
+        expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        present = set(tree_files(root)) - {_MANIFEST}
+        for name in sorted(present | expected.keys()):
+            if name not in present:
+                raise _damaged(root, f"{name} is missing")
+            if name not in expected:
+                raise TaskError(f"task {root}: {name} does not belong to it", fix=f"delete {root / name}")
+            if (root / name).is_symlink() or _sha256(root / name) != expected[name]:
+                raise _damaged(root, f"{name} was changed after the task was built")
+        record = tomllib.loads((root / "task.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        what = "holds no complete task (it has no MANIFEST.sha256)" if root.is_dir() else "does not exist"
+        raise TaskError(f"{root} {what}", fix=_WHICH) from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _damaged(root, f"it cannot be read ({error})") from error
+    if record.get("schema_version") != _SCHEMA:
+        raise TaskError(
+            f"task {root} has schema version {record.get('schema_version')}; this release reads {_SCHEMA}", fix="build it again"
+        )
+    try:
+        return Task(task_spec_from_json(record["task"]), root, record["provenance"])
+    except (KeyError, TypeError) as error:
+        raise _damaged(root, f"task.toml is not a task ({error})") from error
+
+
+def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
+    """Every task directly below `folder`, in order of name; names that begin with a dot are not looked at.
+
+    Raises:
+        TaskError: there is none, or one of them is damaged.
+    """
+    root = Path(folder)
+    try:
+        found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError as error:
+        raise TaskError(
+            f"{root} cannot be read ({error.strerror})", fix="name a folder that `composer tasks build` wrote"
+        ) from error
+    if not found:
+        raise TaskError(f"{root} holds no tasks", fix=f"composer tasks build SOURCE --out {root}")
+    return [load_task(path) for path in found]
+
+
+def _manifest(root: Path) -> str:
+    return "".join(f"{_sha256(root / name)}  {name}\n" for name in tree_files(root))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _damaged(root: Path, what: str) -> TaskError:
+    return TaskError(
+        f"task {root}: {what}",
+        fix=f"restore it, or delete {root} and run the same `composer tasks build` again: it rebuilds what is missing",
+    )

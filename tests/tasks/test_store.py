@@ -1,0 +1,154 @@
+"""A stored task reads back exactly, and any damage to its folder is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import StorageError, TaskError
+from composer_replication.tasks.store import Task, load_task, load_tasks, write_task
+from composer_replication.types import Deletion, TaskSpec
+
+SPEC = TaskSpec(
+    task_id="tides-slack-12ab",
+    source="folder:tides",
+    source_digest="0" * 64,
+    instruction="Implement `slack` in tides.py: its body was removed. Make its tests pass.",
+    deleted=(Deletion(path="tides.py", qualname="slack", lines=1),),
+    fail_to_pass=('tests/test_a.py::test_x["q\\u00e9\x7f\\\\-\U0001f600]', "tests/test_a.py::test_y"),
+    pass_to_pass=(),
+    editable=("tides.py",),
+    python_path=("src", "."),
+    test_timeout_s=12.5,
+)
+GOLD = b"def slack(a):\r\n    return a"
+DELETED = b"def slack(a):\r\n    raise NotImplementedError"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    pristine = tmp_path / "pristine"
+    files = {
+        "tides.py": GOLD,
+        "README.md": "Ebb \u00e9.\n".encode(),
+        "docs/terms.rst": b"slack: no flow\n",
+        "docs/long.txt": b"x" * (70 << 10),
+        "requirements.txt": b"numpy\n",
+        "LICENSE.md": b"MIT\n",
+        "tests/notes.md": b"no\n",
+        "tests/test_a.py": b"",
+        "run.sh": b"#!/bin/sh\n",
+    }
+    for path, content in files.items():
+        (pristine / path).parent.mkdir(parents=True, exist_ok=True)
+        (pristine / path).write_bytes(content)
+    (pristine / "run.sh").chmod(0o755)
+    out = tmp_path / "out" / SPEC.task_id
+    return write_task(SPEC, out, pristine=pristine, deleted={"tides.py": DELETED}, provenance={"seed": 3, "flaky": 0})
+
+
+def test_a_task_reads_back_as_it_was_written(task: Task) -> None:
+    loaded = load_task(task.root)
+    assert loaded == task
+    assert loaded.spec == SPEC
+    assert loaded.gold_files() == {"tides.py": GOLD}
+    assert (loaded.repo / "tides.py").read_bytes() == DELETED
+    assert os.access(loaded.repo / "run.sh", os.X_OK)
+    assert (loaded.root / "instruction.md").read_text().strip() == SPEC.instruction
+    assert [t.spec for t in load_tasks(task.root.parent)] == [SPEC]
+    assert sorted(p.name for p in task.root.parent.iterdir()) == [SPEC.task_id]
+
+
+def test_the_patch_and_the_manifest_work_with_ordinary_tools(task: Task, tmp_path: Path) -> None:
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "MANIFEST.sha256"], cwd=task.root, check=True)
+    work = tmp_path / "work"
+    shutil.copytree(task.repo, work)
+    subprocess.run(["git", "apply", str(task.root / "solution" / "gold.patch")], cwd=work, check=True)
+    assert (work / "tides.py").read_bytes() == GOLD
+    assert "+    return a" in task.gold_patch()
+
+
+def test_docs_are_the_documentation_only_and_capped(task: Task) -> None:
+    docs = task.docs()
+    assert list(docs) == ["README.md", "docs/long.txt", "docs/terms.rst"]
+    assert docs["README.md"] == "Ebb \u00e9.\n"
+    assert len(docs["docs/long.txt"]) == 64 << 10
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md", "repo/tests/test_a.py", "solution/gold.patch"])
+def test_a_changed_file_is_named(task: Task, name: str) -> None:
+    with (task.root / name).open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(TaskError, match=f"{name} was changed") as caught:
+        load_task(task.root)
+    assert "delete" in (caught.value.fix or "")
+
+
+def test_missing_added_and_linked_files_are_named(task: Task) -> None:
+    (task.root / "repo" / "README.md").unlink()
+    with pytest.raises(TaskError, match=r"repo/README.md is missing"):
+        load_task(task.root)
+    (task.root / "repo" / "README.md").symlink_to("/etc/hostname")
+    with pytest.raises(TaskError, match=r"repo/README.md was changed"):
+        load_task(task.root)
+    (task.root / "repo" / "README.md").unlink()
+    (task.root / "repo" / "README.md").write_bytes("Ebb \u00e9.\n".encode())
+    load_task(task.root)
+    (task.root / "repo" / "__pycache__").mkdir()
+    (task.root / "repo" / "__pycache__" / "tides.pyc").write_bytes(b"")
+    with pytest.raises(TaskError, match=r"tides.pyc does not belong to it"):
+        load_tasks(task.root.parent)
+
+
+def test_other_schemas_and_shapes_are_refused(task: Task) -> None:
+    toml = task.root / "task.toml"
+    text = toml.read_text()
+
+    def rewrite(content: str) -> None:
+        toml.write_text(content)
+        digest = subprocess.run(["sha256sum", "task.toml"], cwd=task.root, capture_output=True, text=True, check=True).stdout
+        manifest = task.root / "MANIFEST.sha256"
+        lines = [line for line in manifest.read_text().splitlines() if not line.endswith("  task.toml")]
+        manifest.write_text("\n".join([*lines, digest.strip()]) + "\n")
+
+    rewrite(text.replace("schema_version = 1", "schema_version = 99"))
+    with pytest.raises(TaskError, match="schema version 99; this release reads 1"):
+        load_task(task.root)
+    rewrite(text.replace("task_id =", "tusk_id ="))
+    with pytest.raises(TaskError, match=r"task.toml is not a task"):
+        load_task(task.root)
+    rewrite("no toml")
+    with pytest.raises(TaskError, match="cannot be read"):
+        load_task(task.root)
+
+
+def test_absent_and_incomplete_tasks(task: Task, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="does not exist"):
+        load_task(tmp_path / "nowhere")
+    with pytest.raises(TaskError, match="cannot be read"):
+        load_tasks(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TaskError, match="holds no tasks"):
+        load_tasks(tmp_path / "empty")
+    (task.root / "MANIFEST.sha256").unlink()
+    with pytest.raises(TaskError, match="no complete task"):
+        load_task(task.root)
+
+
+def test_writing_again_replaces_the_task(task: Task, tmp_path: Path) -> None:
+    (task.root / "repo" / "stray").write_bytes(b"")
+    spec = dataclasses.replace(SPEC, instruction="Other.")
+    write_task(spec, task.root, pristine=tmp_path / "pristine", deleted={"tides.py": DELETED})
+    assert load_task(task.root).spec == spec
+
+
+def test_an_unwritable_place_is_a_storage_error(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot write") as caught:
+        write_task(SPEC, tmp_path / "file" / "t", pristine=tmp_path / "pristine", deleted={"tides.py": DELETED})
+    assert "run the same command again" in (caught.value.fix or "")
