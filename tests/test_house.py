@@ -1,0 +1,120 @@
+"""The rules of the house that hold for every room."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import composer_replication
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "composer_replication"
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if PACKAGE / "embedded" / "projects" not in path.parents)
+HEAVY = ("accelerate", "numpy", "openai", "pydantic", "torch", "transformers")
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level modules in memory after `statement` in a fresh interpreter."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout))
+
+
+def test_the_probe_sees_an_import() -> None:
+    assert "pydantic" in loaded_after("import pydantic")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert loaded_after("import composer_replication").isdisjoint(HEAVY)
+
+
+def line_count(node: ast.stmt) -> int:
+    return (node.end_lineno or 0) - node.lineno + 1
+
+
+def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return line_count(node.body[0]) if ast.get_docstring(node) else 0
+
+
+LIGHT = (
+    "actions",
+    "config",
+    "envs",
+    "errors",
+    "hints",
+    "observe",
+    "rollout",
+    "sandbox",
+    "tasks",
+    "teachers",
+    "tokens",
+    "traces",
+    "types",
+)
+
+
+@pytest.mark.parametrize("room", [*LIGHT, "teacher_replay", "replaysim", "cli"])
+def test_importing_a_room_without_mathematics_imports_no_torch(room: str) -> None:
+    assert "torch" not in loaded_after(f"import composer_replication.{room}")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_file_and_function_sizes(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert text.count("\n") <= MAX_FILE_LINES
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: line_count(node) - docstring_lines(node) for node in functions}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+@pytest.mark.parametrize("name", composer_replication.__all__)
+def test_export_resolves(name: str) -> None:
+    assert getattr(composer_replication, name) is not None
+    assert name in dir(composer_replication)
+
+
+def test_an_unknown_export_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = composer_replication.no_such_name
+
+
+def test_imports_only_go_down() -> None:
+    lint = Path(sys.executable).parent / "lint-imports"
+    run = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_make_target_has_a_help_line() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = re.findall(r"^([a-z][\w-]*):", makefile, flags=re.MULTILINE)
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert targets
+    assert re.findall(r"^  make ([\w-]+) +\S.*$", shown, flags=re.MULTILINE) == targets
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
+    assert phony
+    assert phony[1].split() == targets
+
+
+def test_every_tool_of_the_makefile_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    scripts = re.findall(r"\b((?:scripts|benchmarks)/\w+\.(?:py|sh))", makefile)
+    assert scripts
+    assert [script for script in scripts if not (ROOT / script).is_file()] == []
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_every_invariant_names_tests_that_exist(number: int) -> None:
+    text = (ROOT / "INVARIANTS.md").read_text("utf-8")
+    section = re.search(rf"^## {number}\. .*?(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert section
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", section[0])
+    assert named
+    for path, function in named:
+        assert re.search(rf"^(?:async )?def {function}\(", (ROOT / path).read_text("utf-8"), flags=re.MULTILINE), (path, function)
