@@ -122,7 +122,7 @@ class FailedGrade:
         for step in _steps(trajectory):
             if step.changed_workspace:
                 changed, seen_failing = step.turn, False
-            elif step.result.status in FailedRun().kinds:
+            elif step.result.name in _RUNS and step.result.status != "ok":
                 seen_failing = True
         if changed is not None and not seen_failing:
             yield Finding(kind="tests_failed", turn=changed, evidence={"revealed_by": len(trajectory.turns) - 1})

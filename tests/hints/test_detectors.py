@@ -122,3 +122,10 @@ def test_first_error_keeps_the_earliest_turns():
 def test_search_that_times_out_does_not_blame_the_change():
     t = trajectory((EDIT, ok()), (call("search", pattern="x"), bad("timeout")), (RUN, ok()), (SUBMIT, ok()), reward=1.0)
     assert found(t) == [("timeout", 1)]
+
+
+def test_change_after_the_last_failing_run_is_blamed_for_a_zero_too():
+    t = trajectory((EDIT, ok()), (RUN, bad("tests_failed")), (EDIT, ok()), (SUBMIT, ok()), reward=0.0)
+    assert found(t) == [("tests_failed", 0), ("tests_failed", 2)]
+    searched = trajectory((EDIT, ok()), (call("search", pattern="x"), bad("timeout")), (SUBMIT, ok()), reward=0.0)
+    assert found(searched) == [("tests_failed", 0), ("timeout", 1)]
