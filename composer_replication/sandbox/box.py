@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import queue
 import resource
@@ -165,16 +166,17 @@ def _environment(command: Command) -> dict[str, str]:
     }
 
 
-def _rlimits(limits: Limits, *, counted: bool, sized_disk: bool) -> list[tuple[int, int]]:
+def _rlimits(limits: Limits, *, counted: bool, sized_disk: bool) -> list[tuple[int, int, int]]:
+    cpu_s, memory, disk = max(1, math.ceil(limits.cpu_s)), limits.memory_mb << 20, limits.disk_mb << 20
     values = [
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, max(1, round(limits.cpu_s))),
-        (resource.RLIMIT_NOFILE, 1024),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),
+        (resource.RLIMIT_NOFILE, 1024, 1024),
     ]
     if not counted:
-        values += [(resource.RLIMIT_AS, limits.memory_mb << 20), (resource.RLIMIT_NPROC, limits.processes)]
+        values += [(resource.RLIMIT_AS, memory, memory), (resource.RLIMIT_NPROC, limits.processes, limits.processes)]
     if not sized_disk:
-        values.append((resource.RLIMIT_FSIZE, limits.disk_mb << 20))
+        values.append((resource.RLIMIT_FSIZE, disk, disk))
     return values
 
 
@@ -186,7 +188,7 @@ def _ending(report: BoxReport, limits: Limits, group: BoxGroup | None, stderr: b
         return Ending.OUTPUT_LIMIT
     if report.timed_out or report.returncode == -signal.SIGXCPU:
         return Ending.TIMEOUT
-    if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:
+    if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:  # it ignored SIGXCPU
         return Ending.TIMEOUT
     if report.host_oom and report.returncode == -signal.SIGKILL:
         raise SandboxError("the machine ran out of memory while the box ran", fix="run fewer boxes at once")

@@ -26,8 +26,8 @@ class BoxRequest:
     scratch: str
     """A folder of the host for mount points and private copies."""
     wall_s: float
-    rlimits: list[tuple[int, int]]
-    """(RLIMIT number, value): both soft and hard."""
+    rlimits: list[tuple[int, int, int]]
+    """(RLIMIT number, soft, hard)."""
     disk_mb: int
     cgroup_procs: list[str]
     """`cgroup.procs` files the command enters."""

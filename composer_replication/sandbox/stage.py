@@ -55,11 +55,12 @@ def mount_stage(base: str, changes: Mapping[str, bytes | None], *, disk_mb: int,
         os.mkdir(folder)
     lower = f"/proc/self/fd/{base_fd}"
     if overlay:
-        apply_changes(upper, changes, whiteouts=True)
+        apply_changes(upper, changes, lower=lower)
         linux.mount("overlay", repo, "overlay", linux.MS_NOSUID, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
     else:
         copy_tree(lower + "/.", repo)
-        apply_changes(repo, changes, whiteouts=False)
+        apply_changes(repo, changes)
+        linux.mount(repo, repo, "", linux.MS_BIND)
     os.close(base_fd)
     return Stage(root, repo, os.open(scratch, os.O_PATH | os.O_DIRECTORY))
 
@@ -79,9 +80,14 @@ def copy_tree(source: str, target: str) -> None:
                 os.chmod(to, stat.S_IMODE(entry.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR)
 
 
-def apply_changes(root: str, changes: Mapping[str, bytes | None], *, whiteouts: bool) -> None:
-    """Remove deleted files below `root`, then write changed ones, never through a symbolic link."""
+def apply_changes(root: str, changes: Mapping[str, bytes | None], *, lower: str | None = None) -> None:
+    """Remove deleted files below `root`, then write changed ones, never through a symbolic link.
+
+    With `lower`, `root` is the upper layer of an overlay over it, and what is deleted from `lower` gets a whiteout.
+    """
     for path, content in sorted(changes.items(), key=lambda item: item[1] is not None):
+        if content is None and not _exists(lower or root, path):
+            continue
         folder = root
         for part in path.split("/")[:-1]:
             folder = f"{folder}/{part}"
@@ -89,12 +95,21 @@ def apply_changes(root: str, changes: Mapping[str, bytes | None], *, whiteouts: 
         target = f"{root}/{path}"
         _remove(target)
         if content is None:
-            if whiteouts:
+            if lower is not None:
                 os.mknod(target, stat.S_IFCHR | 0o600, _WHITEOUT)
             continue
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(fd, "wb", closefd=True) as file:
             file.write(content)
+
+
+def _exists(root: str, path: str) -> bool:
+    """Whether `path` is there, reached through real folders only."""
+    *folders, _ = path.split("/")
+    for depth in range(1, len(folders) + 1):
+        if os.path.islink("/".join((root, *folders[:depth]))):
+            return False
+    return os.path.lexists(f"{root}/{path}")
 
 
 def _make_folder(path: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from composer_replication.sandbox import linux
 from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
 
 __all__ = [
@@ -79,11 +80,12 @@ def join_cgroups(fds: list[int]) -> None:
 
 
 def set_rlimits(request: BoxRequest) -> None:
-    """Lower soft and hard limits; a hard limit that is lower already stays."""
-    for number, value in request.rlimits:
-        hard = resource.getrlimit(number)[1]
-        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (allowed, allowed))
+    """Set the limits; where a hard limit is lower already, that one stays."""
+    for number, soft, hard in request.rlimits:
+        allowed = resource.getrlimit(number)[1]
+        if allowed != resource.RLIM_INFINITY:
+            soft, hard = min(soft, allowed), min(hard, allowed)
+        resource.setrlimit(number, (soft, hard))
 
 
 def exec_command(request: BoxRequest, fds: BoxFds, argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
@@ -116,6 +118,33 @@ def _oom_kills() -> int:
     return 0
 
 
+def _kill_descendants() -> None:
+    """Kill and collect every process of the box; orphans have this process as their parent, so the loop ends with none left."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] != 0:
+                continue
+        except ChildProcessError:
+            return
+        for pid in _children(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    after_name = file.read().rpartition(b")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(after_name[1]) == parent:
+                found.append(int(name))
+    return found
+
+
 Backend = Callable[[BoxRequest, BoxFds, int], Started]
 
 
@@ -133,6 +162,7 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds) -> None:
 
 
 def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:
+    linux.set_subreaper()
     oom_before = _oom_kills()
     deadline = time.monotonic() + request.wall_s
     started = backend(request, fds, error_write)
@@ -143,9 +173,11 @@ def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, 
         timed_out, disk_full = _wait(started, fds.control, deadline)
         if timed_out or disk_full:
             os.kill(started.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(started.pid, 0)
+        _, status = os.waitpid(started.pid, 0)
     finally:
+        _kill_descendants()
         disk_full_at_end = started.finish()
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     os.set_blocking(error_read, False)
     try:
         setup_error = os.read(error_read, 4096).decode(errors="replace")

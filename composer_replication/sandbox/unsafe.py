@@ -9,7 +9,6 @@ import dataclasses
 import os
 import resource
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable
 from typing import NoReturn
@@ -40,11 +39,7 @@ def _unconfined(_box: str) -> None:
 
 
 def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Callable[[str], None]) -> Started:
-    """Run the command in a private copy of the tree after `confine(box folder)` has run in its process. Raises OSError.
-
-    The supervisor adopts every descendant, so that none survives the command.
-    """
-    linux.set_subreaper()
+    """Run the command in a private copy of the tree after `confine(box folder)` has run in its process. Raises OSError."""
     if request.uid is None:
         request = _allow_for_running_threads(request)
     cgroups = open_cgroups(request)
@@ -63,7 +58,6 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
             exit_with(error_fd, error)
 
     def finish() -> bool:
-        _kill_descendants()
         full = _over(box, request.disk_mb)
         shutil.rmtree(box, ignore_errors=True)
         return full
@@ -72,7 +66,7 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
         for folder in (repo, tmp):
             os.mkdir(folder)
         copy_tree(request.base, repo)
-        apply_changes(repo, request.changes, whiteouts=False)
+        apply_changes(repo, request.changes)
         if request.uid is not None:
             _give_to(box, request.uid)
         pid = fork(command)
@@ -91,7 +85,7 @@ def _allow_for_running_threads(request: BoxRequest) -> BoxRequest:
                 running += len(os.listdir(f"/proc/{name}/task"))
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-    limits = [(n, v + running if n == resource.RLIMIT_NPROC else v) for n, v in request.rlimits]
+    limits = [(n, s + running, h + running) if n == resource.RLIMIT_NPROC else (n, s, h) for n, s, h in request.rlimits]
     return dataclasses.replace(request, rlimits=limits)
 
 
@@ -112,30 +106,3 @@ def _over(box: str, disk_mb: int) -> bool:
             except FileNotFoundError:
                 continue
     return used >= disk_mb << 20
-
-
-def _kill_descendants() -> None:
-    """Kill and collect every process of the box; orphans have this process as their parent, so the loop ends with none left."""
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] != 0:
-                continue
-        except ChildProcessError:
-            return
-        for pid in _children(os.getpid()):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    after_name = file.read().rpartition(b")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(after_name[1]) == parent:
-                found.append(int(name))
-    return found
