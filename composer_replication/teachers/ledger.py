@@ -60,6 +60,7 @@ class Ledger:
             self._lock_fd = _take_lock(self.path)
         try:
             self._db = self._open()
+            self._committed_usd = self.spent_usd
         except BaseException:
             self._unlock()
             raise
@@ -99,25 +100,32 @@ class Ledger:
             sqlite3.IntegrityError: the key is reserved or settled already.
         """
         with self._mutex, self._storage_errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                total = self._db.execute("SELECT COALESCE(SUM(usd), 0.0) FROM answers").fetchone()[0]
-                fits = cap_usd is None or total + usd <= cap_usd
-                if fits:
-                    self._db.execute("INSERT INTO answers VALUES (?, ?, ?, NULL, ?)", (key, teacher, usd, time.time()))
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-            return fits
+            if cap_usd is not None and self._committed_usd + usd > cap_usd:
+                return False
+            self._db.execute("INSERT INTO answers VALUES (?, ?, ?, NULL, ?)", (key, teacher, usd, time.time()))
+            self._committed_usd += usd
+            return True
 
     def settle(self, key: str, *, usd: float, answer: Mapping[str, Any]) -> None:
-        """Turn a reservation into a bought answer at its real cost."""
-        self._write("UPDATE answers SET usd = ?, answer = ?, unix_s = ? WHERE key = ?", usd, json.dumps(answer), time.time(), key)
+        """Turn a reservation into a bought answer at its real cost. Raises ValueError when nothing is reserved under the key."""
+        with self._mutex, self._storage_errors():
+            held = self._reserved(key)
+            record = (usd, json.dumps(answer), time.time(), key)
+            done = self._db.execute("UPDATE answers SET usd = ?, answer = ?, unix_s = ? WHERE key = ? AND answer IS NULL", record)
+            if done.rowcount != 1:
+                raise ValueError(f"nothing is reserved under {key}")
+            self._committed_usd += usd - held
 
     def release(self, key: str) -> None:
         """Give a reservation back: the call was not answered. A settled answer stays."""
-        self._write("DELETE FROM answers WHERE key = ? AND answer IS NULL", key)
+        with self._mutex, self._storage_errors():
+            held = self._reserved(key)
+            self._db.execute("DELETE FROM answers WHERE key = ? AND answer IS NULL", (key,))
+            self._committed_usd -= held
+
+    def _reserved(self, key: str) -> float:
+        row = self._db.execute("SELECT usd FROM answers WHERE key = ? AND answer IS NULL", (key,)).fetchone()
+        return 0.0 if row is None else float(row[0])
 
     # --- money ----------------------------------------------------------------------------------------------------------
 
@@ -167,10 +175,6 @@ class Ledger:
         with self._mutex, self._storage_errors():
             row: tuple[Any, ...] | None = self._db.execute(sql, values).fetchone()
             return row
-
-    def _write(self, sql: str, *values: Any) -> None:
-        with self._mutex, self._storage_errors():
-            self._db.execute(sql, values)
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:

@@ -51,6 +51,23 @@ def test_reservations_count_towards_the_cap():
         assert (ledger.spent_usd, ledger.reserved_usd) == (0.1, 0.0)
 
 
+def test_only_what_is_reserved_can_be_settled():
+    with Ledger() as ledger:
+        ledger.release("a")
+        with pytest.raises(ValueError, match="nothing is reserved under a"):
+            ledger.settle("a", usd=1.0, answer={})
+        assert ledger.reserve("b", teacher="t", usd=1.0, cap_usd=1.0)
+
+
+def test_what_earlier_runs_paid_counts_towards_the_cap(tmp_path):
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        ledger.reserve("a", teacher="t", usd=0.6, cap_usd=1.0)
+        ledger.settle("a", usd=0.6, answer={})
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        assert not ledger.reserve("b", teacher="t", usd=0.6, cap_usd=1.0)
+        assert ledger.reserve("b", teacher="t", usd=0.4, cap_usd=1.0)
+
+
 def test_threads_never_reserve_past_the_cap():
     with Ledger() as ledger:
         won = []
