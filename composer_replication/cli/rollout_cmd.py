@@ -1,0 +1,233 @@
+"""`composer rollout`: let a policy work on tasks and say how it did."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, noop_script, oracle_script
+from composer_replication.errors import StorageError
+from composer_replication.observe import Terminal, mean_and_se
+from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
+from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox.grading import GradeCache
+from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
+from composer_replication.types import Group, Message, Unscored, to_json
+
+__all__ = ["rollout"]
+
+EXIT_UNSOUND = 10
+"""The oracle did not solve every task, or doing nothing solved one."""
+
+_PER_COLLECTION = 64
+"""Most trajectories collected, and then written, at a time."""
+_SCRIPTED_BUDGETS = Budgets(turn_tokens=1 << 22, trajectory_tokens=1 << 24, context_tokens=1 << 26, max_turns=1 << 10)
+_REQUIRED = {"oracle": 1.0, "noop": 0.0}
+
+
+def rollout(
+    tasks: Annotated[Path, typer.Option(help="Folder of tasks, as `composer tasks build` writes it.")],
+    policy: Annotated[str, typer.Option(help="oracle, noop, random, or a model: a folder or a Hugging Face id.")],
+    group_size: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first N tasks.")] = None,
+    seed: Annotated[int, typer.Option(help="Determines every draw.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 1.0,
+    turn_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of one turn, in sampled tokens.")] = None,
+    trajectory_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of a rollout, in sampled tokens.")] = None,
+    context_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of prompt, turns and replies together.")] = None,
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Folder to write trajectories.jsonl and summary.json to.")] = None,
+    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
+    ] = False,
+) -> None:
+    """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
+
+    `oracle` must score 1 on every task and `noop` 0; otherwise the exit code is 10.
+    """
+    terminal = Terminal(Console(stderr=True) if json_output else None)
+    chosen = load_tasks(tasks)[:limit]
+    box = open_sandbox(cast(SandboxKind, sandbox))
+    terminal.isolation(box.isolation.summary())
+    actor = _actor(policy, chosen)
+    given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
+    given |= {"context_tokens": context_tokens, "max_turns": max_turns}
+    budgets = replace(actor.budgets, **{name: value for name, value in given.items() if value is not None})
+    grades, tests = GradeCache(), TestCache()
+
+    def make_env(task: Task) -> CodingEnv:
+        return CodingEnv(task, sandbox=box, python=Path(sys.executable), grade_cache=grades, test_cache=tests)
+
+    collect = partial(
+        collect_groups,
+        make_env=make_env,
+        engine=actor.engine,
+        renderer=actor.renderer,
+        budgets=budgets,
+        group_size=group_size,
+        seed=seed,
+        step=0,
+        temperature=temperature,
+        policy_version=0,
+        env_workers=workers,
+    )
+    groups = _in_parts(terminal, f"{policy}: rollouts", chosen, group_size, collect, out)
+    summary = _summary(policy, groups, box.isolation.summary())
+    if out is not None:
+        _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
+    _show(terminal, summary)
+    if json_output:
+        typer.echo(json.dumps(summary))
+    if summary["deviating"]:
+        raise typer.Exit(EXIT_UNSOUND)
+
+
+def _in_parts(
+    terminal: Terminal,
+    title: str,
+    tasks: Sequence[Task],
+    group_size: int,
+    collect: Callable[..., Coroutine[Any, Any, list[Group]]],
+    out: Path | None,
+) -> list[Group]:
+    """Collect a bounded number of rollouts at a time, and write each part as soon as it is there."""
+    groups: list[Group] = []
+    size = max(1, _PER_COLLECTION // group_size)
+    with terminal.phase(title, len(tasks) * group_size) as shown:
+        for start in range(0, len(tasks), size):
+
+            def report(progress: Progress, before: int = start * group_size) -> None:
+                shown.advance(before + progress.finished - shown.done)
+
+            collected = asyncio.run(collect(tasks[start : start + size], on_progress=report))
+            groups += collected
+            if out is not None:
+                lines = [json.dumps(to_json(t), ensure_ascii=False) + "\n" for g in collected for t in g.trajectories]
+                _write(out / "trajectories.jsonl", "".join(lines), "a" if start else "w")
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Actor:
+    engine: Engine
+    renderer: ChatRenderer
+    budgets: Budgets
+
+
+def _actor(policy: str, tasks: Sequence[Task]) -> _Actor:
+    """The engine behind a policy's name, the renderer that speaks its tokens, and the budgets it is given by default."""
+    if policy not in (*_REQUIRED, "random"):
+        return _model(policy)
+    renderer = ChatRenderer(byte_level_tokenizer())
+    if policy == "random":
+        names = {name for t in tasks for d in t.spec.deleted for name in (d.path, d.qualname.rpartition(".")[2])}
+        engine = RandomEngine(renderer, tools=CODING_TOOLS, words=sorted(names))
+        return _Actor(engine, renderer, Budgets(turn_tokens=2000, trajectory_tokens=32_000, context_tokens=1 << 20, max_turns=16))
+    by_id = {task.spec.task_id: task for task in tasks}
+
+    def script_for(session: str) -> Sequence[Message]:
+        task_id = session.partition("/")[2].rpartition("/")[0]
+        return oracle_script(by_id[task_id]) if policy == "oracle" else noop_script()
+
+    return _Actor(ScriptedEngine(renderer, script_for), renderer, _SCRIPTED_BUDGETS)
+
+
+def _model(path: str) -> _Actor:
+    from composer_replication.config import ModelConfig
+    from composer_replication.rollout.transformers_engine import TransformersEngine
+    from composer_replication.trainer.models import load_policy
+
+    model, tokenizer = load_policy(ModelConfig(path=path))
+    return _Actor(TransformersEngine(model, tokenizer), ChatRenderer(tokenizer), Budgets())
+
+
+# --- what came of it ---------------------------------------------------------------------------------------------------
+
+
+def _summary(policy: str, groups: Sequence[Group], isolation: str) -> dict[str, Any]:
+    """Plain JSON data; a number that cannot be estimated is None."""
+    rows = [_row(group) for group in groups]
+    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None])
+    required = _REQUIRED.get(policy)
+    deviating = [row["task_id"] for row in rows if required is not None and (row["reward"] != required or row["unscored"])]
+    return {
+        "policy": policy,
+        "reward_mean": _finite(mean),
+        "reward_se": _finite(se),
+        "tasks": len(rows),
+        "trajectories": sum(len(g.trajectories) for g in groups),
+        "unscored": sum(row["unscored"] for row in rows),
+        "turns": sum(row["turns"] for row in rows),
+        "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
+        "required": required,
+        "deviating": deviating,
+        "isolation": isolation,
+        "per_task": rows,
+    }
+
+
+def _row(group: Group) -> dict[str, Any]:
+    trajectories = group.trajectories
+    scored = [t.reward for t in trajectories if not isinstance(t.reward, Unscored)]
+    reasons = itertools.chain.from_iterable([t.reward.reason] if isinstance(t.reward, Unscored) else [] for t in trajectories)
+    graded = next((t.grade for t in trajectories if t.grade is not None and t.grade.reward != 1.0), None)
+    return {
+        "task_id": group.task_id,
+        "reward": _finite(mean_and_se(scored)[0]),
+        "unscored": len(trajectories) - len(scored),
+        "stop_reasons": dict(sorted(Counter(t.stop_reason.value for t in trajectories).items())),
+        "turns": sum(len(t.turns) for t in trajectories),
+        "sampled_tokens": sum(t.num_sampled_tokens() for t in trajectories),
+        "why": next(reasons, graded.reasons[0] if graded is not None and graded.reasons else ""),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
+    columns = ("task", "reward", "unscored", "stopped by", "turns", "tokens")
+    cells = [
+        (
+            row["task_id"],
+            "n/a" if row["reward"] is None else f"{row['reward']:.3f}",
+            row["unscored"],
+            ", ".join(f"{name} {count}" for name, count in row["stop_reasons"].items()),
+            row["turns"],
+            row["sampled_tokens"],
+        )
+        for row in summary["per_task"]
+    ]
+    terminal.table(f"policy {summary['policy']}", columns, cells)
+    mean, se = (summary[name] for name in ("reward_mean", "reward_se"))
+    counted = f"{summary['tasks']} tasks, {summary['trajectories']} rollouts, {summary['sampled_tokens']} sampled tokens"
+    spread = "" if se is None else f" ± {se:.3f} (standard error over tasks)"
+    terminal.note(f"reward {'n/a' if mean is None else f'{mean:.3f}'}{spread}: {counted}, {summary['unscored']} unscored")
+    for task_id in summary["deviating"]:
+        row = next(r for r in summary["per_task"] if r["task_id"] == task_id)
+        terminal.note(f"{summary['policy']} must score {summary['required']:g} on {task_id}: {row['why'] or 'it scored 1'}")
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}", fix="free some space or name another --out") from error

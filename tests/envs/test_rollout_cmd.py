@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import typer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
+
+from composer_replication.cli.rollout_cmd import EXIT_UNSOUND, rollout
+from composer_replication.errors import ModelError, StorageError, TaskError
+from composer_replication.tasks.store import load_tasks, write_task
+from composer_replication.tokens import byte_level_tokenizer
+from composer_replication.types import trajectory_from_json
+
+app = typer.Typer()
+app.command()(rollout)
+
+
+@pytest.fixture(scope="module")
+def folder(task, tmp_path_factory):
+    """Two task folders on disk: the fixture's task under two names."""
+    pristine, folder = tmp_path_factory.mktemp("pristine"), tmp_path_factory.mktemp("tasks")
+    for path in ("shop/__init__.py", "shop/basket.py", "tests/test_basket.py"):
+        (pristine / path).parent.mkdir(exist_ok=True)
+        (pristine / path).write_bytes(task.gold.get(path, (task.repo / path).read_bytes()))
+    for name in ("a", "b"):
+        spec = replace(task.spec, task_id=f"shop/{name}")
+        write_task(
+            spec, folder / name, pristine=pristine, deleted={"shop/basket.py": (task.repo / "shop/basket.py").read_bytes()}
+        )
+    return folder
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=True)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_oracle_noop_and_random_on_task_folders(folder, tmp_path):
+    for policy, reward in (("oracle", 1.0), ("noop", 0.0), ("random", 0.0)):
+        result = run("--tasks", folder, "--policy", policy, "--group-size", 3, "--json", "--out", tmp_path / policy)
+        assert result.exit_code == 0, result.output
+        summary = json.loads(result.stdout)
+        assert summary == json.loads((tmp_path / policy / "summary.json").read_text())
+        assert (summary["reward_mean"], summary["reward_se"], summary["unscored"]) == (reward, 0.0, 0)
+        assert [row["task_id"] for row in summary["per_task"]] == ["shop/a", "shop/b"]
+        lines = (tmp_path / policy / "trajectories.jsonl").read_text().splitlines()
+        trajectories = [trajectory_from_json(json.loads(line)) for line in lines]
+        assert [t.trajectory_id for t in trajectories] == [f"0/shop/{n}/{i}" for n in "ab" for i in range(3)]
+        assert sum(t.num_sampled_tokens() for t in trajectories) == summary["sampled_tokens"]
+        assert all(t.reward == reward for t in trajectories)
+    assert {row["stop_reasons"].get("submitted") for row in summary["per_task"]} != {3}, "noise stops in other ways too"
+
+
+def test_the_table_names_reward_and_stop_reasons(folder):
+    result = run("--tasks", folder, "--policy", "noop", "--limit", 1)
+    assert "shop/a" in result.output
+    assert "shop/b" not in result.output
+    assert "submitted 1" in result.output
+    assert "reward 0.000: 1 tasks, 1 rollouts" in result.output
+
+
+def test_an_unsound_task_has_its_own_exit_code(folder):
+    result = run("--tasks", folder, "--policy", "oracle", "--max-turns", 1)
+    assert result.exit_code == EXIT_UNSOUND == 10
+    assert "oracle must score 1 on shop/a: 2 of 2 fail-to-pass tests did not pass" in result.output
+
+
+def test_a_model_from_a_folder(folder, tmp_path):
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=261, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    config.num_key_value_heads, config.head_dim, config.max_position_embeddings = 1, 16, 600
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    byte_level_tokenizer().save_pretrained(tmp_path)
+    written = []
+    for name, seed in (("one", 1), ("same", 1), ("other", 2)):
+        options = ("--turn-tokens", 30, "--group-size", 2, "--seed", seed, "--out", tmp_path / name)
+        result = run("--tasks", folder, "--policy", tmp_path, *options)
+        assert result.exit_code == 0, "only oracle and noop have something to prove"
+        lines = (tmp_path / name / "trajectories.jsonl").read_text().splitlines()
+        written.append([json.loads(line)["turns"] for line in lines])
+    assert written[0] == written[1]
+    assert written[0] != written[2]
+
+
+def test_errors_say_what_to_do(folder, tmp_path):
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        run("--tasks", folder, "--policy", tmp_path / "nothing")
+    with pytest.raises(TaskError):
+        run("--tasks", tmp_path / "none", "--policy", "oracle")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        run("--tasks", folder, "--policy", "noop", "--out", tmp_path / "file")
+    assert len(load_tasks(folder)) == 2
