@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
-from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.interpreter import installation_of, reachable_by
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Isolation, Limits, Tree
 from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
 from composer_replication.sandbox.supervise import CHANNEL_FD
@@ -76,7 +76,7 @@ class BoxSandbox:
         limits = command.limits
         with contextlib.ExitStack() as stack:
             uid = None
-            if setup.uids:
+            if setup.uids and reachable_by(setup.uids[0], command.python):
                 uid = self._free_uids.get()
                 stack.callback(self._free_uids.put, uid)
             group = self._make_group(limits)

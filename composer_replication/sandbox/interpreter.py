@@ -11,7 +11,7 @@ from pathlib import Path
 
 from composer_replication.errors import TaskError
 
-__all__ = ["Installation", "installation_of"]
+__all__ = ["Installation", "installation_of", "reachable_by"]
 
 _HIDDEN_PACKAGE = "composer_replication"
 """It carries the gold code of the embedded projects."""
@@ -76,6 +76,18 @@ def _installation_of(python: str) -> Installation:
         pytest_plugins=tuple((name, module) for name, module in facts["plugins"]),
         modules=frozenset(facts["modules"]),
     )
+
+
+@lru_cache(maxsize=64)
+def reachable_by(uid: int, python: Path) -> bool:
+    """Whether root can run `python` as the user `uid` and read its installation."""
+    code = "import os, sys; [os.listdir(path) for path in sys.argv[1:]]"
+    argv = [str(python), "-I", "-c", code, *installation_of(python).binds]
+    try:
+        done = subprocess.run(argv, user=uid, group=uid, extra_groups=[], capture_output=True, cwd="/", timeout=60)
+    except OSError:
+        return False
+    return done.returncode == 0
 
 
 def _link_hops(python: str) -> list[str]:

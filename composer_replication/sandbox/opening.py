@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import landlock
 from composer_replication.sandbox.box import BoxSandbox, Setup
 from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
-from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.interpreter import reachable_by
 from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
 
@@ -176,8 +175,12 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
     if abi == 0:
         raise SandboxUnavailableError("the kernel has no Landlock, or it is switched off")
     root = os.geteuid() == 0
-    own_uid = root and _reachable_by_others(Path(sys.executable))
-    user = f"uid {BOX_UID} (one per box)" if own_uid else f"uid {os.geteuid()} without capabilities"
+    own_uid = root and reachable_by(BOX_UID, Path(sys.executable))
+    user = (
+        f"uid {BOX_UID} (one per box; uid 0 without capabilities where only root can read the interpreter)"
+        if own_uid
+        else f"uid {os.geteuid()} without capabilities"
+    )
     missing = ["namespaces: names of the host's files and processes are visible", "disk use (looked at five times a second)"]
     if root and not own_uid:
         missing.append("a user of its own (only root can read the interpreter's folder)")
@@ -199,17 +202,6 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
     )
     uids = _LANDLOCK_UIDS if own_uid else ()
     return Setup(backend="landlock", isolation=isolation, cgroups=cgroups, overlay=False, sized_disk=False, uids=uids)
-
-
-def _reachable_by_others(python: Path) -> bool:
-    """Whether a user without rights can run `python` and read its installation."""
-    code = "import os, sys; [os.listdir(path) for path in sys.argv[1:]]"
-    argv = [str(python), "-I", "-c", code, *installation_of(python).binds]
-    try:
-        done = subprocess.run(argv, user=BOX_UID, group=BOX_UID, extra_groups=[], capture_output=True, cwd="/", timeout=60)
-    except OSError:
-        return False
-    return done.returncode == 0
 
 
 def _unsafe(cgroups: Cgroups | None) -> Setup:
