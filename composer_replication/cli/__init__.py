@@ -1,1 +1,7 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""The `composer` command."""
+
+from __future__ import annotations
+
+from composer_replication.cli.main import app, main
+
+__all__ = ["app", "main"]

@@ -1,1 +1,37 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""A run as data: frozen models, read from TOML, overridden by dotted keys. Imports no torch."""
+
+from __future__ import annotations
+
+from composer_replication.config.load import load_config, resolve_arm, to_toml
+from composer_replication.config.run import (
+    EvalConfig,
+    HintConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ReplayConfig,
+    RlvrConfig,
+    RolloutConfig,
+    RunConfig,
+    SandboxConfig,
+    TasksConfig,
+    TeacherConfig,
+)
+
+__all__ = [
+    "EvalConfig",
+    "HintConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ReplayConfig",
+    "RlvrConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SandboxConfig",
+    "TasksConfig",
+    "TeacherConfig",
+    "load_config",
+    "resolve_arm",
+    "to_toml",
+]

@@ -1,1 +1,1 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""The default that needs no GPU, no key and no download: a tiny policy, small projects with tests, local teachers."""

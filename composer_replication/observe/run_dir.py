@@ -175,10 +175,12 @@ class RunDir:
     def truncate_after(self, arm: str, step: int) -> None:
         """Forget metrics, trajectories and hints of `arm` later than `step`, as after going back to a checkpoint of that step.
 
+        With `step` -1 nothing of the arm is kept.
+
         Also removes a torn last line of metrics.jsonl. Events and pairs stay: events are history, and pairs merge by their id.
         Killed half-way, it can be repeated.
         """
-        self.trajectories_path(arm, step)
+        self._arm_path(arm)
         with self._lock:
             lines = list(files.read_lines(self.metrics_path))
             kept = [line for line in lines if line["arm"] != arm or line["step"] <= step]

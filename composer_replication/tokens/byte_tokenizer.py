@@ -40,7 +40,9 @@ CHAT_TEMPLATE = """\
 trained on their schemas' meaning, and a window of a few hundred tokens has no room for them."""
 
 
-def byte_level_tokenizer(train_on: Iterable[str] | None = None, *, vocab_size: int = 512) -> PreTrainedTokenizerFast:
+def byte_level_tokenizer(
+    train_on: Iterable[str] | None = None, *, vocab_size: int = 512, pattern: str | None = None
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer whose template is `CHAT_TEMPLATE`.
 
     Ids 0 to 4 are `<pad>`, `<|im_start|>`, `<|im_end|>` (end of turn and EOS), `<tool_call>` and `</tool_call>`; the 256 bytes
@@ -49,16 +51,23 @@ def byte_level_tokenizer(train_on: Iterable[str] | None = None, *, vocab_size: i
     Args:
         train_on: texts (rendered chats are fine: markup is cut out) to learn merges from; None learns none, one token a byte.
         vocab_size: ids in all, at least 261; used only with `train_on`.
+        pattern: regular expression whose matches are the pieces merges stay inside; GPT-2's by default.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
+    def pieces() -> pre_tokenizers.PreTokenizer:
+        if pattern is None:
+            return pre_tokenizers.ByteLevel(add_prefix_space=False)
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), to_bytes])
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if train_on is None:
         bpe = models.BPE(vocab={token: i for i, token in enumerate((*_MARKUP, *alphabet))}, merges=[])
     else:
         learner = Tokenizer(models.BPE())
-        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        learner.pre_tokenizer = pieces()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=list(_MARKUP), initial_alphabet=alphabet, show_progress=False
         )
@@ -66,7 +75,7 @@ def byte_level_tokenizer(train_on: Iterable[str] | None = None, *, vocab_size: i
         model = json.loads(learner.to_str())["model"]
         bpe = models.BPE(vocab=model["vocab"], merges=[(left, right) for left, right in model["merges"]])
     tokenizer = Tokenizer(bpe)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pieces()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _MARKUP[:3]])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in _MARKUP[3:]])

@@ -1,1 +1,1 @@
-"""Placeholder docstring: to be replaced by the owner of this room."""
+"""Training: the learner takes one optimizer step, the loop is the recipe, a checkpoint is everything the next step depends on."""

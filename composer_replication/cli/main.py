@@ -1,0 +1,54 @@
+"""The top of the command line: what it offers, and how an error is told.
+
+A `ComposerError` is printed as what is wrong and the fix, without a traceback, and ends with its class's exit code (drawn in
+`composer_replication.errors`). Ctrl-C ends with 130. Anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from composer_replication.cli.grade_cmd import grade
+from composer_replication.cli.quickstart_cmd import quickstart
+from composer_replication.cli.report_cmd import report
+from composer_replication.cli.rollout_cmd import rollout
+from composer_replication.cli.tasks_cmd import app as tasks_app
+from composer_replication.cli.train_cmd import train
+from composer_replication.errors import ComposerError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="RL post-training of any Hugging Face model into an agentic coder: tests-pass RL, hints and replay in one loss.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(quickstart)
+app.add_typer(tasks_app, name="tasks")
+app.command()(grade)
+app.command()(rollout)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+app.command()(report)
+
+
+def main() -> None:
+    """Entry point of the `composer` command."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    console = Console(stderr=True)
+    try:
+        app()
+    except ComposerError as error:
+        console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        console.print("interrupted; everything up to the last checkpoint is kept, --resume goes on from there", soft_wrap=True)
+        sys.exit(INTERRUPTED)

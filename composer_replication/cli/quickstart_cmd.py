@@ -1,0 +1,26 @@
+"""`composer quickstart`: the whole recipe, small, on any machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["quickstart"]
+
+
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
+    name: Annotated[str, typer.Option(help="Name of the run.")] = "quickstart",
+    seed: Annotated[int, typer.Option(min=0, help="Of the warm start and of the run.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each arm.")] = 40,
+    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+) -> None:
+    """Build tasks, warm-start a tiny policy, then train it twice: with GRPO alone and with all three channels.
+
+    Needs no GPU, no key and no download. Run again after an interruption, it goes on where it stopped.
+    """
+    from composer_replication.embedded.quickstart import run_quickstart
+
+    run_quickstart(out / name, seed=seed, steps=steps, sandbox=sandbox)

@@ -1,0 +1,56 @@
+"""`composer train`: run a run file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from composer_replication.config import load_config, resolve_arm, to_toml
+from composer_replication.observe import Terminal
+
+__all__ = ["train"]
+
+
+def train(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The run file (TOML).")],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint; a new run is started when there is none.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check everything that can be checked without training, print the resolved run file and stop."
+        ),
+    ] = False,
+) -> None:
+    """Train every arm of a run. Any field of the run file can be overridden: --loss.hint.weight 2 --optimizer.learning_rate 1e-5."""
+    config = load_config(run, context.args)
+    for arm in config.arms:
+        resolve_arm(config, arm)
+    if dry_run:
+        from composer_replication.tasks.store import load_tasks
+        from composer_replication.tokens import ChatRenderer
+        from composer_replication.trainer.models import load_policy
+
+        console = Console()
+        console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
+        model, tokenizer = load_policy(config.model)
+        ChatRenderer(tokenizer)
+        held_out = [] if config.tasks.held_out is None else load_tasks(config.tasks.held_out)
+        rollouts = config.steps * config.rollout.groups * config.rollout.group_size
+        console.print(
+            f"policy: {model.num_parameters():,} parameters; tasks: {len(load_tasks(config.tasks.train))} to train on, "
+            f"{len(held_out)} held out; {len(config.arms)} arm(s) of {rollouts:,} rollouts each; nothing was run",
+            soft_wrap=True,
+        )
+        return
+    from composer_replication.trainer.loop import train as run_training
+    from composer_replication.trainer.open_run import open_run
+
+    run_dir = open_run(config, resume=resume)
+    asyncio.run(run_training(config, run_dir, Terminal(on_event=run_dir.log_event)))

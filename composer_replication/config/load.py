@@ -1,0 +1,140 @@
+"""TOML and dotted overrides to a `RunConfig`, with errors that name file, field and fix."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from composer_replication.config.run import RunConfig
+from composer_replication.errors import ConfigError
+
+__all__ = ["load_config", "resolve_arm", "to_toml"]
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file.
+
+    Args:
+        overrides: `--dotted.key VALUE` or `--dotted.key=VALUE` words as they come from a command line; values are TOML, or text.
+
+    Raises:
+        ConfigError: the file is missing or no TOML, a key is unknown, a value has the wrong type, or a path does not exist.
+    """
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", fix="give the path of a run file (TOML)") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder", fix="give the path of a run file (TOML)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", fix="correct the line it names") from None
+    for key, value in _parse_overrides(overrides):
+        _set(data, key, value, where="the command line")
+    return _validate(data, str(path), base=path.parent)
+
+
+def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
+    """The run of one arm alone: the arm's overrides applied. Raises ConfigError for an unknown arm or a wrong override."""
+    if arm not in config.arms:
+        raise ConfigError(f"no arm {arm!r} in the run", fix=f"use one of: {', '.join(config.arms)}")
+    data = config.model_dump(mode="json", exclude_none=True)
+    for key, value in config.arms[arm].items():
+        _set(data, key, value, where=f"arms.{arm}")
+    return _validate(data, f"arms.{arm}", base=Path())
+
+
+def to_toml(config: RunConfig) -> str:
+    """The resolved run as a run file."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise ConfigError(f"unexpected argument {word!r}", fix="overrides are written --dotted.key VALUE")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not remaining:
+                raise ConfigError(f"--{key}: a value is missing", fix=f"write --{key} VALUE")
+            text = remaining.pop(0)
+        pairs.append((key.replace("-", "_"), _value(text)))
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _set(data: dict[str, Any], key: str, value: Any, *, where: str) -> None:
+    *folders, last = key.split(".")
+    for folder in folders:
+        data = data.setdefault(folder, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{where}: {key}: {folder!r} is a value, not a section", fix="name a field of a section")
+    data[last] = value
+
+
+def _validate(data: Mapping[str, Any], where: str, *, base: Path) -> RunConfig:
+    try:
+        config = RunConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(e["loc"], e["type"], e["msg"], e.get("input")) for e in error.errors()]
+        more = f" (and {len(lines) - 1} more: {'; '.join(line for line, _ in lines[1:])})" if len(lines) > 1 else ""
+        raise ConfigError(f"{where}: {lines[0][0]}{more}", fix=lines[0][1]) from None
+    return _absolute_paths(config, where, base)
+
+
+def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
+    """Paths of a run file are relative to its folder; the ones that are read must exist."""
+    train = (base / config.tasks.train).resolve()
+    held_out = None if config.tasks.held_out is None else (base / config.tasks.held_out).resolve()
+    for field, folder in (("tasks.train", train), ("tasks.held_out", held_out)):
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(
+                f"{where}: {field}: no such folder: {folder}", fix="build tasks with `composer tasks build SOURCE --out DIR`"
+            )
+    local = (base / config.model.path).resolve()
+    model = config.model.model_copy(update={"path": str(local)}) if local.is_dir() else config.model
+    if model is config.model and (config.model.path.startswith((".", "/", "~")) or config.model.path.count("/") > 1):
+        raise ConfigError(
+            f"{where}: model.path: no such folder: {config.model.path}", fix="give a model folder or a Hugging Face model id"
+        )
+    tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out})
+    return config.model_copy(update={"tasks": tasks, "model": model, "out": (base / config.out).resolve()})
+
+
+def _explain(location: tuple[int | str, ...], kind: str, message: str, value: Any) -> tuple[str, str]:
+    """One validation error as a sentence and its fix."""
+    field = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1)
+        known = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_fields_at(location[:-1]))}"
+        return f"unknown key {field!r}", f"remove it; {known}"
+    if kind == "missing":
+        return f"{field} is missing", f"set {field}"
+    return f"{field} = {json.dumps(value, default=str)}: {message[0].lower() + message[1:]}", f"correct {field}"
+
+
+def _fields_at(location: Sequence[int | str]) -> list[str]:
+    """Field names of the section at a location."""
+    section: Any = RunConfig
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = section.model_fields[part].annotation
+        options = [annotation, *get_args(annotation)]
+        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return list(section.model_fields)

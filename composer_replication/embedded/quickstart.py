@@ -1,0 +1,155 @@
+"""The quickstart: tasks, warm start, teachers and two arms of training, each piece kept when it is done."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+from composer_replication.config import (
+    EvalConfig,
+    HintConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ReplayConfig,
+    RolloutConfig,
+    RunConfig,
+    SandboxConfig,
+    TasksConfig,
+    TeacherConfig,
+)
+from composer_replication.embedded.language import HOUSE_TERMS, PROJECTS, modules, project_path
+from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
+from composer_replication.embedded.teachers import TEACHERS, served, train_teacher
+from composer_replication.embedded.warm_start import imitate, measure_hint_use
+from composer_replication.errors import ConfigError
+from composer_replication.observe import Terminal
+from composer_replication.tasks.build import BuildOptions, build_tasks
+from composer_replication.tokens import ChatRenderer
+from composer_replication.types import Deletion
+
+__all__ = ["ARMS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
+
+WARM_START_STEPS = 700
+TEACHER_STEPS = 120
+
+ARMS: dict[str, dict[str, str | int | float | bool]] = {
+    "grpo_only": {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "optimizer.learning_rate": 1e-4},
+    "three_channels": {},
+}
+"""Each at its own best of the grid that `make arms` searches."""
+
+
+def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: str) -> None:
+    """Prepare what is missing, then train both arms; an interrupted quickstart goes on where it stopped.
+
+    Raises:
+        ConfigError: the run directory holds another run.
+        ComposerError: whatever a part of the recipe has to say.
+    """
+    import torch
+
+    from composer_replication.trainer.loop import train
+    from composer_replication.trainer.open_run import open_run
+
+    torch.set_num_threads(1)
+    terminal = Terminal()
+    prepared = run_path.parent / f"{run_path.name}.prepared"
+    prepare(prepared, terminal, seed=seed, sandbox=sandbox)
+    with served({name: prepared / "teachers" / name for name in TEACHERS}) as teachers:
+        config = quickstart_config(prepared, run_path, teachers, seed=seed, steps=steps, sandbox=sandbox)
+        run_dir = open_run(config, resume=True)
+        terminal.on_event = run_dir.log_event
+        asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
+
+
+def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: str) -> None:
+    """Tasks, policy and teachers under `folder`; what is already there is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    marker = folder / "seed.json"
+    if marker.exists() and json.loads(marker.read_text()) != seed:
+        raise ConfigError(f"{folder} was prepared with another seed", fix="give the new run another --name")
+    marker.write_text(json.dumps(seed))
+    _build(folder, terminal, sandbox)
+    _warm_start(folder / "policy", terminal, seed)
+    for teacher in TEACHERS:
+        out = folder / "teachers" / teacher
+        if not out.exists():
+            out.parent.mkdir(exist_ok=True)
+            with terminal.phase(f"teach {teacher}", TEACHER_STEPS) as shown:
+                train_teacher(teacher, folder / "policy", out, steps=TEACHER_STEPS, seed=seed, on_step=shown.advance)
+
+
+def quickstart_config(
+    prepared: Path, run_path: Path, teachers: tuple[TeacherConfig, ...], *, seed: int, steps: int, sandbox: str
+) -> RunConfig:
+    """The run file of the quickstart."""
+    return RunConfig(
+        name=run_path.name,
+        out=run_path.parent.resolve(),
+        seed=seed,
+        steps=steps,
+        checkpoint_every=10,
+        threads=1,
+        model=ModelConfig(path=str((prepared / "policy").resolve()), device="cpu"),
+        tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
+        sandbox=SandboxConfig.model_validate({"kind": sandbox}),
+        rollout=RolloutConfig(groups=8, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
+        loss=LossConfig(hint=HintConfig(weight=1.0), replay=ReplayConfig(weight=1.0)),
+        optimizer=OptimizerConfig(learning_rate=4e-4),
+        eval=EvalConfig(every=10, samples=4),
+        teachers=teachers,
+        arms=ARMS,
+    )
+
+
+def is_held_out(deleted: Deletion) -> bool:
+    """Whether a rule is kept for evaluation: two of the six rules of every house term, spread over the modules."""
+    paths = [module.path for module in modules()]
+    return (paths.index(deleted.path) + HOUSE_TERMS.index(_term(deleted))) % 3 == 0
+
+
+def _term(deleted: Deletion) -> str:
+    """The house term in a rule's docstring."""
+    project = deleted.path.partition("/")[0]
+    tree = ast.parse((project_path(project) / deleted.path).read_text())
+    rule = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == deleted.qualname)
+    return (ast.get_docstring(rule) or "").split()[1]
+
+
+def _build(folder: Path, terminal: Terminal, sandbox: str) -> None:
+    """One task per rule of the projects, in `tasks/train` and `tasks/held_out`."""
+    done = folder / "tasks"
+    if done.exists():
+        return
+    staged = folder / "tasks.partial"
+    shutil.rmtree(staged, ignore_errors=True)
+    for part in ("train", "held_out"):
+        (staged / part).mkdir(parents=True)
+    for project in PROJECTS:
+        built = folder / "built" / project
+        rules = tuple(m.path for m in modules() if m.path.startswith(f"{project}/"))
+        report = build_tasks(str(project_path(project)), built, BuildOptions(files=rules, sandbox=sandbox), terminal=terminal)
+        for task in report.tasks:
+            part = "held_out" if is_held_out(task.spec.deleted[0]) else "train"
+            shutil.copytree(task.root, staged / part / task.root.name)
+    staged.rename(done)
+
+
+def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
+    if out.exists():
+        return
+    tokenizer = tiny_tokenizer()
+    renderer = ChatRenderer(tokenizer)
+    model = tiny_model(tokenizer, seed)
+    with terminal.phase("warm start", WARM_START_STEPS) as shown:
+        imitate(model, renderer, steps=WARM_START_STEPS, seed=seed, on_step=shown.advance, batch_size=8, learning_rate=3e-3)
+    use = measure_hint_use(model, renderer)
+    terminal.note(f"warm start: P(right edit) {use.without:.2f} without a hint, {use.with_hint:.2f} with one")
+    partial = out.with_name("policy.partial")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(out)

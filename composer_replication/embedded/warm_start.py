@@ -1,0 +1,133 @@
+"""Supervised training of the tiny policy and of its teachers on demonstrations; and the check that it can use a hint."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.embedded.language import HOUSE_TERMS, OPERATIONS, WORDS, modules
+from composer_replication.embedded.transcripts import call, demonstration, found, hint_text, instruction
+from composer_replication.envs.coding import SYSTEM_PROMPT
+from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.tokens import ChatRenderer
+from composer_replication.types import Message
+
+__all__ = ["HintUse", "imitate", "measure_hint_use"]
+
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class HintUse:
+    """Mean probability of the right edit, over random meanings."""
+
+    without: float
+    with_hint: float
+
+
+def imitate(
+    model: nn.Module,
+    renderer: ChatRenderer,
+    *,
+    steps: int,
+    seed: int,
+    meanings: Mapping[str, str] | None = None,
+    batch_size: int = 16,
+    learning_rate: float = 4e-3,
+    on_step: Callable[[], None] | None = None,
+) -> float:
+    """Cross-entropy on the assistant's turns of fresh demonstrations; AdamW, warm-up, cosine decay. Returns the last loss.
+
+    Args:
+        meanings: what the demonstrator knows of the house's terms (see `transcripts.demonstration`).
+    """
+    rng = random.Random(f"{seed}/demonstrations")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    warmup = max(1, steps // 15)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min(1.0, (s + 1) / warmup) * (0.05 + 0.475 * (1 + math.cos(math.pi * s / steps)))
+    )
+    model.train()
+    loss = torch.zeros(())
+    for _ in range(steps):
+        ids, labels = _batch(renderer, [demonstration(rng, meanings) for _ in range(batch_size)])
+        logits = model(input_ids=ids, attention_mask=(labels != _PAD_LABEL).long()).logits
+        loss = nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten().clamp(min=_IGNORED), ignore_index=_IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if on_step is not None:
+            on_step()
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def measure_hint_use(model: nn.Module, renderer: ChatRenderer, *, samples: int = 64, seed: int = 0) -> HintUse:
+    """How likely the right edit is without and with a hint, both about house terms of random meaning."""
+    rng = random.Random(f"{seed}/hint use")
+    model.eval()
+    totals = {False: 0.0, True: 0.0}
+    for _ in range(samples):
+        module, term, word = rng.choice(modules()), rng.choice(HOUSE_TERMS), rng.choice(WORDS)
+        line = rng.choice(module.lines)
+        opening = [
+            Message(role="system", content=SYSTEM_PROMPT),
+            Message(role="user", content=instruction(module.path, "rule")),
+        ]
+        new = f"return {OPERATIONS[word]}({module.first}, {module.second})"
+        edit = renderer.assistant_ids(call("edit_file", path=module.path, old="raise NotImplementedError", new=new))
+        for hinted in (False, True):
+            context = list(renderer.prompt_ids(opening, CODING_TOOLS))
+            context += renderer.assistant_ids(call("search", pattern="NotImplementedError"))
+            context += renderer.delta_ids([Message(role="tool", content=found(module, line, "rule", term))], ended=True)
+            if hinted:
+                seen = renderer.strip_generation_prompt(context)
+                context = [*seen, *renderer.hint_ids(hint_text(term, word)), *renderer.generation_prompt_ids]
+            logits = model(input_ids=torch.tensor([[*context, *edit]])).logits[0, len(context) - 1 : -1]
+            chosen = logits.log_softmax(-1).gather(1, torch.tensor(edit)[:, None]).sum()
+            totals[hinted] += float(chosen.exp()) / samples
+    return HintUse(without=totals[False], with_hint=totals[True])
+
+
+_PAD_LABEL = -200
+"""Marks padding in labels, apart from tokens that are read but not learnt."""
+
+
+def _batch(renderer: ChatRenderer, transcripts: Sequence[list[Message]]) -> tuple[Tensor, Tensor]:
+    """Ids and labels, right-padded."""
+    rows = [_encode(renderer, t) for t in transcripts]
+    longest = max(len(ids) for ids, _ in rows)
+    pad = renderer.tokenizer.pad_token_id
+    ids = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids, _ in rows])
+    labels = torch.tensor([[*labels, *[_PAD_LABEL] * (longest - len(labels))] for _, labels in rows])
+    return ids, labels
+
+
+def _encode(renderer: ChatRenderer, transcript: list[Message]) -> tuple[list[int], list[int]]:
+    """Token ids of a transcript exactly as a rollout would hold them, and labels on the assistant's turns."""
+    start = next(i for i, m in enumerate(transcript) if m["role"] == "assistant")
+    ids = list(renderer.prompt_ids(transcript[:start], CODING_TOOLS))
+    labels = [_IGNORED] * len(ids)
+    replies: list[Message] = []
+    for message in transcript[start:]:
+        if message["role"] != "assistant":
+            replies.append(message)
+            continue
+        if replies:
+            read = renderer.delta_ids(replies, ended=True)
+            ids += read
+            labels += [_IGNORED] * len(read)
+            replies = []
+        turn = renderer.assistant_ids(message)
+        ids += turn
+        labels += turn
+    return ids, labels

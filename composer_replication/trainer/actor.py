@@ -1,0 +1,123 @@
+"""The policy at work: which tasks a step practises on, their rollouts, and pass@1 on held-out tasks."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from composer_replication.config import RunConfig
+from composer_replication.observe import mean_and_se, pass_at_1
+from composer_replication.rollout.collect import Progress, collect_groups
+from composer_replication.rollout.protocol import Budgets, Engine
+from composer_replication.tasks.store import Task
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Group, Unscored
+
+__all__ = ["Actor", "choose_tasks", "rollout_metrics"]
+
+_EVAL_STEP, _TRACE_STEP = -1, -2
+"""Step names of rollouts outside training, so that their draws are their own."""
+
+
+class Actor:
+    """Collects groups for one arm."""
+
+    def __init__(self, workshop: Workshop, config: RunConfig, arm: str, engine: Engine, renderer: ChatRenderer) -> None:
+        self.workshop = workshop
+        self.config = config
+        self.arm = arm
+        self.engine = engine
+        self.renderer = renderer
+        self.rollouts = 0
+        """Trajectories collected so far, evaluation included."""
+        self.tokens = 0
+        """Tokens sampled in them."""
+
+    async def practise(self, step: int, version: int) -> list[Group]:
+        """The groups of one training step."""
+        tasks = choose_tasks(self.workshop.train, self.config.seed, step, self.config.rollout.groups)
+        return await self._collect(tasks, self.config.rollout.group_size, step=step, version=version, phase="rollout")
+
+    async def record_traces(self) -> list[Group]:
+        """Trajectories of the starting policy on every training task, to be frozen for replay."""
+        count = self.config.loss.replay.traces_per_task
+        return await self._collect(self.workshop.train, count, step=_TRACE_STEP, version=0, phase="record traces")
+
+    async def evaluate(self, version: int) -> dict[str, float]:
+        """pass@1 on the held-out tasks, by the same draws every time. Empty when there are none."""
+        if not self.workshop.held_out:
+            return {}
+        samples = self.config.eval.samples
+        groups = await self._collect(self.workshop.held_out, samples, step=_EVAL_STEP, version=version, phase="eval")
+        passed, se = pass_at_1(groups)
+        return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se}
+
+    async def _collect(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+        rollout = self.config.rollout
+        with self.workshop.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
+
+            def report(progress: Progress) -> None:
+                shown.advance(progress.finished - shown.done)
+
+            groups = await collect_groups(
+                tasks,
+                make_env=self.workshop.make_env,
+                engine=self.engine,
+                renderer=self.renderer,
+                budgets=Budgets(
+                    turn_tokens=rollout.turn_tokens,
+                    trajectory_tokens=rollout.trajectory_tokens,
+                    context_tokens=rollout.context_tokens,
+                    max_turns=rollout.max_turns,
+                ),
+                group_size=siblings,
+                seed=self.config.seed,
+                step=step,
+                temperature=rollout.temperature,
+                policy_version=version,
+                cohorts=rollout.cohorts,
+                env_workers=rollout.env_workers,
+                on_progress=report,
+                arm=self.arm,
+            )
+        self.rollouts += len(tasks) * siblings
+        self.tokens += sum(t.num_sampled_tokens() for g in groups for t in g.trajectories)
+        return groups
+
+
+def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:
+    """The tasks of a step (1-based): every pass over all tasks is a permutation of its own. A function of its arguments alone,
+    so the data cursor of a resumed run is its step."""
+    first = (step - 1) * count
+    chosen: list[Task] = []
+    position = first
+    while len(chosen) < count:
+        epoch, offset = divmod(position, len(tasks))
+        order = list(tasks)
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        if order[offset] not in chosen:  # a step that spans two passes takes no task twice
+            chosen.append(order[offset])
+        position += 1
+    return chosen
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What the rollouts of a step say by themselves."""
+    trajectories = [t for g in groups for t in g.trajectories]
+    scored = [t.reward for t in trajectories if not isinstance(t.reward, Unscored)]
+    stops = Counter(t.stop_reason for t in trajectories)
+    graded = [t.grade for t in trajectories if t.grade is not None]
+    spread = [{t.reward for t in g.trajectories if not isinstance(t.reward, Unscored)} for g in groups]
+    mean, se = mean_and_se(scored)
+    return {
+        "reward/mean": mean,
+        "reward/mean_se": se,
+        "reward/unscored": float(len(trajectories) - len(scored)),
+        "rlvr/frac_zero_std": sum(len(s) < 2 for s in spread) / len(spread),
+        "rollout/turns/mean": sum(len(t.turns) for t in trajectories) / len(trajectories),
+        "rollout/tokens/mean": sum(t.num_sampled_tokens() for t in trajectories) / len(trajectories),
+        "cost/grades_cached": sum(g.cached for g in graded) / max(1, len(graded)),
+        **{f"stop/{reason.value}": count / len(trajectories) for reason, count in sorted(stops.items())},
+    }

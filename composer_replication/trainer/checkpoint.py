@@ -1,0 +1,110 @@
+"""Atomic checkpoints: a folder appears whole or not at all, and says by hash what it holds.
+
+    ckpt/ARM/step_00020/
+        model.safetensors, config.json, tokenizer...   the policy, loadable with from_pretrained
+        learner.pt                                     optimizer, schedules, self-teacher, policy version
+        loop.json                                      step, counters, RNG state, fingerprint of the run
+        MANIFEST.sha256                                written last
+
+Written beside its place, flushed to disk, then renamed. Only the newest two are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+
+from composer_replication.errors import CheckpointError, StorageError
+from composer_replication.trainer.learner import Learner
+
+__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+KEPT = 2
+_MANIFEST = "MANIFEST.sha256"
+
+
+def save_checkpoint(
+    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
+) -> Path:
+    """Write `folder/step_NNNNN`. `state` is the loop's own, plain JSON. Raises StorageError when the disk refuses."""
+    target = folder / f"step_{step:05d}"
+    partial = folder / f".{target.name}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        learner.policy.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        torch.save(learner.state_dict(), partial / "learner.pt")
+        (partial / "loop.json").write_text(json.dumps({**state, "step": step}, indent=1))
+        _seal(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        _sync(folder)
+        for old in sorted(folder.glob("step_*"))[:-KEPT]:
+            shutil.rmtree(old)
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # torch and safetensors report a full disk as RuntimeError or an OSError of their own
+        shutil.rmtree(partial, ignore_errors=True)
+        raise StorageError(
+            f"{target}: the checkpoint could not be written: {error}",
+            fix="free disk space and continue with `composer train ... --resume`; earlier checkpoints and all metrics are intact",
+        ) from error
+    return target
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint, or None."""
+    found = sorted(p for p in folder.glob("step_*") if (p / _MANIFEST).is_file())
+    return found[-1] if found else None
+
+
+def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
+    """Restore a learner and return the loop's state.
+
+    Raises:
+        CheckpointError: a file is missing or does not match its hash.
+    """
+    for line in (path / _MANIFEST).read_text().splitlines():
+        digest, name = line.split("  ", 1)
+        file = path / name
+        if not file.is_file() or _digest(file) != digest:
+            raise CheckpointError(
+                f"{file}: missing or not what was saved", fix=f"delete {path} and resume from the checkpoint before it"
+            )
+    state = torch.load(path / "learner.pt", map_location=learner.accelerator.device, weights_only=True)
+    learner.load_state_dict(state, load_file(path / "model.safetensors"))
+    loop: dict[str, Any] = json.loads((path / "loop.json").read_text())
+    return loop
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file to disk and write the manifest last."""
+    names = sorted(p for p in folder.iterdir() if p.is_file())
+    (folder / _MANIFEST).write_text("".join(f"{_digest(p)}  {p.name}\n" for p in names))
+    for path in [*names, folder / _MANIFEST]:
+        _sync(path)
+    _sync(folder)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,177 @@
+"""One optimizer step: micro-batches through `compose_loss`, clipped gradient, AdamW."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from composer_replication.batch import Batch, split
+from composer_replication.config import RunConfig
+from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
+from composer_replication.loss import LossComponents, compose_loss, sequence_logprobs
+from composer_replication.policy_gradient import token_logprobs
+from composer_replication.types import Pair
+
+__all__ = ["Learner", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    metrics: Mapping[str, float]
+    off: Mapping[str, str]
+    """Channels that had nothing to say in this batch, and why."""
+
+
+class Learner:
+    """Owns everything the optimizer touches: policy, AdamW, warm-up, self-teacher, TAID clock and the policy version."""
+
+    def __init__(self, model: nn.Module, config: RunConfig) -> None:
+        self.config = config
+        self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.optimizer.learning_rate,
+            betas=config.optimizer.betas,
+            weight_decay=config.optimizer.weight_decay,
+        )
+        warmup = config.optimizer.warmup_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+        self.model, self.optimizer, self.schedule = self.accelerator.prepare(model, optimizer, schedule)
+        hint = config.loss.hint
+        self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
+        self.reference = FrozenTeacher(model) if config.loss.rlvr.kl_beta > 0 else None
+        self.taid = TAIDScheduler(config.steps) if hint.wrapper == "taid" else None
+        self.version = 0
+        """Optimizer steps taken."""
+
+    @property
+    def policy(self) -> Any:
+        """The model without wrappers."""
+        return self.accelerator.unwrap_model(self.model)
+
+    def update(self, batch: Batch) -> StepResult:
+        """One optimizer step on a whole batch; its micro-batches add up to the same gradient as the batch at once."""
+        self.model.train()
+        self.optimizer.zero_grad()
+        parts = split(self._with_reference(batch), self.config.optimizer.micro_batch_size)
+        results = [self._backward(part) for part in parts]
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.schedule.step()
+        self.version += 1
+        metrics = _merge([r.metrics for r in results])
+        if self.self_teacher is not None:
+            self.self_teacher.update(self.policy)
+        if self.taid is not None and "hint/loss" in metrics:
+            metrics["hint/taid_t"] = self.taid.t
+            self.taid.update_t(metrics["hint/loss"], global_step=self.version)
+        metrics |= {"loss/total": sum(float(r.total.detach()) for r in results), "optimizer/grad_norm": float(norm)}
+        metrics["optimizer/learning_rate"] = float(self.schedule.get_last_lr()[0])
+        off = {channel: why for channel, why in results[0].off.items() if all(channel in r.off for r in results)}
+        return StepResult(metrics, off)
+
+    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
+        """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
+        return [
+            dataclasses.replace(
+                pair,
+                ref_chosen_logprob=self._score(pair.prompt_ids, pair.chosen_ids),
+                ref_rejected_logprob=self._score(pair.prompt_ids, pair.rejected_ids),
+            )
+            for pair in pairs
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy's weights."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "version": self.version,
+            "taid": None if self.taid is None else self.taid.state_dict(),
+            "self_teacher": None if self.self_teacher is None else self.self_teacher.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_dict`; `weights` are the policy's."""
+        self.policy.load_state_dict(weights, strict=False)
+        self.policy.tie_weights()
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.version = state["version"]
+        for owner, saved in (
+            (self.taid, state["taid"]),
+            (self.self_teacher, state["self_teacher"]),
+            (self.reference, state["reference"]),
+        ):
+            if owner is not None and saved is not None:
+                owner.load_state_dict(saved)
+
+    def _backward(self, part: Batch) -> LossComponents:
+        loss = self.config.loss
+        parts = compose_loss(
+            self.model,
+            {key: value.to(self.accelerator.device) for key, value in part.items()},
+            alpha_sdpo=loss.hint.weight,
+            beta_replay=loss.replay.weight,
+            dpo_variant=loss.replay.variant,
+            dpo_beta=loss.replay.dpo_beta,
+            simpo_beta=loss.replay.simpo_beta,
+            simpo_gamma=loss.replay.simpo_gamma,
+            sdpo_wrapper=loss.hint.wrapper,
+            taid_t=None if self.taid is None else self.taid.t,
+            entropy_opd_h_max=loss.hint.entropy_h_max,
+            jsd_beta=loss.hint.beta,
+            jsd_scale=loss.hint.scale,
+            epsilon_low=loss.rlvr.epsilon_low,
+            epsilon_high=loss.rlvr.epsilon_high,
+            kl_beta=loss.rlvr.kl_beta,
+            temperature=self.config.rollout.temperature,
+            self_teacher=self.self_teacher,
+        )
+        self.accelerator.backward(parts.total)
+        return parts
+
+    def _with_reference(self, batch: Batch) -> Batch:
+        """The batch with the reference's log-probs, where the KL term needs them."""
+        if self.reference is None or "input_ids" not in batch:
+            return batch
+        row, position = batch["response_mask"].nonzero(as_tuple=True)
+        ids = batch["input_ids"].to(self.accelerator.device)
+        logits = self.reference.logits(self.policy, ids, batch["attention_mask"].to(ids.device))
+        chosen, _ = token_logprobs(logits[row, position - 1], ids[row, position], temperature=self.config.rollout.temperature)
+        return batch | {"ref_logprobs": torch.zeros(ids.shape).index_put((row, position), chosen.float().cpu())}
+
+    @torch.no_grad()
+    def _score(self, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
+        ids = torch.tensor([[*prompt, *continuation]], device=self.accelerator.device)
+        wanted = torch.zeros_like(ids)
+        wanted[:, len(prompt) :] = 1
+        self.model.eval()
+        return float(sequence_logprobs(self.model, ids, torch.ones_like(ids), wanted).sum())
+
+
+def _merge(parts: list[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of micro-batches as `LossComponents.metrics` says they combine."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for part in parts:
+        for name, value in part.items():
+            values[name].append(value)
+    merged: dict[str, float] = {}
+    for name, found in values.items():
+        if name.endswith("/max"):
+            merged[name] = max(found)
+        elif name.endswith(("/loss", "/tokens", "/pairs")):
+            merged[name] = sum(found)
+        else:
+            merged[name] = sum(found) / len(found)
+    return merged

@@ -1,0 +1,248 @@
+"""The recipe, top to bottom: roll out, grade, hint, replay, compose the loss, step, record.
+
+One arm after the other starts from the same policy. Everything an arm does follows from the configuration and the step number, so
+a run that is killed and resumed from its last checkpoint repeats what it had lost and ends where it would have ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from composer_replication.batch import Batch, collate
+from composer_replication.config import RunConfig, resolve_arm
+from composer_replication.hints import find_hints, insert_hints, shuffle_hints
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.report import write_report
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.policy_gradient import group_advantages
+from composer_replication.rollout.agent_loop import derive_seed
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.actor import Actor, rollout_metrics
+from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.models import load_policy
+from composer_replication.trainer.replay import collect_pairs, pairs_of_step
+from composer_replication.trainer.spending import Spending
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Group, Hint, Pair, Trajectory, Unscored
+
+__all__ = ["PRIVILEGED", "train"]
+
+PRIVILEGED = (
+    "Privileged information: the hint channel's self-teacher reads hints made from the project's own documentation, tool list and "
+    "error messages; the replay channel's teachers are other models that answer the same states. The policy sees neither when it "
+    "is evaluated. GRPO alone learns from the tests' verdict only."
+)
+
+
+async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
+    """Train every arm of a run and write the report; arms and steps already done are kept."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    workshop = Workshop.open(config, run_dir, terminal)
+    rows: list[SummaryRow] = []
+    for arm in config.arms:
+        rows.append(await _train_arm(workshop, resolve_arm(config, arm), arm))
+        report = write_report(
+            run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED]
+        )
+    terminal.table(
+        "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
+    )
+    terminal.note(f"report: {report}")
+    return rows
+
+
+async def _train_arm(workshop: Workshop, config: RunConfig, arm: str) -> SummaryRow:
+    trainee = _Trainee.start(workshop, config, arm)
+    actor, learner = trainee.actor, trainee.learner
+    if learner.version == 0:
+        await trainee.evaluate()
+    pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
+    while learner.version < config.steps:
+        step, began = learner.version + 1, time.monotonic()
+        groups = await actor.practise(step, learner.version)
+        rolled = time.monotonic()
+        signals = trainee.signals(step, groups)
+        result = learner.update(trainee.batch(groups, signals, pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)))
+        trainee.engine.reset()
+        times = {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
+        metrics = {**rollout_metrics(groups), **signals.metrics, **result.metrics, **times}
+        off = dict(result.off) | trainee.why_off(pairs, signals)
+        if step % config.eval.every == 0 or step == config.steps:
+            metrics |= await actor.evaluate(learner.version)
+        trainee.record(step, groups, signals.hints, metrics, off)
+        if step % config.checkpoint_every == 0 or step == config.steps:
+            trainee.save()
+    return trainee.summary()
+
+
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    """What the trajectories of a step teach."""
+
+    advantages: Sequence[float | None]
+    hints: Sequence[Hint]
+    metrics: Mapping[str, float]
+    dropped: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Trainee:
+    """One arm: its policy, its engine and what it spent."""
+
+    workshop: Workshop
+    config: RunConfig
+    arm: str
+    learner: Learner
+    engine: TransformersEngine
+    renderer: ChatRenderer
+    actor: Actor
+    spending: Spending
+
+    @classmethod
+    def start(cls, workshop: Workshop, config: RunConfig, arm: str) -> _Trainee:
+        """From the configured policy, or from the arm's last checkpoint when there is one."""
+        torch.manual_seed(config.seed)
+        model, tokenizer = load_policy(config.model)
+        learner = Learner(model, config)
+        renderer = ChatRenderer(tokenizer)
+        engine = TransformersEngine(learner.policy, tokenizer)
+        actor = Actor(workshop, config, arm, engine, renderer)
+        trainee = cls(workshop, config, arm, learner, engine, renderer, actor, Spending())
+        saved = latest_checkpoint(trainee.checkpoints)
+        if saved is not None:
+            state = load_checkpoint(saved, learner)
+            actor.rollouts, actor.tokens = state["rollouts"], state["tokens"]
+            trainee.spending.start_from(state["cpu_s"])
+            torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
+            workshop.terminal.note(f"{arm}: resumed at step {learner.version} of {config.steps} from {saved.name}")
+        workshop.run_dir.truncate_after(arm, learner.version if saved is not None else -1)
+        return trainee
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.workshop.run_dir.ckpt_path / self.arm
+
+    async def evaluate(self) -> None:
+        """Where the arm starts from, logged as step 0."""
+        metrics = await self.actor.evaluate(0) | self._spent()
+        self.workshop.run_dir.log_metrics(self.arm, 0, metrics)
+
+    def signals(self, step: int, groups: Sequence[Group]) -> _Signals:
+        """Advantages over groups, and hints at error turns."""
+        trajectories = _flat(groups)
+        kind = self.config.loss.rlvr.advantage
+        rewards = [[None if isinstance(t.reward, Unscored) else t.reward for t in g.trajectories] for g in groups]
+        advantages = [a for group in rewards for a in group_advantages(group, kind)]
+        if self.config.loss.hint.weight == 0:
+            return _Signals(advantages, (), {}, {})
+        found = find_hints(
+            trajectories,
+            self.workshop.contexts,
+            max_per_trajectory=self.config.loss.hint.per_trajectory,
+            gold=self.workshop.gold,
+        )
+        hints: Sequence[Hint] = found.hints
+        if self.config.loss.hint.shuffle:
+            hints = shuffle_hints(hints, trajectories, derive_seed(self.config.seed, step))
+        metrics = {"hint/turns": float(len(hints)), "hint/dropped": float(sum(found.dropped.values()))}
+        return _Signals(advantages, hints, metrics, found.dropped)
+
+    def batch(self, groups: Sequence[Group], signals: _Signals, pairs: Sequence[Pair]) -> Batch:
+        """The tensors of all three channels."""
+        trajectories = _flat(groups)
+        inserted = insert_hints(trajectories, signals.hints, self.renderer, context_window=self.engine.context_window)
+        return collate(
+            trajectories,
+            signals.advantages,
+            inserted.hinted,
+            pairs,
+            pad_id=int(self.renderer.tokenizer.pad_token_id),
+            objective=self.config.loss.rlvr.objective,
+            max_tokens=self.config.rollout.trajectory_tokens,
+            hint_reduction=self.config.loss.hint.reduction,
+        )
+
+    def why_off(self, pairs: Sequence[Pair], signals: _Signals) -> dict[str, str]:
+        """Reasons the loss cannot know: why a channel got no inputs."""
+        loss, off = self.config.loss, {}
+        if loss.hint.weight > 0 and not signals.hints:
+            reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())
+            off["hint"] = f"no hints in this step ({reasons or 'no error turns'})"
+        if loss.replay.weight > 0 and not pairs:
+            off["replay"] = "no pairs: " + ("no verified disagreement" if self.config.teachers else "the run names no teachers")
+        return off
+
+    def record(
+        self, step: int, groups: Sequence[Group], hints: Sequence[Hint], metrics: dict[str, float], off: Mapping[str, str]
+    ) -> None:
+        """Files first, then the terminal."""
+        metrics |= self._spent()
+        self.workshop.run_dir.write_trajectories(self.arm, step, _flat(groups))
+        self.workshop.run_dir.write_hints(self.arm, step, hints)
+        self.workshop.run_dir.log_metrics(self.arm, step, metrics)
+        self.workshop.terminal.step(self.arm, step, self.config.steps, metrics, off)
+
+    def save(self) -> None:
+        """A checkpoint of everything the next step depends on."""
+        state = {
+            "rollouts": self.actor.rollouts,
+            "tokens": self.actor.tokens,
+            "cpu_s": self.spending.cpu_s(),
+            "rng": torch.get_rng_state().tolist(),
+        }
+        save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)
+
+    def summary(self) -> SummaryRow:
+        """The arm's last evaluation and what it took."""
+        passed, se = _evaluation(self.workshop.run_dir, self.arm, first=False)
+        return SummaryRow(
+            arm=self.arm,
+            pass_at_1=passed,
+            pass_at_1_se=se,
+            rollouts=self.actor.rollouts,
+            tokens=self.actor.tokens,
+            cpu_s=self.spending.cpu_s(),
+        )
+
+    def _spent(self) -> dict[str, float]:
+        return {
+            "rollout/total": float(self.actor.rollouts),
+            "rollout/tokens_total": float(self.actor.tokens),
+            "cost/cpu_s": self.spending.cpu_s(),
+        }
+
+
+def _flat(groups: Sequence[Group]) -> list[Trajectory]:
+    return [t for g in groups for t in g.trajectories]
+
+
+def _wants_replay(config: RunConfig) -> bool:
+    return config.loss.replay.weight > 0 and bool(config.teachers)
+
+
+def _evaluation(run_dir: RunDir, arm: str, *, first: bool) -> tuple[float, float]:
+    """pass@1 and its standard error at the arm's first or last evaluation; NaN when there is none."""
+    found = [m.values for m in run_dir.read_metrics() if m.arm == arm and "eval/pass_at_1" in m.values]
+    if not found:
+        return float("nan"), float("nan")
+    values = found[0 if first else -1]
+    return values["eval/pass_at_1"], values["eval/pass_at_1_se"]
+
+
+def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[SummaryRow]:
+    """The rows, led by the policy all arms started from."""
+    passed, se = _evaluation(run_dir, rows[0].arm, first=True)
+    start = SummaryRow(arm=label, pass_at_1=passed, pass_at_1_se=se, rollouts=0, tokens=0, cpu_s=0.0)
+    return [start, *rows]
+
+
+def _cells(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[tuple[str, ...]]:
+    return [row.cells() for row in _with_start(run_dir, rows, label)]

@@ -1,0 +1,158 @@
+"""The replay channel's data: frozen traces, the teachers' answers, and the disagreements the sandbox confirms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from composer_replication.actions import action_message
+from composer_replication.config import RunConfig, TeacherConfig
+from composer_replication.observe import files
+from composer_replication.rollout.protocol import Env
+from composer_replication.teacher_replay import DPOPair, find_disagreements, pairs_to_token_pairs, replay_trace
+from composer_replication.teachers import Teacher, TeacherAnswer
+from composer_replication.traces import states_from_trajectories
+from composer_replication.trainer.actor import Actor
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Message, Pair, ToolCall, Trajectory, to_json
+
+__all__ = ["collect_pairs", "pairs_of_step", "verify_pair"]
+
+_EDITS = frozenset({"edit_file", "write_file"})
+
+
+async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Learner) -> list[Pair]:
+    """Replay the starting policy's traces through the teachers, once per arm; a resumed run reads the pairs back.
+
+    Raises:
+        TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
+    """
+    stored = workshop.run_dir.ckpt_path / actor.arm / "pairs.jsonl"
+    if stored.is_file():
+        return [_pair(line) for line in files.read_lines(stored)]
+    groups = await actor.record_traces()
+    trajectories = [t for g in groups for t in g.trajectories]
+    states = states_from_trajectories(trajectories)
+    teachers = [_teacher(t) for t in config.teachers]
+    with workshop.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
+        answers = await replay_trace(
+            states, teachers, config.loss.replay.max_total_usd, ledger=workshop.run_dir.path / "ledger.sqlite"
+        )
+    found = find_disagreements(states, answers, config.loss.replay.agreement_threshold)
+    dropped = Counter(found.dropped)
+    kept = list(found.pairs)
+    if config.loss.replay.verify:
+        kept = await _verified(workshop, kept, trajectories, dropped)
+    pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer))
+    workshop.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
+    stored.parent.mkdir(parents=True, exist_ok=True)
+    files.replace_file(stored, "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
+    workshop.terminal.note(
+        f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {reasons or 'none'}; "
+        f"${sum(a.usd for a in answers if not a.cached):.4f} spent"
+    )
+    return pairs
+
+
+def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
+    """The pairs of a step (1-based): the list read round and round."""
+    count = min(count, len(pairs))
+    return [pairs[((step - 1) * count + i) % len(pairs)] for i in range(count)]
+
+
+def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) -> str | None:
+    """Carry out the chosen action where the student stood; None when it is confirmed, else why not.
+
+    An action that changes code is confirmed when the code then passes the task's tests. One that only looks is confirmed when it
+    can be carried out and the student's own action could not.
+    """
+    env.reset()
+    for earlier in trajectory.turns[:turn]:
+        for call in earlier.tool_calls:
+            env.step(call)
+    calls = [_call(c) for c in chosen.get("tool_calls", ())]
+    if not calls:
+        return "the chosen action is no tool call"
+    results = [env.step(call) for call in calls]
+    if any(r.status not in ("ok", "tests_failed") for r in results):
+        return "the chosen action cannot be carried out"
+    if any(call.name in _EDITS for call in calls):
+        return None if env.grade().reward == 1.0 else "the chosen edit does not pass the tests"
+    own = trajectory.turns[turn].results
+    failed = not own or any(r.status not in ("ok", "tests_failed") for r in own)
+    return None if failed else "nothing shows that the chosen action is better"
+
+
+async def _verified(
+    workshop: Workshop, pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], dropped: Counter[str]
+) -> list[DPOPair]:
+    by_id = {t.trajectory_id: t for t in trajectories}
+    tasks = {t.spec.task_id: t for t in workshop.train}
+    gate = asyncio.Semaphore(workshop.config.rollout.env_workers)
+
+    async def check(pair: DPOPair) -> str | None:
+        name, turn = pair["state_id"].rsplit("#", 1)
+        env = workshop.make_env(tasks[by_id[name].task_id])
+        async with gate:
+            message = action_message(pair["chosen"], turn=int(turn))
+            return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
+
+    with workshop.terminal.phase("verify pairs", len(pairs)) as shown:
+        verdicts = await asyncio.gather(*(check(p) for p in pairs))
+        shown.advance(len(pairs))
+    dropped.update(v for v in verdicts if v is not None)
+    return [p for p, v in zip(pairs, verdicts, strict=True) if v is None]
+
+
+def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """The pairs as the report shows them."""
+    votes: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for answer in answers:
+        calls = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}) for c in answer.tool_calls]
+        votes[answer.question_id][answer.teacher] = answer.error or "\n".join(calls) or answer.content
+    known = {t.trajectory_id for t in trajectories}
+    rows = []
+    for pair in pairs:
+        name, turn = pair["state_id"].rsplit("#", 1)
+        if name in known:
+            rows.append(
+                {
+                    "pair_id": pair["state_id"],
+                    "state_id": pair["state_id"],
+                    "trajectory_id": name,
+                    "turn": int(turn),
+                    "chosen": pair["chosen"],
+                    "rejected": pair["rejected"],
+                    "votes": votes[pair["state_id"]],
+                }
+            )
+    return rows
+
+
+def _teacher(config: TeacherConfig) -> Teacher:
+    return Teacher(
+        name=config.name,
+        model=config.model,
+        base_url=config.base_url,
+        api_key_env=config.api_key_env or None,
+        family=config.family,
+        usd_per_million_input=config.usd_per_million_input,
+        usd_per_million_output=config.usd_per_million_output,
+        max_tokens=config.max_tokens,
+        max_concurrency=config.max_concurrency,
+    )
+
+
+def _call(wire: dict[str, Any]) -> ToolCall:
+    function = wire["function"]
+    return ToolCall(call_id=wire["id"], name=function["name"], arguments=function["arguments"])
+
+
+def _pair(line: dict[str, Any]) -> Pair:
+    ids = {k: tuple(line[k]) for k in ("prompt_ids", "chosen_ids", "rejected_ids")}
+    return Pair(**{**line, **ids})
