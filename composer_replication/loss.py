@@ -100,7 +100,7 @@ def compose_loss(
     """The three-channel loss of a Hugging Face causal LM on one (micro-)batch; the module docstring lists the batch keys.
 
     A channel is off when its weight is 0 or its inputs are missing or empty; `off` says why, and `strict=True` raises
-    ChannelOffError instead when its weight is above 0.
+    ChannelOffError instead when its weight is above 0 (meant for whole batches: a micro-batch may well lack a channel's inputs).
 
     `jsd_beta=0`, the default, is forward KL(teacher || student): at an error turn the student is typically confident and
     wrong, where the gradient of the reverse KL and of the JSD vanishes (both carry a factor p_student) and the forward KL's,

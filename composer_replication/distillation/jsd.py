@@ -135,7 +135,7 @@ def _plain_terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
         return _product(t, d)
     if beta == 1.0:
         return -_product(s, d)
-    positive = d > 0  # one branch per sign, so that no exponential overflows and the gradient at d = 0 is the right one
+    positive = d > 0  # one branch per sign, so that no exponential overflows
     up, down = torch.where(positive, d, 0.0), torch.where(positive, 0.0, d)
     up = up.masked_fill(no_s, 0.0)
     from_t = torch.log1p((1.0 - beta) * torch.expm1(-up))  # log(m / t) where d > 0

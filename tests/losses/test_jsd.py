@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, kl_divergence
 
@@ -101,6 +101,7 @@ def test_half_precision_is_computed_in_float32(dtype, beta):
 SEEDS = st.integers(0, 10**6)
 
 
+@settings(deadline=None)
 @given(SEEDS, st.sampled_from(BETAS), st.sampled_from([0.01, 1.0, 30.0]))
 def test_non_negative_and_zero_only_at_equality(seed, beta, spread):
     s, t = both(seed, spread=spread)
@@ -108,6 +109,7 @@ def test_non_negative_and_zero_only_at_equality(seed, beta, spread):
     torch.testing.assert_close(generalized_jsd_per_token(s, s, beta=beta), torch.zeros(4, dtype=s.dtype), rtol=0, atol=1e-16)
 
 
+@settings(deadline=None)
 @given(SEEDS, st.floats(0.06, 0.94))
 def test_symmetry_and_upper_bound(seed, beta):
     s, t = both(seed, spread=8.0)
@@ -116,6 +118,7 @@ def test_symmetry_and_upper_bound(seed, beta):
     assert (generalized_jsd_per_token(s, t, beta=beta) <= binary_entropy + 1e-12).all()
 
 
+@settings(deadline=None)
 @given(SEEDS, st.sampled_from(BETAS), st.floats(-50, 50))
 def test_shifting_the_logits_changes_nothing(seed, beta, shift):
     s, t = both(seed)
@@ -149,9 +152,13 @@ def test_gradient_matches_the_closed_form_and_sums_to_zero(beta, spread):
 
 @pytest.mark.parametrize("beta", BETAS)
 def test_gradcheck_including_equal_entries(beta):
+    s = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.5, -1.0, 2.0, 0.0]], dtype=torch.float64)
+    t = torch.tensor([[0.0, 1.0, 3.0, 2.0], [0.5, -1.0, 2.0, 0.0]], dtype=torch.float64)
+    ratio = t.log_softmax(-1) - s.log_softmax(-1)
+    assert (ratio == 0).sum() == 6, "log-ratios of exactly 0, where the branches meet, beside others that are not"
+    s.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: generalized_jsd_per_token(x, t, beta=beta), (s,))
     s, t = both(7)
-    t[:, :4] = s[:, :4]  # log-ratios of the same sign and size: the branch point
-    t[0] = s[0]
     s.requires_grad_()
     assert torch.autograd.gradcheck(lambda x: generalized_jsd_per_token(x, t, beta=beta, temperature=1.3), (s,))
 
