@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from composer_replication.tasks.build import build_python, build_tasks
+from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport
 from composer_replication.tasks.store import Task, load_task, load_tasks
 
-__all__ = ["Task", "load_task", "load_tasks"]
+__all__ = [
+    "BuildEvent",
+    "BuildOptions",
+    "BuildReport",
+    "Task",
+    "build_python",
+    "build_tasks",
+    "load_task",
+    "load_tasks",
+]

@@ -37,18 +37,18 @@ BY_NAME = {function.qualname: function for function in FUNCTIONS}
 PASSING = {"a", "b", "c", "d", "e"}
 
 
-def tests(*names: str) -> frozenset[str]:
+def ids(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
 COVERAGE: CoverageByTest = {
     "m.py": {
-        2: tests("a", "b", "failing"),
-        3: tests("a"),
-        7: tests("a"),
-        11: tests("c"),
-        16: tests("d", "e"),
-        19: tests("d"),
+        2: ids("a", "b", "failing"),
+        3: ids("a"),
+        7: ids("a"),
+        11: ids("c"),
+        16: ids("d", "e"),
+        19: ids("d"),
     }
 }
 

@@ -1,0 +1,192 @@
+"""From a source to a folder of validated tasks, resumable at any moment.
+
+`OUT/.build/` holds what a continued build needs: the pristine tree, the baseline and one line per decided candidate. Candidates
+are taken in a fixed order and their verdicts used in that order, so neither the number of jobs nor an interruption changes the
+result.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import SourceError, TaskError
+from composer_replication.sandbox import Sandbox, open_sandbox
+from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
+from composer_replication.tasks.decide import Decider
+from composer_replication.tasks.environment import declared_requirements, make_environment
+from composer_replication.tasks.files import storage_errors, write_whole
+from composer_replication.tasks.functions import Function, Skipped, find_functions
+from composer_replication.tasks.layout import Layout, guess_layout
+from composer_replication.tasks.leak import LeakScanner, installed_copies
+from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
+from composer_replication.tasks.select import choose_candidates
+from composer_replication.tasks.source import Source, digest_of, fetch_source
+from composer_replication.tasks.validate import Validator
+
+__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_python", "build_tasks"]
+
+_STATE = ".build"
+_REPORT = "build.json"
+
+
+def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, progress: Progress | None = None) -> BuildReport:
+    """Build validated feature-deletion tasks from `source` into the folder `out`.
+
+    An interrupted build is continued by the same call and gives the same tasks.
+
+    Args:
+        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`).
+        progress: called from this thread.
+
+    Raises:
+        SourceError: the project cannot be fetched, has no tests, or they fail or hang.
+        TaskError: `out` holds another build.
+        SandboxError: no sandbox is available, or the box broke.
+        StorageError: `out` cannot be written.
+    """
+    start = time.monotonic()
+    options = options or BuildOptions()
+    tell = progress or _silent
+    state = out / _STATE
+    tell(BuildEvent("fetching"))
+    fetched = _pristine(source, state, options, out)
+    layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
+    sandbox = open_sandbox(options.sandbox)
+    python = _interpreter(fetched, out, options, tell)
+    tell(BuildEvent("testing"))
+    baseline = _baseline(state, fetched, layout, sandbox, python, options)
+    functions, skipped = _functions(fetched.tree, layout, options)
+    candidates, uncovered = choose_candidates(
+        functions, baseline.coverage, baseline.passing, group_size=options.group_size, seed=options.seed
+    )
+    validator = Validator(
+        source=fetched,
+        layout=layout,
+        baseline=baseline,
+        scanner=LeakScanner(fetched.tree),
+        sandbox=sandbox,
+        python=python,
+        staging=state / "staged",
+        task_timeout_s=options.task_timeout_s,
+        pass_to_pass_cap=options.pass_to_pass_cap,
+        seed=options.seed,
+    )
+    deadline = None if options.budget_s is None else start + options.budget_s
+    run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
+    stopped = run.decide_all()
+    report = BuildReport(
+        source=fetched.label,
+        source_digest=fetched.digest,
+        python=str(python),
+        isolation=sandbox.isolation.summary(),
+        tasks=tuple(run.tasks),
+        dropped=tuple(run.dropped),
+        skipped=(*skipped, *uncovered),
+        candidates=len(candidates),
+        tests_passing=len(baseline.passing),
+        tests_failing=len(baseline.failing),
+        tests_flaky=len(baseline.flaky),
+        stopped=stopped,
+        seconds=round(time.monotonic() - start, 1),
+        options=json.loads(json.dumps(asdict(options), default=str)),
+    )
+    write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
+    return report
+
+
+def _silent(_event: BuildEvent) -> None:
+    return None
+
+
+def build_python(folder: Path) -> Path:
+    """The interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is none."""
+    try:
+        python = Path(json.loads((folder / _REPORT).read_text())["python"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return Path(sys.executable)
+    return python if python.exists() else Path(sys.executable)
+
+
+# --- the stages ------------------------------------------------------------------------------------------------------
+
+
+def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Source:
+    """The fetched tree, from an earlier call where it cannot have changed; refuses another build's folder."""
+    tree, record_file = state / "pristine", state / "source.json"
+    order = {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
+    record = _read_json(record_file)
+    if record is not None and record["order"] != order:
+        raise TaskError(f"{out} holds a build of {record['order']['source']} with other options", fix=_OTHER.format(out=out))
+    if record is not None and not Path(source).is_dir() and tree.is_dir() and digest_of(tree) == record["digest"]:
+        return Source(name=record["name"], label=record["label"], digest=record["digest"], tree=tree)
+    fresh = state / "pristine.new"
+    with storage_errors(state):
+        shutil.rmtree(fresh, ignore_errors=True)
+    fetched = fetch_source(source, fresh)
+    if record is not None and fetched.digest != record["digest"]:
+        raise TaskError(f"{source} has changed since {out} was built from it", fix=_OTHER.format(out=out))
+    with storage_errors(state):
+        shutil.rmtree(tree, ignore_errors=True)
+        fresh.rename(tree)
+    fetched = replace(fetched, tree=tree)
+    record = {"order": order, "name": fetched.name, "label": fetched.label, "digest": fetched.digest}
+    write_whole(record_file, json.dumps(record).encode())
+    return fetched
+
+
+_OTHER = "choose another --out, or delete {out}"
+
+
+def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progress) -> Path:
+    if not options.install:
+        return options.python or Path(sys.executable)
+    tell(BuildEvent("installing"))
+    with storage_errors(out):
+        return make_environment(out.absolute() / ".venv", declared_requirements(source.tree, source.name), base=options.python)
+
+
+def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, options: BuildOptions) -> Baseline:
+    """The measured baseline, from an earlier call where there is one. Refuses an interpreter that has the project installed."""
+    copies = installed_copies(sandbox, python, source.tree, layout.imports)
+    if copies:
+        name, place = next(iter(copies.items()))
+        cure = (
+            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from"
+            if options.install
+            else "use an environment without it: --install, or --python PATH"
+        )
+        raise SourceError(f"{python} has a copy of {name} installed ({place}), which would give the answers away", fix=cure)
+    file = state / "baseline.json"
+    known = _read_json(file)
+    if known is not None:
+        return baseline_from_json(known)
+    baseline = measure_baseline(
+        sandbox, source.tree, python=python, layout=layout, timeout_s=options.timeout_s, installed=options.install
+    )
+    write_whole(file, json.dumps(baseline_to_json(baseline)).encode())
+    return baseline
+
+
+def _functions(tree: Path, layout: Layout, options: BuildOptions) -> tuple[list[Function], list[Skipped]]:
+    functions: list[Function] = []
+    skipped: list[Skipped] = []
+    for path in layout.sources:
+        found, left = find_functions(path, (tree / path).read_bytes(), keep_docstring=options.keep_docstring)
+        functions += found
+        skipped += left
+    return functions, skipped
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path} cannot be read ({error})", fix=f"delete {path.parent} and build again") from error

@@ -1,0 +1,132 @@
+"""Leaks: the deleted code, or most of it, elsewhere in what the agent can see.
+
+Texts are compared as sequences of tokens without comments, so a copy with another layout is found too. A body shorter than
+`_MIN_TOKENS` is not distinctive and is not searched for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from composer_replication.errors import SandboxError
+from composer_replication.sandbox.protocol import Command, Sandbox, Tree
+from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.source import is_litter
+
+__all__ = ["LeakScanner", "installed_copies"]
+
+_SHINGLE = 8
+_MIN_TOKENS = 16
+_SHARE = 0.5
+"""A file that holds this share of a body's runs of `_SHINGLE` tokens holds the body."""
+_MAX_BYTES = 8 << 20
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_COMMENT = re.compile(r"#[^\n]*")
+_INSTALLED = """
+import importlib.util, json, os, sys
+root = os.getcwd()
+sys.path[:] = [p for p in sys.path if p and not os.path.abspath(p).startswith(root)]
+found = {}
+for name in json.load(sys.stdin):
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        continue
+    if spec is not None:
+        found[name] = spec.origin or ", ".join(spec.submodule_search_locations or [])
+os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
+"""
+
+
+class LeakScanner:
+    """Looks for deleted bodies in the files of one tree, archives and notebooks included. The tree is read once."""
+
+    def __init__(self, tree: Path) -> None:
+        self._files = tree_files(tree)
+        self._holders: dict[int, list[int]] = {}
+        for number, path in enumerate(self._files):
+            for shingle in _shingles(_texts(path, (tree / path).read_bytes())):
+                self._holders.setdefault(shingle, []).append(number)
+
+    def find(self, bodies: Iterable[bytes], deleted: Mapping[str, bytes]) -> str | None:
+        """Why the tree with the `deleted` files in place of their originals gives a body away, or None.
+
+        Args:
+            bodies: the removed lines of each function.
+            deleted: POSIX path -> content without the feature.
+        """
+        for path in self._files:
+            if is_litter(path):
+                return f"caches, bytecode or build outputs are in the tree: {path}"
+        edited = {path: _shingles(_texts(path, content)) for path, content in deleted.items()}
+        for body in bodies:
+            tokens = _tokens(body.decode(errors="replace"))
+            wanted = _shingles([" ".join(tokens)])
+            if len(tokens) < _MIN_TOKENS:
+                continue
+            counts = Counter(self._files[number] for shingle in wanted for number in self._holders.get(shingle, ()))
+            counts.update({path: len(wanted & present) - counts[path] for path, present in edited.items()})
+            path, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+            if count >= _SHARE * len(wanted):
+                return f"the deleted code is also in {path}"
+        return None
+
+
+def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    """Those of the project's packages that `python` can import from elsewhere than the tree, and from where.
+
+    Raises:
+        SandboxError: the box broke or did not answer.
+    """
+    command = Command(argv=(str(python), "-I", "-B", "-c", _INSTALLED), python=python, stdin=json.dumps(imports).encode())
+    result = sandbox.run(Tree(base=tree), command)
+    try:
+        answer = json.loads(result.channel)
+    except ValueError as error:
+        said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SandboxError(f"{python} did not answer from the sandbox ({result.ending}: {said})", fix="try --python") from error
+    return {str(name): str(place) for name, place in answer.items()}
+
+
+def _tokens(text: str) -> list[str]:
+    return _TOKEN.findall(_COMMENT.sub("", text))
+
+
+def _shingles(texts: Iterable[str]) -> set[int]:
+    """Hashes of every run of `_SHINGLE` tokens."""
+    found: set[int] = set()
+    for text in texts:
+        tokens = _tokens(text)
+        found.update(hash(tuple(tokens[n : n + _SHINGLE])) for n in range(len(tokens) - _SHINGLE + 1))
+    return found
+
+
+def _texts(path: str, content: bytes) -> Iterator[str]:
+    """The texts in a file: its own, the cells of a notebook, the members of an archive."""
+    stream = io.BytesIO(content)
+    try:
+        if path.endswith(".ipynb"):
+            cells = json.loads(content)["cells"]
+            yield "\n".join("".join(cell["source"]) for cell in cells)
+        elif zipfile.is_zipfile(stream):
+            with zipfile.ZipFile(stream) as zipped:
+                for info in zipped.infolist():
+                    if info.file_size <= _MAX_BYTES:
+                        yield zipped.read(info).decode(errors="replace")
+        elif tarfile.is_tarfile(stream):
+            with tarfile.open(fileobj=stream) as tar:
+                for member in tar:
+                    inner = tar.extractfile(member) if member.isreg() and member.size <= _MAX_BYTES else None
+                    if inner is not None:
+                        yield inner.read().decode(errors="replace")
+        else:
+            yield content[:_MAX_BYTES].decode(errors="replace")
+    except (ValueError, KeyError, TypeError, RuntimeError, EOFError, OSError, zipfile.BadZipFile, tarfile.TarError):
+        yield content[:_MAX_BYTES].decode(errors="replace")

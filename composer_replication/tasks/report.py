@@ -1,0 +1,111 @@
+"""What a build is asked for, what it tells on the way, and what it reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from composer_replication.errors import ConfigError
+from composer_replication.sandbox import SandboxKind
+from composer_replication.tasks.functions import Skipped
+
+__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "Progress"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How to build."""
+
+    max_tasks: int | None = None
+    """Stop after this many validated tasks; a later build with more continues."""
+    group_size: int = 1
+    """Most functions deleted together; sizes from 1 to this alternate."""
+    seed: int = 0
+    """Of the candidates' order and the samples of pass-to-pass tests."""
+    python: Path | None = None
+    """The interpreter for the tests; this process's own by default."""
+    install: bool = False
+    """Make an environment with the project's declared dependencies in OUT/.venv and use that."""
+    jobs: int = 2
+    """Candidates validated at once."""
+    timeout_s: float = 300.0
+    """Limit of one run of the whole intact test suite, in seconds."""
+    task_timeout_s: float = 60.0
+    """Limit of one run of a task's tests, in seconds."""
+    budget_s: float | None = None
+    """No candidate is begun after this many seconds; building again continues."""
+    pass_to_pass_cap: int = 50
+    keep_docstring: bool = True
+    packages: tuple[str, ...] = ()
+    """Paths of packages or modules to delete from; guessed when empty."""
+    tests: tuple[str, ...] = ()
+    """Paths of tests; guessed when empty."""
+    sandbox: SandboxKind = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "jobs", "max_tasks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}", fix="give a number of at least 1")
+        for name in ("timeout_s", "task_timeout_s", "budget_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}", fix="give a number of seconds above 0")
+        if self.pass_to_pass_cap < 0:
+            raise ConfigError(f"pass_to_pass_cap is {self.pass_to_pass_cap}", fix="give 0 or more")
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """Those that decide what the tasks are."""
+        free = ("max_tasks", "jobs", "budget_s", "sandbox", "timeout_s")
+        return {name: value for name, value in asdict(self).items() if name not in free}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvent:
+    """Progress: a stage began or moved on."""
+
+    stage: str
+    """`fetching`, `installing`, `testing`, `validating`."""
+    done: int = 0
+    total: int = 0
+    """Candidates decided and in all; 0 where the stage has no parts. Fewer are needed when `wanted` tasks come first."""
+    tasks: int = 0
+    wanted: int | None = None
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """What a build made. `OUT/build.json` holds the same."""
+
+    source: str
+    source_digest: str
+    python: str
+    isolation: str
+    tasks: tuple[str, ...]
+    """Ids in order of candidates; each is a folder of OUT."""
+    dropped: tuple[Skipped, ...]
+    """Candidates that were tried and are no tasks, and why."""
+    skipped: tuple[Skipped, ...]
+    """Functions that were not tried, and why."""
+    candidates: int
+    """All there are; a build that stopped early has not tried every one."""
+    tests_passing: int
+    tests_failing: int
+    tests_flaky: int
+    stopped: str
+    """Why candidates are left: `max_tasks`, `budget`, or empty."""
+    seconds: float
+    """Wall-clock seconds of this call."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """How many candidates and functions were dropped or skipped for each reason, most frequent first."""
+        return Counter(entry.reason for entry in (*self.dropped, *self.skipped)).most_common()
+
+
+Progress: TypeAlias = Callable[[BuildEvent], None]

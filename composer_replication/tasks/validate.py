@@ -1,0 +1,198 @@
+"""Is a candidate a task? Only what was proven with real runs in the sandbox and with the real grader becomes one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import SandboxError
+from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.pytest_run import TestRun, run_pytest
+from composer_replication.tasks.baseline import Baseline
+from composer_replication.tasks.delete import body_of, delete_bodies
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.layout import Layout
+from composer_replication.tasks.leak import LeakScanner
+from composer_replication.tasks.select import Candidate
+from composer_replication.tasks.source import Source
+from composer_replication.tasks.store import Task, write_task
+from composer_replication.types import Deletion, Outcome, TaskSpec, Unscored
+
+__all__ = ["Validator", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one candidate."""
+
+    candidate: str
+    """Its key."""
+    task_id: str
+    """Of the task it would be or is."""
+    dropped: str = ""
+    """Why it is no task; empty when it is one."""
+    flaky: int = 0
+    """Tests left out because two equal runs differed."""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the keyword arguments of this class."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    """The tests that two runs without the feature and one with it agree on."""
+
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    flaky: int
+
+
+class _DroppedError(Exception):
+    """The candidate is no task; the message says why."""
+
+    def __init__(self, reason: str, flaky: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.flaky = flaky
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validator:
+    """Turns candidates into task folders below `staging`. Safe to call from several threads."""
+
+    source: Source
+    layout: Layout
+    baseline: Baseline
+    scanner: LeakScanner
+    sandbox: Sandbox
+    python: Path
+    staging: Path
+    task_timeout_s: float
+    """Wall-clock limit of one run of a task's tests, in seconds; kept in the task."""
+    pass_to_pass_cap: int
+    """Most pass-to-pass tests a task gets."""
+    seed: int
+
+    def validate(self, candidate: Candidate) -> Verdict:
+        """Delete, run the covering tests twice without the feature and once with it, and prove the result with the grader.
+
+        Raises:
+            SandboxError: the box broke; says nothing about the candidate.
+            StorageError: the task cannot be written.
+        """
+        start = time.monotonic()
+        task_id = self._task_id(candidate)
+        dropped, flaky = "", 0
+        try:
+            flaky = self._build(candidate, task_id)
+        except _DroppedError as reason:
+            dropped, flaky = reason.reason, reason.flaky
+        seconds = round(time.monotonic() - start, 3)
+        return Verdict(candidate=candidate.key, task_id=task_id, dropped=dropped, flaky=flaky, seconds=seconds)
+
+    def _build(self, candidate: Candidate, task_id: str) -> int:
+        """Write the task or raise; returns the number of flaky tests."""
+        originals = {f.path: (self.source.tree / f.path).read_bytes() for f in candidate.functions}
+        deleted = {
+            path: delete_bodies(content, [f for f in candidate.functions if f.path == path])
+            for path, content in originals.items()
+        }
+        leak = self.scanner.find([body_of(originals[f.path], f) for f in candidate.functions], deleted)
+        if leak is not None:
+            raise _DroppedError(leak)
+        pool = self._tests_of_files(originals) - candidate.tests
+        proven = self._prove(candidate, deleted, self._sample(pool, candidate.key))
+        spec = TaskSpec(
+            task_id=task_id,
+            source=self.source.label,
+            source_digest=self.source.digest,
+            instruction=describe(candidate.functions),
+            deleted=tuple(Deletion(path=f.path, qualname=f.qualname, lines=f.lines) for f in candidate.functions),
+            fail_to_pass=proven.fail_to_pass,
+            pass_to_pass=proven.pass_to_pass,
+            editable=self.layout.editable,
+            python_path=self.layout.python_path,
+            test_timeout_s=self.task_timeout_s,
+        )
+        provenance = {
+            "covering_tests": len(candidate.tests),
+            "pass_to_pass_found": len(pool),
+            "pass_to_pass_cap": self.pass_to_pass_cap,
+            "flaky_tests": proven.flaky,
+            "seed": self.seed,
+        }
+        task = write_task(spec, self.staging / task_id, pristine=self.source.tree, deleted=deleted, provenance=provenance)
+        self._grade_both_ways(task)
+        return proven.flaky
+
+    def _prove(self, candidate: Candidate, deleted: Mapping[str, bytes], others: list[str]) -> _Proven:
+        without = Tree(base=self.source.tree, changes=deleted)
+        ids = [*sorted(candidate.tests), *others]
+        first = self._run(without, ids)
+        broken_files = {error.partition(": ")[0].partition("::")[0] for error in first.collect_errors}
+        lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files} - set(ids)
+        if lost:
+            ids += sorted(lost)
+            first = self._run(without, ids)
+        second, gold = self._run(without, ids), self._run(Tree(base=self.source.tree), ids)
+        passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second, gold)]
+        steady = passed[2] - (passed[0] ^ passed[1])
+        fail_to_pass = steady - passed[0]
+        kept = [i for i in ids if i in steady & passed[0]][: self.pass_to_pass_cap]
+        flaky = len(ids) - len(steady)
+        if not fail_to_pass:
+            raise _DroppedError("its tests are flaky" if flaky else "no test fails without it", flaky)
+        return _Proven(tuple(sorted(fail_to_pass)), tuple(sorted(kept)), flaky)
+
+    def _run(self, tree: Tree, ids: list[str]) -> TestRun:
+        limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
+        run = run_pytest(self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits)
+        match run.ending:
+            case Ending.TIMEOUT:
+                raise _DroppedError(f"its tests do not finish within {limits.wall_s:g} s (--task-timeout)")
+            case Ending.OUT_OF_MEMORY:
+                raise _DroppedError(f"its tests need more than {limits.memory_mb} MB of memory")
+            case Ending.OUTPUT_LIMIT:
+                raise _DroppedError(f"its tests write more than {limits.disk_mb} MB to disk")
+        ended_early = not run.collect_errors and all(o is Outcome.MISSING for o in run.outcomes.values())
+        if run.ending is not Ending.EXITED or run.tampered or ended_early:
+            raise _DroppedError("the test process dies before it can report")
+        return run
+
+    def _grade_both_ways(self, task: Task) -> None:
+        """The gold code must get reward 1 and the untouched tree 0, from the grader that training uses."""
+        for files, expected in ((task.gold_files(), 1.0), ({}, 0.0)):
+            report = grade(task.spec, task.repo, files, sandbox=self.sandbox, python=self.python)
+            if isinstance(report.reward, Unscored):
+                raise SandboxError(f"task {task.spec.task_id} could not be graded: {report.reward.reason}")
+            if report.reward != expected:
+                why = f" ({report.reasons[0]})" if report.reasons else ""
+                who = "the gold code" if files else "an untouched tree"
+                raise _DroppedError(f"{who} gets reward {report.reward:g}{why}")
+
+    def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
+        """The passing tests that run a line of any of these files."""
+        found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
+        return frozenset().union(*found) & self.baseline.passing
+
+    def _sample(self, pool: frozenset[str], key: str) -> list[str]:
+        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed."""
+        rng = random.Random(f"{self.seed} {key}")
+        return sorted(rng.sample(sorted(pool), min(len(pool), self.pass_to_pass_cap)))
+
+    def _task_id(self, candidate: Candidate) -> str:
+        """Readable, fit for a file name, and the same for the same deletion from the same tree."""
+        feature, others = candidate.functions[0], len(candidate.functions) - 1
+        name = f"{self.source.name}-{feature.qualname}" + (f"-and-{others}" if others else "")
+        slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]
+        digest = hashlib.sha256(f"{self.source.digest} {candidate.key}".encode()).hexdigest()
+        return f"{slug}-{digest[:8]}"
