@@ -136,7 +136,7 @@ def run(orders: dict[str, Any]) -> dict[str, Any]:
     before = guarded_code()
     status = 0
     if not files or any(os.path.exists(name) for name in files):
-        status = int(pytest.main(arguments, plugins))
+        status = int(pytest.main([*arguments], plugins))
         if status == pytest.ExitCode.USAGE_ERROR and not recorder.collected:
             status = int(pytest.main(["-o", "addopts=", *arguments], plugins))
     return {

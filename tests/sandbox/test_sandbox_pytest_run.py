@@ -1,0 +1,263 @@
+"""Outcomes per test id, read over the private channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+import venv
+import zlib
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import TaskError
+from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, open_sandbox
+from composer_replication.sandbox.pytest_run import _answer, collect_tests, run_pytest, run_pytest_with_coverage
+from composer_replication.types import Outcome
+
+PYTHON = Path(sys.executable)
+
+CALC = """
+def add(a, b):
+    return a + b
+
+
+def half(a):
+    if a % 2:
+        raise ValueError(f"odd: {a} {object()}")
+    return a // 2
+"""
+TESTS = """
+import warnings
+import pytest
+from calc import add, half
+
+@pytest.mark.parametrize("text", ["two words", "p::q", "[z]", "a/b", "é"])
+def test_params(text):
+    assert add(text, "") == text
+
+class TestClass:
+    def test_method(self):
+        assert half(4) == 2
+
+def test_fails():
+    assert add(2, 2) == 5, "sums are off"
+
+def test_raises():
+    half(3)
+
+@pytest.mark.xfail
+def test_xfail():
+    assert False
+
+@pytest.mark.xfail
+def test_xpass():
+    assert True
+
+@pytest.mark.xfail(strict=True)
+def test_strict_xpass():
+    assert True
+
+@pytest.mark.skip
+def test_skip():
+    pass
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no fixture today")
+
+def test_setup_error(broken):
+    pass
+
+@pytest.fixture
+def late():
+    yield
+    raise RuntimeError("teardown")
+
+def test_teardown_error(late):
+    pass
+
+def test_warns():
+    warnings.warn("harmless")
+"""
+F = "tests/test_calc.py"
+EXPECTED = {
+    f"{F}::test_params[two words]": Outcome.PASSED,
+    f"{F}::test_params[p::q]": Outcome.PASSED,
+    f"{F}::test_params[[z]]": Outcome.PASSED,
+    f"{F}::test_params[a/b]": Outcome.PASSED,
+    f"{F}::test_params[\\xe9]": Outcome.PASSED,
+    f"{F}::TestClass::test_method": Outcome.PASSED,
+    f"{F}::test_fails": Outcome.FAILED,
+    f"{F}::test_raises": Outcome.FAILED,
+    f"{F}::test_xfail": Outcome.XFAILED,
+    f"{F}::test_xpass": Outcome.XPASSED,
+    f"{F}::test_strict_xpass": Outcome.FAILED,
+    f"{F}::test_skip": Outcome.SKIPPED,
+    f"{F}::test_setup_error": Outcome.ERROR,
+    f"{F}::test_teardown_error": Outcome.ERROR,
+    f"{F}::test_warns": Outcome.PASSED,
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    return open_sandbox()
+
+
+@pytest.fixture
+def repo(tmp_path) -> Path:
+    for path, text in {"src/calc.py": CALC, F: TESTS}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(textwrap.dedent(text))
+    return tmp_path
+
+
+def run(sandbox, repo, ids=(), changes=None, **options):
+    tree = Tree(base=repo, changes={p: c if c is None else textwrap.dedent(c).encode() for p, c in (changes or {}).items()})
+    return run_pytest(sandbox, tree, python=PYTHON, test_ids=ids, python_path=["src"], **options)
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "landlock", "unsafe-subprocess"])
+def test_every_outcome_is_told_apart(repo, kind):
+    outcome = run(open_sandbox(kind), repo)
+    assert outcome.outcomes == EXPECTED
+    assert outcome.ending is Ending.EXITED
+    assert outcome.failures == {
+        f"{F}::test_fails": "AssertionError: sums are off",
+        f"{F}::test_raises": "ValueError: odd: 3 <object object at 0x...>",
+        f"{F}::test_strict_xpass": "[XPASS(strict)]",
+        f"{F}::test_setup_error": "RuntimeError: no fixture today",
+        f"{F}::test_teardown_error": "RuntimeError: teardown",
+    }
+    assert not outcome.passed
+
+
+def test_only_the_ordered_ids_run_and_the_rest_is_missing(sandbox, repo):
+    ids = [f"{F}::test_params[p::q]", f"{F}::test_gone", "tests/nowhere.py::test_x", f"{F}::TestClass::test_method"]
+    outcome = run(sandbox, repo, ids)
+    assert outcome.outcomes == {
+        ids[0]: Outcome.PASSED,
+        ids[1]: Outcome.MISSING,
+        ids[2]: Outcome.MISSING,
+        ids[3]: Outcome.PASSED,
+    }
+    assert run(sandbox, repo, ["tests/nowhere.py::test_x"]).outcomes == {"tests/nowhere.py::test_x": Outcome.MISSING}
+
+
+def test_an_id_may_stand_for_a_file_a_class_or_all_parameters(sandbox, repo):
+    assert run(sandbox, repo, [F]).outcomes == EXPECTED
+    assert list(run(sandbox, repo, [f"{F}::TestClass"]).outcomes) == [f"{F}::TestClass::test_method"]
+    assert len(run(sandbox, repo, [f"{F}::test_params"]).outcomes) == 5
+
+
+def test_a_file_that_cannot_be_imported_is_an_error_of_its_tests(sandbox, repo):
+    other = "tests/test_other.py"
+    changes = {other: "import calc\ncalc.nothing\ndef test_x(): pass\n"}
+    outcome = run(sandbox, repo, [f"{other}::test_x", f"{F}::TestClass::test_method"], changes)
+    assert outcome.outcomes == {f"{other}::test_x": Outcome.ERROR, f"{F}::TestClass::test_method": Outcome.PASSED}
+    message = "AttributeError: module 'calc' has no attribute 'nothing'"
+    assert outcome.collect_errors == (f"{other}: {message}",)
+    assert outcome.failures == {f"{other}::test_x": message}
+
+
+def test_a_syntax_error_in_the_code_under_test_is_named(sandbox, repo):
+    outcome = run(sandbox, repo, [f"{F}::test_fails"], {"src/calc.py": "def add(:\n"})
+    assert outcome.outcomes == {f"{F}::test_fails": Outcome.ERROR}
+    assert outcome.failures[f"{F}::test_fails"].startswith("SyntaxError: ")
+
+
+@pytest.mark.parametrize("kind", ["namespaces", "landlock"])
+def test_messages_are_the_same_in_every_run_and_every_box(repo, kind):
+    changes = {
+        F: "import os, pathlib\ndef test_x(tmp_path): raise OSError(f'{os.getcwd()} {os.environ[\"TMPDIR\"]} {object()}')\n"
+    }
+    assert run(open_sandbox(kind), repo, [F], changes).failures == {
+        f"{F}::test_x": "OSError: /repo /tmp <object object at 0x...>"
+    }
+
+
+def test_conftest_and_configuration_of_the_tree_are_honoured(sandbox, repo):
+    changes = {
+        "pytest.ini": "[pytest]\nmarkers = special\naddopts = --strict-markers\npython_files = check_*.py\n",
+        "conftest.py": "import pytest\n@pytest.fixture\ndef seven(): return 7\n",
+        "tests/check_it.py": "import pytest\n@pytest.mark.special\ndef test_it(seven): assert seven == 7\n",
+    }
+    assert run(sandbox, repo, (), changes).outcomes == {"tests/check_it.py::test_it": Outcome.PASSED}
+
+
+def test_options_of_plugins_that_are_not_loaded_do_not_matter(sandbox, repo):
+    changes = {"pytest.ini": "[pytest]\naddopts = --cov=calc -n 4\nrequired_plugins = pytest-cov pytest-xdist\n"}
+    assert run(sandbox, repo, [f"{F}::test_warns"], changes).outcomes == {f"{F}::test_warns": Outcome.PASSED}
+
+
+def test_pytest_giving_up_is_reported(sandbox, repo):
+    outcome = run(sandbox, repo, [f"{F}::test_warns"], {"conftest.py": "raise RuntimeError('conftest is broken')\n"})
+    assert outcome.outcomes == {f"{F}::test_warns": Outcome.MISSING}
+    assert any("conftest is broken" in error for error in outcome.collect_errors)
+
+
+def test_hash_order_is_fixed(sandbox, repo):
+    changes = {F: "def test_x(): raise ValueError(hash('abc'))\n"}
+    first, second = (run(sandbox, repo, [F], changes).failures for _ in range(2))
+    assert first == second
+
+
+def test_limits_end_the_run_with_everything_missing(sandbox, repo):
+    ids = [f"{F}::test_warns", f"{F}::test_fails"]
+    hang = run(sandbox, repo, ids, {"src/calc.py": "while True: pass\n"}, limits=Limits(wall_s=2))
+    hog = run(
+        sandbox, repo, ids, {"src/calc.py": "x = []\nwhile True: x.append(bytearray(1 << 23))\n"}, limits=Limits(memory_mb=256)
+    )
+    for outcome, ending in ((hang, Ending.TIMEOUT), (hog, Ending.OUT_OF_MEMORY)):
+        assert (outcome.ending, set(outcome.outcomes.values())) == (ending, {Outcome.MISSING})
+
+
+def test_collecting_runs_nothing(sandbox, repo):
+    ids, outcome = collect_tests(sandbox, Tree(base=repo), python=PYTHON, python_path=["src"])
+    assert ids == tuple(EXPECTED)
+    assert outcome.outcomes == {}
+    changes = {F: b"raise SystemError('at import')"}
+    ids, outcome = collect_tests(sandbox, Tree(base=repo, changes=changes), python=PYTHON, python_path=["src"])
+    assert (ids, outcome.collect_errors) == ((), (f"{F}: SystemError: at import",))
+
+
+def test_coverage_names_the_tests_behind_each_line(sandbox, repo):
+    ids = [f"{F}::TestClass::test_method", f"{F}::test_fails", f"{F}::test_raises"]
+    outcome, lines = run_pytest_with_coverage(sandbox, Tree(base=repo), python=PYTHON, test_ids=ids, python_path=["src"])
+    assert list(outcome.outcomes.values()) == [Outcome.PASSED, Outcome.FAILED, Outcome.FAILED]
+    method, fails, raises = (frozenset({test_id}) for test_id in ids)
+    assert lines["src/calc.py"] == {3: fails, 7: method | raises, 8: raises, 9: method}
+    assert set(lines) == {"src/calc.py", F}
+
+
+def test_an_interpreter_without_pytest_is_a_task_error(sandbox, repo, tmp_path):
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    with pytest.raises(TaskError, match="has no pytest"):
+        run_pytest(sandbox, Tree(base=repo), python=python, test_ids=[F])
+    with pytest.raises(TaskError, match="not a working Python"):
+        run_pytest(sandbox, Tree(base=repo), python=tmp_path / "nowhere", test_ids=[F])
+
+
+def test_an_answer_counts_only_with_the_nonce_and_untorn():
+    body = zlib.compress(json.dumps({"outcomes": {}}).encode())
+    facts = {"returncode": 0, "stdout": b"", "stderr": b"", "wall_s": 0.0, "cpu_s": 0.0}
+
+    def said(channel: bytes, ending: Ending = Ending.EXITED):
+        return _answer(ExecResult(ending=ending, channel=channel, **facts), "ab" * 16)
+
+    assert said(b"ab" * 16 + body) == {"outcomes": {}}
+    assert said(b"ac" * 16 + body) is None
+    assert said(b"ab" * 16 + body[:-3]) is None
+    assert said(b"ab" * 16 + zlib.compress(b"[]")) is None
+    assert said(b"") is None
+    assert said(b"ab" * 16 + body, Ending.KILLED) is None
+
+
+def test_the_driver_sees_no_path_of_the_host(sandbox, repo):
+    changes = {F: "import sys\ndef test_x(): assert '/repo/src' in sys.path and not {'', '/repo'} & set(sys.path)\n"}
+    assert run(sandbox, repo, [F], changes).passed
+    assert os.getcwd() != "/repo"

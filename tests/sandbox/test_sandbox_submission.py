@@ -1,0 +1,154 @@
+"""Which files of a workspace are graded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from composer_replication.sandbox.submission import is_editable, read_submission
+from composer_replication.types import TaskSpec
+
+F = "tests/test_calc.py"
+
+
+def task(*editable: str, python_path: tuple[str, ...] = ("src",)) -> TaskSpec:
+    return TaskSpec(
+        task_id="t",
+        source="s",
+        source_digest="d",
+        instruction="i",
+        deleted=(),
+        fail_to_pass=(f"{F}::test_add",),
+        pass_to_pass=(),
+        editable=editable,
+        python_path=python_path,
+    )
+
+
+TASK = task("src/**/*.py")
+
+
+@pytest.fixture
+def pristine(tmp_path) -> Path:
+    root = tmp_path / "pristine"
+    for path, text in {"src/calc.py": "old", "src/sub/mod.py": "old", F: "tests", "big.bin": "b" * (5 << 20)}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    (root / "link").symlink_to("src")
+    return root
+
+
+@pytest.fixture
+def workspace(pristine, tmp_path) -> Path:
+    shutil.copytree(pristine, tmp_path / "ws", symlinks=True)
+    return tmp_path / "ws"
+
+
+def read(pristine, workspace, spec=TASK, **options):
+    submission = read_submission(spec, pristine, workspace, **options)
+    return submission.changes, submission.rejected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("src/calc.py", "src/calc.py", True),
+        ("src/*.py", "src/calc.py", True),
+        ("src/*.py", "src/sub/mod.py", False),
+        ("src/**/*.py", "src/calc.py", True),
+        ("src/**/*.py", "src/a/b/c.py", True),
+        ("src/**", "src/a/data.txt", True),
+        ("**/*.py", "calc.py", True),
+        ("s?c/[a-c]*.py", "src/calc.py", True),
+        ("s?c/[!a-c]*.py", "src/calc.py", False),
+        ("src/calc.py", "src/calcXpy", False),
+        ("src/*.py", "src/calc.pyc", False),
+        ("**/*.py", F, False),
+        ("**/*.py", "conftest.py", False),
+        ("**/*.py", "src/conftest.py", False),
+        ("**", "pytest.ini", False),
+        ("**", "src/sitecustomize.py", False),
+        ("**", "src/evil.pth", False),
+    ],
+)
+def test_the_allow_list(pattern, path, expected):
+    assert is_editable(task(pattern), path) is expected
+
+
+def test_an_untouched_workspace_changes_nothing(pristine, workspace):
+    assert read(pristine, workspace) == ({}, ())
+    assert read(pristine, {"src/calc.py": b"old"}) == ({}, ())
+
+
+def test_changed_new_and_deleted_files(pristine, workspace):
+    (workspace / "src/calc.py").write_text("new")
+    (workspace / "src/fresh.py").write_text("fresh")
+    (workspace / "src/sub/mod.py").unlink()
+    (workspace / F).unlink()
+    (workspace / "notes").write_text("x")
+    (workspace / "src/__pycache__").mkdir()
+    (workspace / "src/__pycache__/calc.pyc").write_bytes(b"x")
+    assert read(pristine, workspace) == (
+        {"src/calc.py": b"new", "src/fresh.py": b"fresh", "src/sub/mod.py": None},
+        ("notes", F),
+    )
+
+
+def test_links_and_special_files_are_not_taken(pristine, workspace, tmp_path):
+    (tmp_path / "outside.py").write_text("secret")
+    (workspace / "src/calc.py").unlink()
+    (workspace / "src/calc.py").symlink_to(tmp_path / "outside.py")
+    os.link(tmp_path / "outside.py", workspace / "src/hard.py")
+    os.mkfifo(workspace / "src/pipe.py")
+    (workspace / "link").unlink()
+    (workspace / "link").symlink_to("tests")
+    assert read(pristine, workspace) == ({}, ("link", "src/calc.py", "src/hard.py", "src/pipe.py"))
+
+
+def test_hard_links_within_the_workspace_are_files(pristine, workspace):
+    (workspace / "src/a.py").write_text("twin")
+    os.link(workspace / "src/a.py", workspace / "src/b.py")
+    assert read(pristine, workspace) == ({"src/a.py": b"twin", "src/b.py": b"twin"}, ())
+
+
+def test_a_folder_replaced_by_a_link_deletes_nothing(pristine, workspace, tmp_path):
+    shutil.copytree(workspace / "src", tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/calc.py").write_text("evil")
+    shutil.rmtree(workspace / "src")
+    (workspace / "src").symlink_to(tmp_path / "elsewhere")
+    assert read(pristine, workspace) == ({}, ("src",))
+
+
+def test_changes_through_links_or_out_of_the_tree_are_not_taken(pristine):
+    changes = {"link/calc.py": b"x", "../up.py": b"x", "/etc/x.py": b"x", "src/../src/calc.py": b"x", "src/new.py": b"y"}
+    everything = task("**")
+    assert read(pristine, changes, everything) == (
+        {"src/new.py": b"y"},
+        ("../up.py", "/etc/x.py", "link/calc.py", "src/../src/calc.py"),
+    )
+
+
+def test_huge_files_are_not_taken(pristine, workspace):
+    (workspace / "src/huge.py").write_bytes(b"#" * (5 << 20))
+    assert read(pristine, workspace) == ({}, ("src/huge.py",))
+
+
+def test_new_modules_must_not_shadow_installed_ones(pristine, workspace):
+    reserved = frozenset({"json", "hypothesis", "calc"})
+    (workspace / "src/json.py").write_text("evil")
+    (workspace / "src/hypothesis").mkdir()
+    (workspace / "src/hypothesis/__init__.py").write_text("evil")
+    (workspace / "src/sub/json.py").write_text("fine")
+    (workspace / "src/calc.py").write_text("new")
+    assert read(pristine, workspace, reserved=reserved) == (
+        {"src/calc.py": b"new", "src/sub/json.py": b"fine"},
+        ("src/hypothesis/__init__.py", "src/json.py"),
+    )
+
+
+def test_an_unreadable_workspace_is_an_oserror(pristine, tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        read(pristine, tmp_path / "nowhere")
