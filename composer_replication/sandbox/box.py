@@ -9,7 +9,6 @@ import os
 import queue
 import resource
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -208,7 +207,7 @@ class _Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).resolve().parents[2]
         code = f"import sys; sys.path.insert(0, {str(root)!r}); from composer_replication.sandbox import launcher; "
-        code += f"launcher.main({theirs.fileno()})"
+        code += f"launcher.main({theirs.fileno()}, {self.scratch!r})"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-B", "-c", code],
@@ -219,7 +218,7 @@ class _Launcher:
                 env={"LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir()},
             )
         self._connection = ours
-        self._close = weakref.finalize(self, _close_launcher, self._process, ours, self.scratch)
+        self._close = weakref.finalize(self, _close_launcher, self._process, ours, os.getpid())
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -231,14 +230,15 @@ class _Launcher:
             raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; it is started anew") from error
 
 
-def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, scratch: str) -> None:
+def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
     connection.close()
+    if os.getpid() != owner:
+        return
     try:
         process.wait(timeout=5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _close_all(fds: set[int]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 __all__ = ["BoxGroup", "Cgroups", "find_cgroups"]
 
+_PREFIX = "composer-box-"
 _counter = itertools.count()
 
 
@@ -79,7 +80,7 @@ class Cgroups:
 
     def create(self, *, memory_mb: int, processes: int) -> BoxGroup:
         """A fresh group for one box. Raises OSError."""
-        name = f"composer-{os.getpid()}-{threading.get_native_id()}-{next(_counter)}"
+        name = f"{_PREFIX}{os.getpid()}-{threading.get_native_id()}-{next(_counter)}"
         cpu = None if self.cpu is None else self.cpu / name
         box = BoxGroup(self.memory / name, self.pids / name, cpu, self.version)
         try:
@@ -109,8 +110,20 @@ def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroup
             candidate.create(memory_mb=64, processes=8).close()
         except OSError:
             continue
+        for folder in (candidate.memory, candidate.pids, candidate.cpu):
+            if folder is not None:
+                _sweep(folder)
         return candidate
     return None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove groups whose maker died before it could."""
+    for group in folder.glob(f"{_PREFIX}*"):
+        maker = group.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path("/proc", maker).exists():
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 def _candidates(hierarchies: dict[str, tuple[Path, Path]]) -> list[Cgroups]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -80,9 +81,9 @@ def _installation_of(python: str) -> Installation:
 
 @lru_cache(maxsize=64)
 def reachable_by(uid: int, python: Path) -> bool:
-    """Whether root can run `python` as the user `uid` and read its installation."""
+    """Whether root can run `python` as the user `uid`, read its installation and enter the folder for temporary files."""
     code = "import os, sys; [os.listdir(path) for path in sys.argv[1:]]"
-    argv = [str(python), "-I", "-c", code, *installation_of(python).binds]
+    argv = [str(python), "-I", "-c", code, *installation_of(python).binds, tempfile.gettempdir()]
     try:
         done = subprocess.run(argv, user=uid, group=uid, extra_groups=[], capture_output=True, cwd="/", timeout=60)
     except OSError:

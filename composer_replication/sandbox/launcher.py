@@ -6,8 +6,10 @@ they could deadlock; made by a fresh interpreter per box, they would cost a star
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -34,8 +36,8 @@ def _serve_one(fds: BoxFds) -> None:
     supervise(_BACKENDS[request.backend], request, fds)
 
 
-def main(connection_fd: int) -> None:
-    """Serve until the host closes its end."""
+def main(connection_fd: int, scratch: str) -> None:
+    """Serve until the host closes its end or dies; then wait for the boxes to end, and remove `scratch`."""
     connection = socket.socket(fileno=connection_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -44,7 +46,7 @@ def main(connection_fd: int) -> None:
     while True:
         message, received, _, _ = socket.recv_fds(connection, 1, len(BoxFds._fields))
         if not message:
-            return
+            break
         fds = BoxFds(*received)
         if os.fork() == 0:
             try:
@@ -55,7 +57,6 @@ def main(connection_fd: int) -> None:
                 os._exit(0)
         for fd in received:
             os.close(fd)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
+    shutil.rmtree(scratch, ignore_errors=True)

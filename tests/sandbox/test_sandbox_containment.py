@@ -306,7 +306,7 @@ def test_a_daemon_does_not_survive_a_timeout(any_box, base):
     assert running(marker) == []
 
 
-def test_the_box_dies_with_its_host(any_box, base):
+def test_the_box_dies_with_its_host(any_box, base, tmp_path):
     marker = f"composer-orphan-{os.getpid()}-{any_box.isolation.name}"
     host = f"""
         import sys
@@ -317,13 +317,15 @@ def test_the_box_dies_with_its_host(any_box, base):
         open_sandbox({any_box.isolation.name!r}).run(Tree(base=Path({str(base)!r})), command)
     """
     package_root = str(Path(sys.modules["composer_replication"].__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": package_root}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "PYTHONPATH": package_root, "TMPDIR": str(scratch)}
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(host)], env=environment)
     while not [pid for pid in running(marker) if pid != process.pid]:
         assert process.poll() is None
     process.kill()
     process.wait()
-    while running(marker):
+    while running(marker) or list(scratch.iterdir()):
         pass
 
 
@@ -425,6 +427,17 @@ def test_many_boxes_at_once_stay_apart(any_box, base):
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: answer(any_box, base, code, str(n)), range(24)))
     assert answers == [[str(n)] * 3 for n in range(24)]
+
+
+def test_nothing_is_left_open_or_on_disk(any_box, base):
+    answer(any_box, base, "import os; os.write(3, b'1')")
+    launcher = any_box._launcher
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        answer(any_box, base, "import os; os.write(3, b'1')")
+        execute(any_box, base, "import time; time.sleep(600)", wall_s=0.2)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(launcher.scratch) == []
 
 
 def test_a_killed_launcher_is_replaced(any_box, base):

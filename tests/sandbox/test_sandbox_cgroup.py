@@ -1,0 +1,116 @@
+"""Finding the control groups of version 1, version 2 and hybrid machines, over folders that look like theirs.
+
+The kernel's own groups are exercised by `test_sandbox_containment.py` wherever this machine lets us make them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from composer_replication.sandbox.cgroup import BoxGroup, Cgroups, find_cgroups
+
+V1_LINE = "30 25 0:26 / {point} rw,relatime shared:9 - cgroup cgroup rw,{controller}"
+V2_LINE = "31 25 0:27 {root} {point} rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate"
+
+
+@pytest.fixture(autouse=True)
+def kernel_like_rmdir(monkeypatch):
+    """Removing a group removes its control files, which plain folders do not know."""
+    monkeypatch.setattr(Path, "rmdir", lambda self: shutil.rmtree(self))
+
+
+def v2(top: Path, *path: str, controllers: dict[str, str]) -> None:
+    """Folders below `top` with their `cgroup.subtree_control`."""
+    for name in path:
+        (top / name).mkdir(parents=True, exist_ok=True)
+    for name, text in controllers.items():
+        (top / name / "cgroup.subtree_control").write_text(text)
+
+
+def test_version_2_takes_the_nearest_ancestor_that_hands_both_down(tmp_path):
+    controllers = {"": "cpu memory pids", "user.slice": "cpu io memory pids", "user.slice/session": ""}
+    v2(tmp_path, "user.slice/session", controllers=controllers)
+    found = find_cgroups(V2_LINE.format(root="/", point=tmp_path), "0::/user.slice/session\n")
+    assert found == Cgroups(2, tmp_path / "user.slice", tmp_path / "user.slice", None)
+    assert found.description == "cgroup v2 (memory, pids)"
+
+
+def test_version_2_below_a_mount_of_a_subtree(tmp_path):
+    v2(tmp_path, "box", controllers={"": "memory pids", "box": ""})
+    found = find_cgroups(V2_LINE.format(root="/docker/abc", point=tmp_path), "0::/docker/abc/box\n")
+    assert found == Cgroups(2, tmp_path, tmp_path, None)
+
+
+def test_version_2_without_the_controllers_is_none(tmp_path):
+    v2(tmp_path, "a", controllers={"": "cpu memory", "a": ""})
+    assert find_cgroups(V2_LINE.format(root="/", point=tmp_path), "0::/a\n") is None
+
+
+def test_version_1_uses_the_groups_this_process_is_in(tmp_path):
+    for name in ("memory/mine", "pids", "cpuacct"):
+        (tmp_path / name).mkdir(parents=True)
+    lines = [V1_LINE.format(point=tmp_path / n, controller=n) for n in ("memory", "pids", "cpuacct")]
+    own = "4:memory:/mine\n8:pids:/\n2:cpuacct:/\n0::/\n"
+    assert find_cgroups("\n".join(lines), own) == Cgroups(1, tmp_path / "memory/mine", tmp_path / "pids", tmp_path / "cpuacct")
+
+
+def test_a_hybrid_machine_falls_back_to_version_1(tmp_path):
+    v2(tmp_path, "unified", controllers={"unified": "hugetlb"})
+    for name in ("memory", "pids"):
+        (tmp_path / name).mkdir()
+    lines = [V2_LINE.format(root="/", point=tmp_path / "unified")]
+    lines += [V1_LINE.format(point=tmp_path / n, controller=n) for n in ("memory", "pids")]
+    found = find_cgroups("\n".join(lines), "4:memory:/\n8:pids:/\n0::/\n")
+    assert (found.version, found.cpu) == (1, None)
+
+
+def test_groups_that_cannot_be_made_are_none(tmp_path):
+    lines = [V1_LINE.format(point=tmp_path / n, controller=n) for n in ("memory", "pids")]
+    assert find_cgroups("\n".join(lines), "4:memory:/\n8:pids:/\n") is None
+    assert find_cgroups("", "") is None
+
+
+def test_groups_of_a_dead_maker_are_swept(tmp_path):
+    for name in ("memory", "pids"):
+        (tmp_path / name).mkdir()
+    dead, alive = f"composer-box-{2**30}-1-0", f"composer-box-{os.getpid()}-1-999"
+    (tmp_path / "pids" / dead).mkdir()
+    (tmp_path / "pids" / alive).mkdir()
+    lines = [V1_LINE.format(point=tmp_path / n, controller=n) for n in ("memory", "pids")]
+    assert find_cgroups("\n".join(lines), "4:memory:/\n8:pids:/\n") is not None
+    assert [folder.name for folder in (tmp_path / "pids").iterdir()] == [alive]
+
+
+def test_a_box_gets_its_limits_and_is_removed(tmp_path):
+    box = Cgroups(2, tmp_path, tmp_path, None).create(memory_mb=100, processes=7)
+    assert (box.memory / "memory.max").read_text() == str(100 << 20)
+    assert (box.pids / "pids.max").read_text() == "7"
+    assert box.procs == [str(box.memory / "cgroup.procs")]
+    box.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "text", "killed"),
+    [
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n", True),
+        (2, "memory.events", "low 0\nhigh 0\nmax 12\noom 0\noom_kill 0\n", False),
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", True),
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 1\noom_kill 0\n", False),
+    ],
+)
+def test_an_out_of_memory_kill_is_read_from_the_events(tmp_path, version, name, text, killed):
+    (tmp_path / name).write_text(text)
+    assert BoxGroup(tmp_path, tmp_path, None, version).oom_killed() is killed
+
+
+def test_cpu_time_is_read_where_it_is_counted(tmp_path):
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\n")
+    (tmp_path / "cpuacct.usage").write_text("2500000000\n")
+    assert BoxGroup(tmp_path, tmp_path, None, 2).cpu_s() == 1.5
+    assert BoxGroup(tmp_path, tmp_path, tmp_path, 1).cpu_s() == 2.5
+    assert BoxGroup(tmp_path, tmp_path, None, 1).cpu_s() is None
