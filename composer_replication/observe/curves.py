@@ -24,7 +24,7 @@ _FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("Held-out evaluation", r"eval/.*", "lines"),
     ("Loss of each channel", r"(rlvr|hint|replay|train)/loss|loss(/.*)?", "lines"),
     ("Stop reasons", r"stop/.*", "stack"),
-    ("Optimizer", r"(train|optim)/.*|(grad_norm|lr)(/.*)?", "lines"),
+    ("Optimizer", r"(train|optim|optimizer)/.*|(grad_norm|lr)(/.*)?", "lines"),
     ("Policy gradient (rlvr)", r"rlvr/.*", "lines"),
     ("Hints", r"hint/.*", "lines"),
     ("Teacher replay", r"replay/.*", "lines"),
@@ -36,15 +36,16 @@ _FAMILIES: tuple[tuple[str, str, str], ...] = (
 )
 
 _UNITS: tuple[tuple[str, str], ...] = (
+    (r"(.*/)?(lr|learning_rate)", "learning rate"),
     (r"cost/cpu_s", "CPU-seconds"),
     (r".*_s|time/.*", "seconds"),
     (r".*usd", "US dollars"),
-    (r".*(pass_at_|frac_|_frac|accuracy|rate|share)[^/]*(/.*)?", "share (0 to 1)"),
+    (r".*(pass_at_|frac_|_frac|accuracy|rate|share|_cached)[^/]*(/.*)?", "share (0 to 1)"),
     (r"reward/unscored.*", "trajectories"),
     (r"reward(/.*)?", "reward"),
-    (r".*(entropy|jsd|kl|k3|logprob)[^/]*(/.*)?", "nats per token"),
+    (r".*(entropy|jsd|kl|k3|logprob|margin)[^/]*(/.*)?", "nats"),
     (r".*grad_norm(/.*)?", "L2 norm"),
-    (r"(.*/)?lr", "learning rate"),
+    (r".*ratio(/.*)?", "probability ratio"),
     (r"(.*/)?loss(/.*)?", "loss"),
     (r".*tokens[^/]*(/.*)?", "tokens"),
     (r".*(turns|pairs|groups|hits|misses|trajectories|findings|hints|dropped|unscored)[^/]*", "count"),

@@ -175,17 +175,14 @@ class RunDir:
     def truncate_after(self, arm: str, step: int) -> None:
         """Forget metrics, trajectories and hints of `arm` later than `step`, as after going back to a checkpoint of that step.
 
-        With `step` -1 nothing of the arm is kept.
-
-        Also removes a torn last line of metrics.jsonl. Events and pairs stay: events are history, and pairs merge by their id.
-        Killed half-way, it can be repeated.
+        `step` -1 forgets all of them. Also removes a torn last line of metrics.jsonl. Events and pairs stay: events are history,
+        and pairs merge by their id. Killed half-way, it can be repeated.
         """
-        self._arm_path(arm)
+        folder = self._arm_path(arm)
         with self._lock:
             lines = list(files.read_lines(self.metrics_path))
             kept = [line for line in lines if line["arm"] != arm or line["step"] <= step]
             _replace_lines(self.metrics_path, kept)
-            folder = self._arm_path(arm)
             later = [path for path, at in _step_files(folder) if at > step]
             files.remove(later)
             files.sync(folder)

@@ -56,47 +56,48 @@ def save_summary(run: RunDir, summary: Summary) -> None:
 
 
 def load_summary(run: RunDir) -> Summary:
-    """Read summary.json; a run that has none yet is summed up from its metrics.
+    """Read summary.json; arms it does not have yet are summed up from their metrics, and a note says so.
 
     Raises:
         StorageError: summary.json is damaged.
     """
     if not run.summary_path.exists():
-        return _from_metrics(run)
+        return _with_unfinished(run, Summary(title=run.name, rows=(), notes=()))
     with files.storage_errors(run.summary_path, "read"):
         text = run.summary_path.read_text()
     try:
         data = json.loads(text)
         rows = tuple(SummaryRow(**row) for row in data["rows"])
-        return Summary(title=data["title"], rows=rows, notes=tuple(data["notes"]))
+        saved = Summary(title=data["title"], rows=rows, notes=tuple(data["notes"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"{run.summary_path} is damaged: {error!r}", fix="delete it: the report is then summed up from metrics.jsonl"
         ) from error
+    return _with_unfinished(run, saved)
 
 
-def _from_metrics(run: RunDir) -> Summary:
-    """The last evaluation of each arm, and what its steps so far add up to."""
+def _with_unfinished(run: RunDir, saved: Summary) -> Summary:
+    """Add the last evaluation of every arm that has metrics but no row."""
     last: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    spent: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for line in run.read_metrics():
         last[line.arm].update(line.values)
-        for name in line.values.keys() & {"rollout/trajectories", "rollout/tokens", "cost/cpu_s"}:
-            spent[line.arm][name] += line.values[name]
+    unfinished = [arm for arm in last if arm not in {row.arm for row in saved.rows}]
+    if not unfinished:
+        return saved
     rows = tuple(
         SummaryRow(
             arm=arm,
-            pass_at_1=values.get("eval/pass_at_1", math.nan),
-            pass_at_1_se=values.get("eval/pass_at_1_se", math.nan),
-            rollouts=_count(spent[arm], "rollout/trajectories"),
-            tokens=_count(spent[arm], "rollout/tokens"),
-            cpu_s=spent[arm].get("cost/cpu_s"),
+            pass_at_1=last[arm].get("eval/pass_at_1", math.nan),
+            pass_at_1_se=last[arm].get("eval/pass_at_1_se", math.nan),
+            rollouts=_count(last[arm].get("rollout/total")),
+            tokens=_count(last[arm].get("rollout/tokens_total")),
+            cpu_s=last[arm].get("cost/cpu_s"),
         )
-        for arm, values in last.items()
+        for arm in unfinished
     )
-    note = "This run has not finished: the table shows the last evaluation of each arm in metrics.jsonl."
-    return Summary(title=run.name, rows=rows, notes=(note,))
+    note = f"Not finished: {', '.join(unfinished)}. The table shows the last evaluation so far, from metrics.jsonl."
+    return Summary(title=saved.title, rows=(*saved.rows, *rows), notes=(*saved.notes, note))
 
 
-def _count(totals: defaultdict[str, float], name: str) -> int | None:
-    return round(totals[name]) if name in totals and math.isfinite(totals[name]) else None
+def _count(value: float | None) -> int | None:
+    return round(value) if value is not None and math.isfinite(value) else None

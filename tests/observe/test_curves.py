@@ -74,8 +74,8 @@ def test_values_keep_six_digits_and_not_finite_ones_become_words() -> None:
     [
         ("reward/mean", "reward"),
         ("rlvr/frac_zero_std", "share (0 to 1)"),
-        ("rlvr/entropy/mean", "nats per token"),
-        ("hint/jsd/mean", "nats per token"),
+        ("rlvr/entropy/mean", "nats"),
+        ("hint/jsd/mean", "nats"),
         ("hint/loss", "loss"),
         ("train/grad_norm", "L2 norm"),
         ("time/rollout_s", "seconds"),
@@ -84,6 +84,9 @@ def test_values_keep_six_digits_and_not_finite_ones_become_words() -> None:
         ("rollout/tokens", "tokens"),
         ("replay/pairs", "count"),
         ("train/lr", "learning rate"),
+        ("optimizer/learning_rate", "learning rate"),
+        ("rlvr/ratio/max", "probability ratio"),
+        ("cost/grades_cached", "share (0 to 1)"),
         ("something/else", "value"),
     ],
 )

@@ -130,14 +130,18 @@ def test_cells_match_their_columns_and_say_what_is_missing() -> None:
     assert len(SUMMARY_COLUMNS) == len(ROW.cells())
 
 
-def test_an_unfinished_run_is_summed_up_from_its_metrics(tmp_path: Path) -> None:
+def test_arms_that_have_not_finished_are_summed_up_from_their_metrics(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "r")
     for step in range(3):
-        run.log_metrics("grpo", step, {"rollout/trajectories": 8, "rollout/tokens": 100, "cost/cpu_s": 1.5})
-    run.log_metrics("grpo", 2, {"eval/pass_at_1": 0.25, "eval/pass_at_1_se": 0.125})
-    summary = load_summary(run)
-    assert summary.rows == (SummaryRow(arm="grpo", pass_at_1=0.25, pass_at_1_se=0.125, rollouts=24, tokens=300, cpu_s=4.5),)
-    assert "not finished" in summary.notes[0]
+        run.log_metrics("late", step, {"rollout/total": 8 * step, "rollout/tokens_total": 100 * step, "cost/cpu_s": 1.5 * step})
+    run.log_metrics("late", 2, {"eval/pass_at_1": 0.25, "eval/pass_at_1_se": 0.125})
+    late = SummaryRow(arm="late", pass_at_1=0.25, pass_at_1_se=0.125, rollouts=16, tokens=200, cpu_s=3.0)
+    assert load_summary(run).rows == (late,)
+    write_report(run, title="T", summary_rows=[ROW], notes=["first"])
+    assert load_summary(run).rows == (ROW, late)
+    assert load_summary(run).notes[1].startswith("Not finished: late.")
+    write_report(run, title="T", summary_rows=[ROW, late], notes=["first"])
+    assert load_summary(run).notes == ("first",)
 
 
 def test_an_empty_run_has_a_report_too(tmp_path: Path) -> None:

@@ -243,6 +243,15 @@ def test_truncation_before_anything_was_written(run: RunDir) -> None:
     assert run.read_metrics() == []
 
 
+def test_truncation_after_minus_one_forgets_the_whole_arm(run: RunDir) -> None:
+    for arm in ("grpo", "other"):
+        run.log_metrics(arm, 0, {})
+        run.write_trajectories(arm, 0, [])
+    run.truncate_after("grpo", -1)
+    assert [line.arm for line in run.read_metrics()] == ["other"]
+    assert (run.steps("grpo"), run.steps("other")) == ((), (0,))
+
+
 WRITER = """
 import sys
 from composer_replication.observe import RunDir
