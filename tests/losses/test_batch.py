@@ -149,6 +149,9 @@ def test_rows_hold_exactly_what_was_sampled(new_maker):
             [x for turn in trajectory.turns for x in turn.logprobs]
         )
         assert batch["advantages"][i, sampled].tolist() == pytest.approx([advantage or 0.0] * len(sampled))
+        elsewhere = batch["response_mask"][i] == 0
+        assert not batch["advantages"][i, elsewhere].any()
+        assert not batch["old_logprobs"][i, elsewhere].any()
         assert bool(batch["rlvr_weights"][i].any()) == (advantage is not None)
     assert batch["rlvr_denominator"] == sum(
         t.num_sampled_tokens() for t, a in zip(trajectories, advantages, strict=True) if a is not None

@@ -197,6 +197,25 @@ def test_total_is_the_weighted_sum(model64, batch):
     assert all(math.isfinite(value) for value in got.metrics.values())
 
 
+def test_policy_metrics(model64, data):
+    got = compose_loss(model64, collate(*data, pad_id=0)).metrics
+    scored = [(t, a) for t, a in zip(data[0], data[1], strict=True) if a is not None]
+    tokens = [(now - old, a) for t, a in scored for now, old in policy_tokens(model64, t)]
+    assert got["rlvr/tokens"] == len(tokens)
+    assert got["rlvr/ratio/max"] == pytest.approx(math.exp(max(d for d, _ in tokens)), rel=1e-6)
+    clipped = [(d < math.log(0.8) and a < 0) or (d > math.log(1.28) and a > 0) for d, a in tokens]
+    assert got["rlvr/clip_frac"] == pytest.approx(np.mean(clipped), rel=1e-6)
+    sampler_kl = np.mean([math.exp(d) - 1 - d for d, _ in tokens])  # KL(sampler || policy) on tokens drawn from the sampler
+    assert got["rlvr/kl_k3"] == pytest.approx(sampler_kl, rel=1e-6)
+    entropies = []
+    for t, _ in scored:
+        table = log_p(model64, t.context_ids(len(t.turns)))
+        for number, turn in enumerate(t.turns):
+            rows = table[t.action_start(number) : t.action_start(number) + len(turn.action_ids)]
+            entropies += list(-(np.exp(rows) * rows).sum(-1))
+    assert got["rlvr/entropy/mean"] == pytest.approx(np.mean(entropies), rel=1e-6)
+
+
 def test_reference_kl_term(model64, data):
     batch = collate(*data, pad_id=0)
     with pytest.raises(ValueError, match="ref_logprobs"):
