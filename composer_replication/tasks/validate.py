@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,22 +47,8 @@ class Verdict:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Proven:
-    """The tests that two runs without the feature and one with it agree on."""
-
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    flaky: int
-
-
 class _DroppedError(Exception):
     """The candidate is no task; the message says why."""
-
-    def __init__(self, reason: str, flaky: int = 0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.flaky = flaky
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +69,11 @@ class Validator:
     seed: int
 
     def validate(self, candidate: Candidate) -> Verdict:
-        """Delete, run the covering tests twice without the feature and once with it, and prove the result with the grader.
+        """Delete, see which tests fail, write the task, and prove it with the grader.
+
+        A fail-to-pass test has failed twice without the feature (in the first run and when the untouched tree was graded) and
+        passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
+        passed in all five. Tests that did otherwise are left out and what remains is proven again.
 
         Raises:
             SandboxError: the box broke; says nothing about the candidate.
@@ -95,12 +85,12 @@ class Validator:
         try:
             flaky = self._build(candidate, task_id)
         except _DroppedError as reason:
-            dropped, flaky = reason.reason, reason.flaky
+            dropped = str(reason)
         seconds = round(time.monotonic() - start, 3)
         return Verdict(candidate=candidate.key, task_id=task_id, dropped=dropped, flaky=flaky, seconds=seconds)
 
     def _build(self, candidate: Candidate, task_id: str) -> int:
-        """Write the task or raise; returns the number of flaky tests."""
+        """Write a proven task or raise; returns the number of flaky tests left out."""
         originals = {f.path: (self.source.tree / f.path).read_bytes() for f in candidate.functions}
         deleted = {
             path: delete_bodies(content, [f for f in candidate.functions if f.path == path])
@@ -110,48 +100,58 @@ class Validator:
         if leak is not None:
             raise _DroppedError(leak)
         pool = self._tests_of_files(originals) - candidate.tests
-        proven = self._prove(candidate, deleted, self._sample(pool, candidate.key))
-        spec = TaskSpec(
+        failing, passing = self._first_run(candidate, deleted, pool)
+        flaky: set[str] = set()
+        while failing:
+            kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.pass_to_pass_cap]
+            spec = self._spec(candidate, task_id, failing, kept)
+            provenance = {
+                "covering_tests": len(candidate.tests),
+                "pass_to_pass_found": len(pool),
+                "pass_to_pass_cap": self.pass_to_pass_cap,
+                "flaky_tests": len(flaky),
+                "seed": self.seed,
+            }
+            root = self.staging / task_id
+            task = write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance)
+            unsteady = self._grade_both_ways(task)
+            if not unsteady:
+                return len(flaky)
+            flaky |= unsteady
+            failing, passing = failing - flaky, passing - flaky
+        raise _DroppedError("its tests are flaky" if flaky else "no test fails without it")
+
+    def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
+        return TaskSpec(
             task_id=task_id,
             source=self.source.label,
             source_digest=self.source.digest,
             instruction=describe(candidate.functions),
             deleted=tuple(Deletion(path=f.path, qualname=f.qualname, lines=f.lines) for f in candidate.functions),
-            fail_to_pass=proven.fail_to_pass,
-            pass_to_pass=proven.pass_to_pass,
+            fail_to_pass=tuple(sorted(failing)),
+            pass_to_pass=tuple(sorted(passing)),
             editable=self.layout.editable,
             python_path=self.layout.python_path,
             test_timeout_s=self.task_timeout_s,
         )
-        provenance = {
-            "covering_tests": len(candidate.tests),
-            "pass_to_pass_found": len(pool),
-            "pass_to_pass_cap": self.pass_to_pass_cap,
-            "flaky_tests": proven.flaky,
-            "seed": self.seed,
-        }
-        task = write_task(spec, self.staging / task_id, pristine=self.source.tree, deleted=deleted, provenance=provenance)
-        self._grade_both_ways(task)
-        return proven.flaky
 
-    def _prove(self, candidate: Candidate, deleted: Mapping[str, bytes], others: list[str]) -> _Proven:
-        without = Tree(base=self.source.tree, changes=deleted)
-        ids = [*sorted(candidate.tests), *others]
-        first = self._run(without, ids)
-        broken_files = {error.partition(": ")[0].partition("::")[0] for error in first.collect_errors}
-        lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files} - set(ids)
-        if lost:
-            ids += sorted(lost)
-            first = self._run(without, ids)
-        second, gold = self._run(without, ids), self._run(Tree(base=self.source.tree), ids)
-        passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second, gold)]
-        steady = passed[2] - (passed[0] ^ passed[1])
-        fail_to_pass = steady - passed[0]
-        kept = [i for i in ids if i in steady & passed[0]][: self.pass_to_pass_cap]
-        flaky = len(ids) - len(steady)
-        if not fail_to_pass:
-            raise _DroppedError("its tests are flaky" if flaky else "no test fails without it", flaky)
-        return _Proven(tuple(sorted(fail_to_pass)), tuple(sorted(kept)), flaky)
+    def _first_run(
+        self, candidate: Candidate, deleted: Mapping[str, bytes], pool: frozenset[str]
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """The covering and sampled tests that fail and those that pass without the feature.
+
+        When a test file cannot be imported, all its tests count, and fail.
+        """
+        tree = Tree(base=self.source.tree, changes=deleted)
+        ids = sorted(candidate.tests | self._sample(pool, candidate.key))
+        run = self._run(tree, ids)
+        broken_files = {error.partition(": ")[0].partition("::")[0] for error in run.collect_errors}
+        lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
+        if lost - set(ids):
+            ids = sorted({*ids, *lost})
+            run = self._run(tree, ids)
+        passing = frozenset(i for i in ids if run.outcomes.get(i) is Outcome.PASSED)
+        return frozenset(ids) - passing, passing
 
     def _run(self, tree: Tree, ids: list[str]) -> TestRun:
         limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
@@ -168,26 +168,30 @@ class Validator:
             raise _DroppedError("the test process dies before it can report")
         return run
 
-    def _grade_both_ways(self, task: Task) -> None:
-        """The gold code must get reward 1 and the untouched tree 0, from the grader that training uses."""
-        for files, expected in ((task.gold_files(), 1.0), ({}, 0.0)):
+    def _grade_both_ways(self, task: Task) -> set[str]:
+        """The gold code must get reward 1 and the untouched tree 0; returns the tests that prevent it by being flaky."""
+        unsteady: set[str] = set()
+        expected: tuple[tuple[dict[str, bytes], tuple[str, ...]], ...]
+        expected = ((task.gold_files(), (*task.spec.fail_to_pass, *task.spec.pass_to_pass)), ({}, task.spec.pass_to_pass))
+        for files, should_pass in expected:
             report = grade(task.spec, task.repo, files, sandbox=self.sandbox, python=self.python)
             if isinstance(report.reward, Unscored):
                 raise SandboxError(f"task {task.spec.task_id} could not be graded: {report.reward.reason}")
-            if report.reward != expected:
-                why = f" ({report.reasons[0]})" if report.reasons else ""
-                who = "the gold code" if files else "an untouched tree"
-                raise _DroppedError(f"{who} gets reward {report.reward:g}{why}")
+            passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
+            if files and (not passed or (report.reward != 1.0 and passed == set(should_pass))):
+                raise _DroppedError(f"the gold code gets reward {report.reward:g}: {report.reasons[0]}")
+            unsteady |= passed ^ set(should_pass)
+        return unsteady
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
         """The passing tests that run a line of any of these files."""
         found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
         return frozenset().union(*found) & self.baseline.passing
 
-    def _sample(self, pool: frozenset[str], key: str) -> list[str]:
+    def _sample(self, pool: frozenset[str], key: str) -> frozenset[str]:
         """At most `pass_to_pass_cap` ids, the same for the same candidate and seed."""
         rng = random.Random(f"{self.seed} {key}")
-        return sorted(rng.sample(sorted(pool), min(len(pool), self.pass_to_pass_cap)))
+        return frozenset(rng.sample(sorted(pool), min(len(pool), self.pass_to_pass_cap)))
 
     def _task_id(self, candidate: Candidate) -> str:
         """Readable, fit for a file name, and the same for the same deletion from the same tree."""

@@ -1,0 +1,72 @@
+"""`composer grade`: the verdict on any tree, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer_replication.errors import ConfigError
+from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox.grading import grade as grade_workspace
+from composer_replication.tasks.build import build_python
+from composer_replication.tasks.store import load_task
+from composer_replication.types import GradeReport, Outcome, Unscored, to_json
+
+__all__ = ["grade"]
+
+EXIT_ZERO_REWARD = 10
+EXIT_UNSCORED = 4
+
+
+def grade(
+    task: Annotated[Path, typer.Argument(help="Folder of the task.")],
+    workspace: Annotated[Path, typer.Option(help="Folder with the tree to grade.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the task was built with.")] = None,
+    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+) -> None:
+    """Grade a workspace: its allow-listed files are copied into a fresh tree, and the task's own tests decide.
+
+    Exits with 0 for reward 1, with 10 for reward 0, and with 4 when the sandbox broke and there is no reward.
+    """
+    loaded = load_task(task)
+    if not workspace.is_dir():
+        raise ConfigError(f"{workspace} is not a folder", fix="name the folder that holds the tree: --workspace PATH")
+    report = grade_workspace(
+        loaded.spec,
+        loaded.repo,
+        workspace,
+        sandbox=open_sandbox(cast(SandboxKind, sandbox)),
+        python=python or build_python(loaded.root.parent),
+    )
+    if as_json:
+        typer.echo(json.dumps(to_json(report), indent=1))
+    else:
+        _print(Console(), report)
+    if isinstance(report.reward, Unscored):
+        raise typer.Exit(EXIT_UNSCORED)
+    if report.reward != 1.0:
+        raise typer.Exit(EXIT_ZERO_REWARD)
+
+
+def _print(console: Console, report: GradeReport) -> None:
+    table = Table("test", "outcome", box=box.SIMPLE_HEAD)
+    for test_id, outcome in report.outcomes.items():
+        colour = "green" if outcome is Outcome.PASSED else "red"
+        table.add_row(escape(test_id), f"[{colour}]{outcome}[/]")
+    console.print(table)
+    for reason in report.reasons:
+        console.print(escape(reason), soft_wrap=True, highlight=False)
+    if report.rejected:
+        paths = escape(", ".join(report.rejected))
+        console.print(f"changed but not graded (not on the allow list): {paths}", soft_wrap=True, highlight=False)
+    console.print(escape(report.isolation), soft_wrap=True, highlight=False)
+    reward = "none (unscored)" if isinstance(report.reward, Unscored) else f"{report.reward:g}"
+    console.print(f"reward {reward}", style="bold")
