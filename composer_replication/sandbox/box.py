@@ -24,8 +24,9 @@ from pathlib import Path, PurePosixPath
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
 from composer_replication.sandbox.interpreter import installation_of, reachable_by
+from composer_replication.sandbox.launcher import BOOTSTRAP
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Isolation, Limits, Tree
-from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
+from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest
 from composer_replication.sandbox.supervise import CHANNEL_FD
 
 __all__ = ["BoxSandbox", "Setup"]
@@ -33,6 +34,15 @@ __all__ = ["BoxSandbox", "Setup"]
 _GRACE_S = 20.0
 """How much longer than its wall limit a box may take to be set up and torn down before its supervisor counts as hung."""
 _CHUNK = 1 << 16
+_PYTHON_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONNOUSERSITE": "1",
+}
+"""The same for a program that starts and for the interpreter that others are forked from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +66,7 @@ class BoxSandbox:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._lock = threading.Lock()
-        self._launcher: _Launcher | None = None
+        self._launchers: dict[str, _Launcher] = {}
         self._free_uids: queue.LifoQueue[int] = queue.LifoQueue()
         for uid in reversed(setup.uids):
             self._free_uids.put(uid)
@@ -81,8 +91,9 @@ class BoxSandbox:
             group = self._make_group(limits)
             if group is not None:
                 stack.callback(group.close)
-            launcher = self._running_launcher()
-            request = _request(setup, tree, command, launcher.scratch, group, uid)
+            warm = setup.backend != "bubblewrap" and _can_be_warm(command)
+            launcher = self._running_launcher(str(command.python) if warm else "")
+            request = _request(setup, tree, command, launcher.scratch, group, uid, warm)
             started = time.monotonic()
             pump = _Pump(command.stdin, limits)
             report = pump.run(launcher, request, started + limits.wall_s + _GRACE_S)
@@ -108,14 +119,27 @@ class BoxSandbox:
         except OSError as error:
             raise SandboxError(f"the box's control group could not be made: {error}") from error
 
-    def _running_launcher(self) -> _Launcher:
+    def _running_launcher(self, warm_python: str) -> _Launcher:
         with self._lock:
-            if self._launcher is None or not self._launcher.alive():
-                self._launcher = _Launcher()
-            return self._launcher
+            launcher = self._launchers.get(warm_python)
+            if launcher is None or not launcher.alive():
+                launcher = self._launchers[warm_python] = _Launcher(warm_python)
+            return launcher
 
 
-def _request(setup: Setup, tree: Tree, command: Command, scratch: str, group: BoxGroup | None, uid: int | None) -> BoxRequest:
+def _can_be_warm(command: Command) -> bool:
+    """Whether a running interpreter can turn into the command: same version as ours, and nothing set at its start differs."""
+    flags = command.argv[1 : 1 + len(WARM_FLAGS)]
+    if (command.argv[0], flags) != (str(command.python), WARM_FLAGS) or len(command.argv) <= 1 + len(WARM_FLAGS):
+        return False
+    if any(name.startswith("PYTHON") for name in command.env):
+        return False
+    return installation_of(command.python).version == sys.version_info[:2]
+
+
+def _request(
+    setup: Setup, tree: Tree, command: Command, scratch: str, group: BoxGroup | None, uid: int | None, warm: bool
+) -> BoxRequest:
     _check_paths(tree.changes)
     base = os.path.abspath(tree.base)
     try:
@@ -139,6 +163,7 @@ def _request(setup: Setup, tree: Tree, command: Command, scratch: str, group: Bo
         overlay=setup.overlay and owned,
         uid=uid,
         program=setup.program,
+        warm=warm,
     )
 
 
@@ -154,12 +179,7 @@ def _environment(command: Command) -> dict[str, str]:
         "PATH": f"{os.path.dirname(os.path.abspath(command.python))}:/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONSAFEPATH": "1",
-        "PYTHONNOUSERSITE": "1",
+        **_PYTHON_ENVIRONMENT,
         **command.env,
         "COMPOSER_RESULT_FD": str(CHANNEL_FD),
     }
@@ -199,23 +219,26 @@ def _ending(report: BoxReport, limits: Limits, group: BoxGroup | None, stderr: b
 
 
 class _Launcher:
-    """The running fork server; ends when this object is collected or the process exits."""
+    """The running fork server; ends when this object is collected or the process exits.
 
-    def __init__(self) -> None:
+    With `warm_python` it is that interpreter, with its packages; without, ours with nothing but the standard library.
+    """
+
+    def __init__(self, warm_python: str) -> None:
         self.scratch = tempfile.mkdtemp(prefix="composer-sandbox-")
         os.chmod(self.scratch, 0o711)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).resolve().parents[2]
-        code = f"import sys; sys.path.insert(0, {str(root)!r}); from composer_replication.sandbox import launcher; "
-        code += f"launcher.main({theirs.fileno()}, {self.scratch!r})"
+        facts = {"root": str(root), "connection": theirs.fileno(), "scratch": self.scratch, "warm": bool(warm_python)}
+        program = [warm_python] if warm_python else [sys.executable, "-I", "-S"]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", code],
+                [*program, "-s", "-B", "-c", BOOTSTRAP.format(**facts)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
-                env={"LANG": "C.UTF-8", "TMPDIR": tempfile.gettempdir()},
+                env=_PYTHON_ENVIRONMENT,
             )
         self._connection = ours
         self._close = weakref.finalize(self, _close_launcher, self._process, ours, os.getpid())

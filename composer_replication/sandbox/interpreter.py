@@ -27,6 +27,7 @@ print(json.dumps({
     "libraries": [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")],
     "search": [p for p in sys.path if p],
     "plugins": plugins,
+    "version": sys.version_info[:2],
     "modules": sorted({*sys.stdlib_module_names, *(m.name for m in pkgutil.iter_modules())}),
 }))
 """
@@ -42,6 +43,7 @@ class Installation:
     """Folders in them that hold this package, to be shown empty."""
     pytest_plugins: tuple[tuple[str, str], ...]
     """Installed pytest plugins: (name, module)."""
+    version: tuple[int, int]
     modules: frozenset[str]
     """Names of the top-level modules it can import."""
 
@@ -75,6 +77,7 @@ def _installation_of(python: str) -> Installation:
         binds=tuple(binds),
         masks=tuple(masks),
         pytest_plugins=tuple((name, module) for name, module in facts["plugins"]),
+        version=(facts["version"][0], facts["version"][1]),
         modules=frozenset(facts["modules"]),
     )
 

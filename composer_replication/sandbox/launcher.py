@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import shutil
 import signal
 import socket
 import sys
+import time
+import types
 
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
-from composer_replication.sandbox.request import BoxFds, BoxRequest
+from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
 from composer_replication.sandbox.supervise import Backend, supervise
 
-__all__ = ["main"]
+__all__ = ["BOOTSTRAP", "become", "main"]
 
 _BACKENDS: dict[str, Backend] = {
     "bubblewrap": bubblewrap.start,
@@ -26,6 +29,10 @@ _BACKENDS: dict[str, Backend] = {
     "namespaces": namespaces.start,
     "unsafe-subprocess": unsafe.start,
 }
+
+
+_PRELOADED = "pytest"
+"""What nearly every program of a box imports first; costs ten times the start of the interpreter."""
 
 
 def _serve_one(fds: BoxFds) -> None:
@@ -36,11 +43,17 @@ def _serve_one(fds: BoxFds) -> None:
     supervise(_BACKENDS[request.backend], request, fds)
 
 
-def main(connection_fd: int, scratch: str) -> None:
-    """Serve until the host closes its end or dies; then wait for the boxes to end, and remove `scratch`."""
+def main(connection_fd: int, scratch: str, *, warm: bool) -> WarmProgram | None:
+    """Serve until the host closes its end or dies; then wait for the boxes to end, and remove `scratch`.
+
+    With `warm`, this interpreter is one that programs are written for: pytest is imported before the first box is forked, and
+    in a box's process the program to turn into is returned.
+    """
     connection = socket.socket(fileno=connection_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if warm:
+        _preload()
     gc.disable()
     gc.freeze()
     while True:
@@ -52,11 +65,52 @@ def main(connection_fd: int, scratch: str) -> None:
             try:
                 connection.close()
                 _serve_one(fds)
-            finally:
-                sys.stderr.flush()
-                os._exit(0)
+            except WarmProgram as program:
+                return program
+            sys.stderr.flush()
+            os._exit(0)
         for fd in received:
             os.close(fd)
     with contextlib.suppress(ChildProcessError):
         os.wait()
     shutil.rmtree(scratch, ignore_errors=True)
+    return None
+
+
+def _preload() -> None:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_PRELOADED)
+        for name in importlib.import_module("_pytest.config").default_plugins:
+            importlib.import_module(f"_pytest.{name}")
+
+
+def become(program: WarmProgram) -> types.ModuleType:
+    """Make this process look like a fresh interpreter: the returned `__main__` is where the program's source is to run."""
+    main_module = types.ModuleType("__main__")
+    sys.modules["__main__"] = main_module
+    package = __name__.partition(".")[0]
+    for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+        del sys.modules[name]
+    sys.argv = program.argv
+    sys.path[:] = [entry for entry in sys.path if os.path.exists(entry) or entry.endswith(".zip")]
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    time.tzset()
+    gc.enable()
+    return main_module
+
+
+BOOTSTRAP = """
+import sys
+sys.path.insert(0, {root!r})
+from composer_replication.sandbox import launcher
+sys.path.remove({root!r})
+program = launcher.main({connection}, {scratch!r}, warm={warm})
+if program is not None:
+    place = launcher.become(program).__dict__
+    source = program.source
+    del sys, launcher, program
+    exec(compile(source, "<string>", "exec"), place)
+"""
+"""The launcher's `__main__`: a box's program runs at its top level, with none of the launcher's frames below it."""

@@ -39,6 +39,7 @@ __all__ = [
     "mount",
     "no_new_privs",
     "pivot_root",
+    "set_dumpable",
     "set_subreaper",
     "syscall",
     "umount",
@@ -51,7 +52,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVA
 MNT_DETACH = 2
 
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 24, 22, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 22, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -122,7 +123,12 @@ def pivot_root(new_root: str) -> None:
 
 def die_with_parent() -> None:
     """Kill this process when the thread that forked it ends."""
-    _prctl("prctl PDEATHSIG", _PR_SET_PDEATHSIG, _SIGKILL)
+    _prctl("prctl PDEATHSIG", _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL)
+
+
+def set_dumpable() -> None:
+    """Let this process read its own /proc entries again after a change of user."""
+    _prctl("prctl DUMPABLE", _PR_SET_DUMPABLE, 1)
 
 
 def set_subreaper() -> None:

@@ -27,7 +27,8 @@ __all__ = ["SandboxKind", "available", "open_sandbox"]
 
 SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe-subprocess"]
 
-_STRONGEST_FIRST: tuple[SandboxKind, ...] = ("bubblewrap", "namespaces", "landlock")
+_STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlock")
+"""The first two build the same walls; only a box of our own making can be forked from a warm interpreter."""
 _FIX = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
     "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use a kernel with Landlock "

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from composer_replication.errors import TaskError
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
+from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 
 __all__ = ["CoverageByTest", "TestRun", "collect_tests", "run_pytest", "run_pytest_with_coverage"]
@@ -148,7 +149,7 @@ def _drive(
     }
     limits = limits or Limits()
     command = Command(
-        argv=(str(python), "-s", "-B", "-c", _driver_source()),
+        argv=(str(python), *WARM_FLAGS, _driver_source()),
         python=python,
         stdin=json.dumps(orders).encode(),
         env=_ENVIRONMENT,

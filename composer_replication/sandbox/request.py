@@ -7,7 +7,19 @@ import marshal
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["BoxFds", "BoxReport", "BoxRequest"]
+__all__ = ["WARM_FLAGS", "BoxFds", "BoxReport", "BoxRequest", "WarmProgram"]
+
+WARM_FLAGS = ("-s", "-B", "-c")
+"""`PYTHON *WARM_FLAGS SOURCE [ARGUMENT...]` need not start an interpreter: a box can be forked from one that is running."""
+
+
+class WarmProgram(BaseException):
+    """Raised in a box's process when all is set up, to leave the launcher's frames: its top level turns into the program."""
+
+    def __init__(self, source: str, argv: list[str]) -> None:
+        super().__init__()
+        self.source = source
+        self.argv = argv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,8 @@ class BoxRequest:
     """Landlock as root: the user and group the command runs as."""
     program: str = ""
     """Path of `bwrap`."""
+    warm: bool = False
+    """The command is `PYTHON *WARM_FLAGS SOURCE ...`, and the launcher is that interpreter."""
 
     def dumps(self) -> bytes:
         """The wire form."""
@@ -44,7 +58,7 @@ class BoxRequest:
 
     @classmethod
     def loads(cls, data: bytes) -> BoxRequest:
-        """Inverse of `dumps`, for the launcher running the same interpreter."""
+        """Inverse of `dumps`, for a launcher running the same version of Python."""
         return cls(**marshal.loads(data))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from composer_replication.sandbox import linux
-from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
+from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest, WarmProgram
 
 __all__ = [
     "CHANNEL_FD",
@@ -48,13 +48,18 @@ class Started:
 
 
 def fork(body: Callable[[], NoReturn]) -> int:
-    """Fork a child that runs `body`, which never returns here."""
+    """Fork a child that runs `body`, which never returns here; only a `WarmProgram` leaves it."""
     pid = os.fork()
     if pid == 0:
+        leave = True
         try:
             body()
+        except WarmProgram:
+            leave = False
+            raise
         finally:
-            os._exit(70)
+            if leave:
+                os._exit(70)
     return pid
 
 
@@ -89,14 +94,26 @@ def set_rlimits(request: BoxRequest) -> None:
 
 
 def exec_command(request: BoxRequest, fds: BoxFds, argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
-    """Become the box's program: limits, default signals, and no descriptor but stdin, stdout, stderr and the channel."""
+    """Become the box's program: limits, default signals, and no descriptor but stdin, stdout, stderr and the channel.
+
+    Raises:
+        WarmProgram: instead of an `exec`, when this process is the interpreter asked for.
+    """
     set_rlimits(request)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(directory)
     os.umask(0o022)
     for target, fd in enumerate((fds.stdin, fds.stdout, fds.stderr, fds.channel)):
         os.dup2(fd, target, inheritable=True)
+    if request.warm:
+        os.closerange(CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        linux.set_dumpable()
+        os.environ.clear()
+        os.environ.update(env)
+        source_at = 1 + len(WARM_FLAGS)
+        raise WarmProgram(argv[source_at], ["-c", *argv[source_at + 1 :]])
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     os.execve(argv[0], argv, env)
 
 

@@ -18,6 +18,7 @@ import pytest
 from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import Command, Ending, ExecResult, Isolation, Limits, Sandbox, Tree, open_sandbox
 from composer_replication.sandbox.opening import available
+from composer_replication.sandbox.request import WARM_FLAGS
 
 PYTHON = Path(sys.executable)
 ISOLATING = available()
@@ -46,9 +47,10 @@ def base(tmp_path) -> Path:
 
 
 def execute(
-    sandbox: Sandbox, base: Path, code: str, *arguments: str, changes=None, python: Path = PYTHON, **limits
+    sandbox: Sandbox, base: Path, code: str, *arguments: str, changes=None, python: Path = PYTHON, warm=False, **limits
 ) -> ExecResult:
-    argv = (str(python), "-B", "-S" if python == PYTHON else "-s", "-c", textwrap.dedent(code), *arguments)
+    flags = WARM_FLAGS if warm else ("-B", "-S" if python == PYTHON else "-s", "-c")
+    argv = (str(python), *flags, textwrap.dedent(code), *arguments)
     limits = {"wall_s": 60.0, "disk_mb": 32, **limits}
     return sandbox.run(Tree(base=base, changes=changes or {}), Command(argv=argv, python=python, limits=Limits(**limits)))
 
@@ -198,7 +200,8 @@ def test_host_processes_are_out_of_reach(box, base, victim):
     assert victim.poll() is None or signals_open
 
 
-def test_no_privileges(box, base):
+@pytest.mark.parametrize("warm", [False, True])
+def test_no_privileges(box, base, warm):
     code = """
         import ctypes, json, os
         libc = ctypes.CDLL(None)
@@ -216,7 +219,7 @@ def test_no_privileges(box, base):
         out |= {"no_new_privs": facts["NoNewPrivs"].strip(), "did": [n for n, r in attempts.items() if r == 0]}
         os.write(3, json.dumps(out).encode())
     """
-    got = answer(box, base, code)
+    got = answer(box, base, code, warm=warm)
     assert got["caps"] == ["0" * 16] * 4
     assert got["no_new_privs"] == "1"
     assert got["did"] == []
@@ -364,14 +367,17 @@ def test_changes_must_be_plain_relative_paths(any_box, base, path):
         execute(any_box, base, "pass", changes={path: b"x"})
 
 
-def test_the_environment_and_descriptors_are_clean(any_box, base, monkeypatch):
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_environment_and_descriptors_are_clean(any_box, base, monkeypatch, warm):
     monkeypatch.setenv("HOST_SECRET", "tell-nobody")
     code = """
         import json, os
         fds = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 3 and os.path.exists(f"/proc/self/fd/{fd}")]
-        os.write(3, json.dumps([dict(os.environ), fds]).encode())
+        first = open("/proc/self/environ").read()
+        os.write(3, json.dumps([dict(os.environ), fds, "tell-nobody" in first]).encode())
     """
-    environment, extra = answer(any_box, base, code)
+    environment, extra, leaked = answer(any_box, base, code, warm=warm)
+    assert not leaked
     assert "HOST_SECRET" not in environment
     assert environment["COMPOSER_RESULT_FD"] == "3"
     assert extra == []
@@ -431,7 +437,7 @@ def test_many_boxes_at_once_stay_apart(any_box, base):
 
 def test_nothing_is_left_open_or_on_disk(any_box, base):
     answer(any_box, base, "import os; os.write(3, b'1')")
-    launcher = any_box._launcher
+    launcher = any_box._launchers[""]
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         answer(any_box, base, "import os; os.write(3, b'1')")
@@ -442,11 +448,11 @@ def test_nothing_is_left_open_or_on_disk(any_box, base):
 
 def test_a_killed_launcher_is_replaced(any_box, base):
     answer(any_box, base, "import os; os.write(3, b'1')")
-    launcher = any_box._launcher
+    launcher = any_box._launchers[""]
     launcher._process.kill()
     launcher._process.wait()
     assert answer(any_box, base, "import os; os.write(3, b'2')") == 2
-    assert any_box._launcher is not launcher
+    assert any_box._launchers[""] is not launcher
 
 
 def test_this_package_is_hidden_in_the_interpreter(box, base, tmp_path):
@@ -488,3 +494,46 @@ def test_isolation_is_described(box):
 def test_unknown_kinds_are_refused():
     with pytest.raises(SandboxUnavailableError, match="no sandbox kind"):
         open_sandbox("chroot")  # type: ignore[arg-type]  # the mistake under test
+
+
+FINGERPRINT = """
+    import atexit, gc, inspect, json, os, pickle, signal, sys, threading
+    class Mine: pass
+    facts = {
+        "argv": sys.argv, "path": sys.path, "hash": hash("abc"), "name": __name__, "executable": sys.executable,
+        "main": sorted(n for n in vars(sys.modules["__main__"]) if n.startswith("__") and n != "__annotations__"),
+        "pickled": type(pickle.loads(pickle.dumps(Mine()))).__module__, "files": sorted({f.filename for f in inspect.stack()}),
+        "threads": threading.active_count(), "gc": gc.isenabled(), "prefix": sys.prefix, "flags": str(sys.flags),
+        "ours": sorted(n for n in sys.modules if n.startswith("composer_replication")), "encoding": sys.stdout.encoding,
+        "sigint": str(signal.getsignal(2)), "sigchld": str(signal.getsignal(17)), "stdin": sys.stdin.read(),
+        "environ": {k: v for k, v in os.environ.items() if k not in ("HOME", "TMPDIR")},
+    }
+    atexit.register(lambda: os.write(3, json.dumps(facts, sort_keys=True).encode()))
+    print("to stdout")
+    sys.exit(5)
+"""
+
+
+def test_a_warm_start_cannot_be_told_from_a_cold_one(any_box, base):
+    code = textwrap.dedent(FINGERPRINT)
+    results = []
+    for environment in ({}, {"PYTHONNODEBUGRANGES": ""}):
+        argv = (str(PYTHON), *WARM_FLAGS, code, "one", "two")
+        result = any_box.run(Tree(base=base), Command(argv=argv, python=PYTHON, stdin=b"input", env=environment))
+        facts = json.loads(result.channel)
+        facts["environ"].pop("PYTHONNODEBUGRANGES", None)
+        results.append((facts, result.returncode, result.stdout))
+    assert results[0] == results[1]
+    assert results[0][0]["ours"] == []
+    assert results[0][1:] == (5, b"to stdout\n")
+
+
+def test_a_warm_program_fails_like_any_other(any_box, base):
+    result = execute(any_box, base, "def f(): raise ValueError('oh')\nf()", warm=True)
+    assert (result.ending, result.returncode) == (Ending.EXITED, 1)
+    lines = result.stderr.decode().splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: oh"
+    assert "launcher" not in result.stderr.decode()
+    assert execute(any_box, base, "import os; os.abort()", warm=True).returncode == -signal.SIGABRT
+    assert execute(any_box, base, "def broken(:", warm=True).returncode == 1
