@@ -1,7 +1,8 @@
-"""Leaks: the deleted code, or most of it, elsewhere in what the agent can see.
+"""Leaks: the deleted code elsewhere in what the agent can see.
 
-Texts are compared as sequences of tokens without comments, so a copy with another layout is found too. A body shorter than
-`_MIN_TOKENS` is not distinctive and is not searched for.
+Texts are compared as sequences of words and operators, without comments and brackets, so a copy in another layout is found too.
+A sibling that merely resembles the deleted code is no leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
+searched for.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from composer_replication.tasks.source import is_litter
 
 __all__ = ["LeakScanner", "installed_copies"]
 
-_SHINGLE = 8
-_MIN_TOKENS = 16
-_SHARE = 0.5
+_SHINGLE = 6
+_MIN_TOKENS = 12
+_SHARE = 0.85
 """A file that holds this share of a body's runs of `_SHINGLE` tokens holds the body."""
 _MAX_BYTES = 8 << 20
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+_TOKEN = re.compile(r"\w+|[-+*/%<>=!&|^~@]+")
 _COMMENT = re.compile(r"#[^\n]*")
 _INSTALLED = """
 import importlib.util, json, os, sys
@@ -110,18 +111,17 @@ def _shingles(texts: Iterable[str]) -> set[int]:
 
 def _texts(path: str, content: bytes) -> Iterator[str]:
     """The texts in a file: its own, the cells of a notebook, the members of an archive."""
-    stream = io.BytesIO(content)
     try:
         if path.endswith(".ipynb"):
             cells = json.loads(content)["cells"]
             yield "\n".join("".join(cell["source"]) for cell in cells)
-        elif zipfile.is_zipfile(stream):
-            with zipfile.ZipFile(stream) as zipped:
+        elif zipfile.is_zipfile(io.BytesIO(content)):
+            with zipfile.ZipFile(io.BytesIO(content)) as zipped:
                 for info in zipped.infolist():
                     if info.file_size <= _MAX_BYTES:
                         yield zipped.read(info).decode(errors="replace")
-        elif tarfile.is_tarfile(stream):
-            with tarfile.open(fileobj=stream) as tar:
+        elif tarfile.is_tarfile(io.BytesIO(content)):
+            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
                 for member in tar:
                     inner = tar.extractfile(member) if member.isreg() and member.size <= _MAX_BYTES else None
                     if inner is not None:
