@@ -198,6 +198,19 @@ def test_threads_do_not_mix_their_lines(run: RunDir) -> None:
     assert [n for w, n in seen if w == 2] == list(range(50))
 
 
+def test_threads_that_add_pairs_lose_none(run: RunDir) -> None:
+    def add(worker: int) -> None:
+        for n in range(20):
+            run.write_pairs("a", [{"pair_id": f"{worker}-{n}"}])
+
+    threads = [threading.Thread(target=add, args=(w,)) for w in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(run.read_pairs("a")) == 60
+
+
 # --- going back to a checkpoint
 
 
