@@ -28,7 +28,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train every arm of a run. Any field of the run file can be overridden: --loss.hint.weight 2 --optimizer.learning_rate 1e-5."""
+    """Train every arm of a run. Any field of the run file can be overridden, e.g. --loss.hint.weight 2."""
     config = load_config(run, context.args)
     for arm in config.arms:
         resolve_arm(config, arm)

@@ -119,7 +119,7 @@ class ReplayConfig(_Section):
     """Trajectories of the starting policy that are frozen for replay, per training task."""
     agreement_threshold: Positive = 2
     verify: bool = True
-    """Run each chosen action in the sandbox; a pair is kept when the action is carried out and, where it edits, passes the tests."""
+    """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
     pairs_per_step: Positive = 8
     max_total_usd: Weight = 0.0
     """Hard spending cap. 0 allows only teachers whose price is zero."""

@@ -69,7 +69,7 @@ def modules() -> tuple[Module, ...]:
     for project in PROJECTS:
         for file in sorted((project_path(project) / project).glob("*.py")):
             text = file.read_text()
-            rules = list(_RULE.finditer(text))
+            rules = [rule for rule in _RULE.finditer(text) if rule[4] in GLOSSARY]
             if rules:
                 lines = tuple(text.count("\n", 0, rule.start()) + 1 for rule in rules)
                 found.append(Module(f"{project}/{file.name}", rules[0][2], rules[0][3], lines))

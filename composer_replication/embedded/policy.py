@@ -1,4 +1,4 @@
-"""The tiny policy: a Qwen3 of 0.7 million parameters with a byte-level tokenizer of 768 tokens."""
+"""The tiny policy: a Qwen3 of 0.7 million parameters with a byte-level tokenizer of 512 tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tiny_model", "tiny_tokenizer"]
 
-VOCABULARY = 768
+VOCABULARY = 512
 WINDOW = 1024
 _PIECES = r" ?[A-Za-z_]+|[0-9]| *[^A-Za-z_0-9\n]+|\n"
 """A word with the space before it, a digit, a run of punctuation, a line end: JSON's punctuation makes few tokens this way."""

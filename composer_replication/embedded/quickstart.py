@@ -26,14 +26,15 @@ from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
 from composer_replication.embedded.teachers import TEACHERS, served, train_teacher
 from composer_replication.embedded.warm_start import imitate, measure_hint_use
 from composer_replication.errors import ConfigError
-from composer_replication.observe import Terminal
-from composer_replication.tasks.build import BuildOptions, build_tasks
+from composer_replication.observe import Phase, Terminal
+from composer_replication.tasks.build import BuildEvent, BuildOptions, build_tasks
+from composer_replication.tasks.store import load_task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Deletion
 
 __all__ = ["ARMS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-WARM_START_STEPS = 700
+WARM_START_STEPS = 350
 TEACHER_STEPS = 120
 
 ARMS: dict[str, dict[str, str | int | float | bool]] = {
@@ -131,11 +132,19 @@ def _build(folder: Path, terminal: Terminal, sandbox: str) -> None:
         (staged / part).mkdir(parents=True)
     for project in PROJECTS:
         built = folder / "built" / project
-        rules = tuple(m.path for m in modules() if m.path.startswith(f"{project}/"))
-        report = build_tasks(str(project_path(project)), built, BuildOptions(files=rules, sandbox=sandbox), terminal=terminal)
-        for task in report.tasks:
+        rules = tuple(f"{m.path}" for m in modules() if m.path.startswith(f"{project}/"))
+        options = BuildOptions(packages=rules, sandbox=SandboxConfig.model_validate({"kind": sandbox}).kind)
+        with terminal.phase(f"build tasks from {project}", sum(len(m.lines) for m in modules() if m.path in rules)) as shown:
+
+            def report(event: BuildEvent, shown: Phase = shown) -> None:
+                if event.stage == "validating":
+                    shown.advance(event.done - shown.done)
+
+            made = build_tasks(str(project_path(project)), built, options, progress=report)
+        for name in made.tasks:
+            task = load_task(built / name)
             part = "held_out" if is_held_out(task.spec.deleted[0]) else "train"
-            shutil.copytree(task.root, staged / part / task.root.name)
+            shutil.copytree(task.root, staged / part / name)
     staged.rename(done)
 
 
@@ -146,7 +155,7 @@ def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
     renderer = ChatRenderer(tokenizer)
     model = tiny_model(tokenizer, seed)
     with terminal.phase("warm start", WARM_START_STEPS) as shown:
-        imitate(model, renderer, steps=WARM_START_STEPS, seed=seed, on_step=shown.advance, batch_size=8, learning_rate=3e-3)
+        imitate(model, renderer, steps=WARM_START_STEPS, seed=seed, on_step=shown.advance)
     use = measure_hint_use(model, renderer)
     terminal.note(f"warm start: P(right edit) {use.without:.2f} without a hint, {use.with_hint:.2f} with one")
     partial = out.with_name("policy.partial")

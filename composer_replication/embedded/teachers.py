@@ -59,7 +59,8 @@ def served(folders: dict[str, Path]) -> Iterator[tuple[TeacherConfig, ...]]:
     """Serve models over HTTP in a process of its own while the body runs. Raises TeacherError when it does not come up."""
     command = [sys.executable, "-m", "composer_replication.embedded.serve", *(f"{n}={p}" for n, p in folders.items())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         ready, _, _ = select.select([process.stdout], [], [], _START_S)
         line = process.stdout.readline() if ready else ""

@@ -22,7 +22,14 @@ ORDINARY, HINTED = 0.36, 0.36
 
 EDITED = "edited {path}"
 
-_NOUNS = ["slack", "quay", "wharf", "deck", "mast", "keel", "sluice", "bin", "row", "graft", "bough", "stem", "crop", "pick", "press", "barrel", "cellar", "gate", "core", "pour", "slag", "billet", "ingot", "rake", "tray", "hamper", "sack", "cart", "rope", "tide", "hull", "rudder", "shed", "ramp", "yard", "spool", "drum", "plank", "beam", "hook", "chain", "bolt", "grate", "vat"]
+# fmt: off
+_NOUNS = (
+    "slack", "quay", "wharf", "deck", "mast", "keel", "sluice", "bin", "row", "graft", "bough", "stem", "crop",
+    "pick", "press", "barrel", "cellar", "gate", "core", "pour", "slag", "billet", "ingot", "rake", "tray",
+    "hamper", "sack", "cart", "rope", "tide", "hull", "rudder", "shed", "ramp", "yard", "spool", "drum", "plank",
+    "beam", "hook", "chain", "bolt", "grate", "vat",
+)
+# fmt: on
 _VALUES: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,

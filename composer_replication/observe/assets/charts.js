@@ -52,11 +52,11 @@ function frame(width, steps, [low, high], unit) {
   const nodes = [
     ticks(low, high, 4).map((t) => [
       svg('path', { class: 'grid', d: `M${MARGIN.left} ${y(t)}H${width - MARGIN.right}` }),
-      svg('text', { x: MARGIN.left - 6, y: y(t) + 4, 'text-anchor': 'end' }, number(t)),
+      svg('text', { x: MARGIN.left - 6, y: y(t) + 4, 'text-anchor': 'end' }, tickLabel(t)),
     ]),
     (last === first ? [first] : whole).map((t) => [
       svg('path', { class: 'axis', d: `M${x(t)} ${bottom}v4` }),
-      svg('text', { x: x(t), y: bottom + 16, 'text-anchor': 'middle' }, number(t)),
+      svg('text', { x: x(t), y: bottom + 16, 'text-anchor': 'middle' }, tickLabel(t)),
     ]),
     svg('path', { class: 'axis', d: `M${MARGIN.left} ${MARGIN.top}V${bottom}H${width - MARGIN.right}` }),
     svg('text', { class: 'label', x: (MARGIN.left + width - MARGIN.right) / 2, y: HEIGHT - 5, 'text-anchor': 'middle' }, 'optimizer step'),

@@ -37,5 +37,12 @@ function number(value) {
   return size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
+/** A number short enough to stand beside an axis: `0.25`, `12k`, `4e-4`. */
+function tickLabel(value) {
+  const size = Math.abs(value);
+  if (size >= 1e4) return new Intl.NumberFormat('en', { notation: 'compact', maximumSignificantDigits: 4 }).format(value);
+  return size > 0 && size < 1e-2 ? String(Number(value.toPrecision(4)).toExponential()) : number(value);
+}
+
 /** `1 turn`, `2 turns`. */
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? '' : 's'}`;

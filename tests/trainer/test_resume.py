@@ -1,0 +1,94 @@
+"""`kill -9` at random moments, then --resume: the same weights and the same metrics as a run that was left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from composer_replication.observe import RunDir, deterministic
+
+COMPOSER = [sys.executable, "-c", "from composer_replication.cli import main; main()"]
+
+
+def composer(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    return subprocess.Popen(
+        [*COMPOSER, *words], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(*words: str, cwd: Path) -> str:
+    process = composer(*words, cwd=cwd)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+def outcome(run: Path) -> tuple[bytes, list[tuple[str, int, dict[str, float]]]]:
+    weights = (run / "ckpt" / "main" / "step_00004" / "model.safetensors").read_bytes()
+    lines = [(m.arm, m.step, deterministic(m.values)) for m in RunDir(run).read_metrics()]
+    return weights, lines
+
+
+@pytest.mark.slow
+def test_killed_five_times_ends_the_same(run_file: Path) -> None:
+    folder = run_file.parent
+    finish("train", str(run_file), "--name", "whole", cwd=folder)
+    rng = random.Random(0)
+    kills = 0
+    began = time.monotonic()
+    finish("train", str(run_file), "--name", "clock", cwd=folder)
+    length = time.monotonic() - began
+    while kills < 5:
+        process = composer("train", str(run_file), "--name", "killed", "--resume", cwd=folder)
+        time.sleep(length * rng.uniform(0.2, 0.9))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if process.returncode == 0:
+            break
+    finish("train", str(run_file), "--name", "killed", "--resume", cwd=folder)
+    assert kills > 0
+    assert outcome(folder / "runs" / "killed") == outcome(folder / "runs" / "whole")
+
+
+def test_a_finished_run_resumes_to_itself_and_refuses_drift(run_file: Path) -> None:
+    folder = run_file.parent
+    finish("train", str(run_file), "--steps", "1", cwd=folder)
+    before = RunDir(folder / "runs" / "run").read_metrics()
+    assert {m.step for m in before} == {0, 1}
+    finish("train", str(run_file), "--steps", "1", "--resume", cwd=folder)
+    assert RunDir(folder / "runs" / "run").read_metrics() == before
+
+    again = composer("train", str(run_file), "--steps", "1", cwd=folder)
+    output, _ = again.communicate()
+    assert again.returncode == 2
+    assert "already holds a run" in output
+
+    drifted = composer("train", str(run_file), "--steps", "1", "--resume", "--optimizer.learning_rate", "5e-4", cwd=folder)
+    output, _ = drifted.communicate()
+    assert drifted.returncode == 2
+    assert "optimizer.learning_rate" in output
+    assert "Traceback" not in output
+
+
+def test_a_damaged_checkpoint_is_named(run_file: Path) -> None:
+    folder = run_file.parent
+    finish("train", str(run_file), "--steps", "1", cwd=folder)
+    weights = folder / "runs" / "run" / "ckpt" / "main" / "step_00001" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    process = composer("train", str(run_file), "--steps", "1", "--resume", cwd=folder)
+    output, _ = process.communicate()
+    assert process.returncode == 7
+    assert "model.safetensors" in output
+    assert "Traceback" not in output
