@@ -7,16 +7,20 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import composer_replication
+from composer_replication.cli import app
+from composer_replication.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "composer_replication"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if PACKAGE / "embedded" / "projects" not in path.parents)
 HEAVY = ("accelerate", "numpy", "openai", "pydantic", "torch", "transformers")
+README = (ROOT / "README.md").read_text("utf-8")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 
 
@@ -118,3 +122,18 @@ def test_every_invariant_names_tests_that_exist(number: int) -> None:
     assert named
     for path, function in named:
         assert re.search(rf"^(?:async )?def {function}\(", (ROOT / path).read_text("utf-8"), flags=re.MULTILINE), (path, function)
+
+
+def test_run_files_in_the_documentation_are_valid() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    blocks = [block for page in pages for block in re.findall(r"^```toml\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S)]
+    assert blocks
+    for block in blocks:
+        RunConfig.model_validate(tomllib.loads(block))
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    offered = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    offered |= {group.name for group in app.registered_groups}
+    listed = set(re.findall(r"^\| `composer ([a-z]+)", README, flags=re.M))
+    assert listed == offered
