@@ -152,6 +152,8 @@ def check_page(browser: Chromium, width: int) -> list[str]:
         "there are charts, and each is drawn": facts["plots"] > 0 and facts["drawn"] == facts["plots"],
         "both axes of every chart are labelled": facts["labelled"] == facts["plots"],
         "chart text is at least 12 px and sound": facts["smallest"] >= 12 and facts["broken"] == 0,
+        "no text of a chart overlaps another or leaves it": not facts["crowded"],
+        "an outcome stands on one line": facts["split"] == 0,
         "a trajectory is shown with its turns and tests": facts["turns"] > 0 and facts["tests"] > 0,
         "every control has a label": facts["unlabelled"] == 0,
         "hostile text did not run": not facts["attacked"] and facts["images"] == 0 and facts["scripts"] == 2,

@@ -14,6 +14,16 @@ const tick = document.querySelector('.tick input');
 const entries = () => all('.list button');
 const detail = () => document.querySelector('.detail');
 
+/** Texts of a chart that overlap one another or leave it. */
+function crowdedTexts(plot) {
+  const frame = plot.getBoundingClientRect();
+  const boxes = all('text', plot).map((text) => ({ text: text.textContent, ...text.getBoundingClientRect().toJSON() }));
+  const apart = (a, b) => a.right <= b.left + 1 || b.right <= a.left + 1 || a.bottom <= b.top + 3 || b.bottom <= a.top + 3;
+  const touching = boxes.flatMap((a, i) => boxes.slice(i + 1).filter((b) => !apart(a, b)).map((b) => `${a.text} | ${b.text}`));
+  const outside = boxes.filter((b) => b.left < frame.left || b.right > frame.right || b.top < frame.top - 2 || b.bottom > frame.bottom);
+  return [...touching, ...outside.map((b) => `outside: ${b.text}`)];
+}
+
 function pageFacts() {
   const texts = all('svg.plot text');
   const plots = all('svg.plot');
@@ -28,6 +38,8 @@ function pageFacts() {
     labelled: plots.filter((p) => p.querySelectorAll('text.label').length === 2).length,
     smallest: Math.min(...texts.map((t) => parseFloat(getComputedStyle(t).fontSize))),
     broken: texts.filter((t) => /NaN|undefined|Infinity/.test(t.textContent)).length,
+    crowded: plots.flatMap(crowdedTexts).slice(0, 4),
+    split: all('td .badge').filter((b) => b.getClientRects().length > 1).length,
     turns: all('.detail .turn').length,
     tests: all('.grade tbody tr').length,
     unlabelled: all('select, input').filter((c) => !c.labels.length).length,

@@ -64,6 +64,7 @@ def metrics(arm: str, step: int, rng: random.Random) -> dict[str, float]:
         "rlvr/clip_frac": rng.random() * 0.1,
         "optimizer/grad_norm": 40.0 if step == 23 else 0.5 + rng.random(),
         "optimizer/learning_rate": 4e-4 * (1 - step / STEPS),
+        "rlvr/tokens": 12_345 + 900.0 * step,
         "mismatch/k3": 1e-6 * rng.random(),
         "stop/submitted": 0.4 + 0.5 * step / STEPS,
         "stop/max_turns": 0.4 * (1 - step / STEPS),
