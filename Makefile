@@ -46,8 +46,8 @@ extras: env ## Resolve every optional extra beside the core's torch (needs the p
 bench: env ## Run every benchmark; each ends with one line of JSON
 	@set -e; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
 
-report-check: env ## Open the newest report in headless Chromium: console errors, pictures at two widths
-	@$(BIN)/python scripts/report_check.py
+report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
+	@$(BIN)/python tests/browser/check_report.py $(RUN)
 
 arms: env ## Reproduce the three-seed experiment behind the README's table
 	@$(BIN)/python benchmarks/arms.py
