@@ -34,8 +34,8 @@ from composer_replication.types import Deletion
 
 __all__ = ["ARMS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-WARM_START_STEPS = 350
-TEACHER_STEPS = 120
+WARM_START_STEPS = 450
+TEACHER_STEPS = 80
 
 ARMS: dict[str, dict[str, str | int | float | bool]] = {
     "grpo_only": {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "optimizer.learning_rate": 1e-4},
@@ -51,12 +51,9 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: str) -> No
         ConfigError: the run directory holds another run.
         ComposerError: whatever a part of the recipe has to say.
     """
-    import torch
-
     from composer_replication.trainer.loop import train
     from composer_replication.trainer.open_run import open_run
 
-    torch.set_num_threads(1)
     terminal = Terminal()
     prepared = run_path.parent / f"{run_path.name}.prepared"
     prepare(prepared, terminal, seed=seed, sandbox=sandbox)

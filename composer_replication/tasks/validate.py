@@ -119,7 +119,7 @@ class Validator:
                 return len(flaky)
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
-        raise _DroppedError("its tests are flaky" if flaky else "no test fails without it")
+        raise _DroppedError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
 
     def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
         return TaskSpec(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,18 +159,21 @@ class Learner:
         return float(sequence_logprobs(self.model, ids, torch.ones_like(ids), wanted).sum())
 
 
-def _merge(parts: list[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of micro-batches as `LossComponents.metrics` says they combine."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for part in parts:
-        for name, value in part.items():
-            values[name].append(value)
+def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of micro-batches as `LossComponents.metrics` says they combine: sums, maxima, and means weighted by their counts."""
     merged: dict[str, float] = {}
-    for name, found in values.items():
+    for name in dict.fromkeys(name for part in parts for name in part):
+        found = [(part[name], _count(name, part)) for part in parts if name in part]
         if name.endswith("/max"):
-            merged[name] = max(found)
+            merged[name] = max(value for value, _ in found)
         elif name.endswith(("/loss", "/tokens", "/pairs")):
-            merged[name] = sum(found)
+            merged[name] = sum(value for value, _ in found)
         else:
-            merged[name] = sum(found) / len(found)
+            merged[name] = sum(value * count for value, count in found) / max(1.0, sum(count for _, count in found))
     return merged
+
+
+def _count(name: str, part: Mapping[str, float]) -> float:
+    """How many tokens or pairs a mean of this micro-batch is over."""
+    channel = name.partition("/")[0].replace("kl_ref", "rlvr")
+    return part.get(f"{channel}/tokens", part.get(f"{channel}/pairs", 1.0))
