@@ -1,0 +1,109 @@
+"""`composer tasks build | list | show` and `composer grade`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.tasks.store import load_tasks
+
+WriteProject = Callable[[Mapping[str, str]], Path]
+
+PROJECT = {
+    "tide.py": "def slack(x):\n    return x + 1\n\n\ndef ebb(x): return -x\n",
+    "test_tide.py": """
+        import tide
+
+        def test_slack():
+            assert tide.slack(1) == 2
+
+        def test_ebb():
+            assert tide.ebb(1) == -1
+        """,
+}
+
+
+def composer(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    out = tmp_path_factory.mktemp("cli") / "tasks"
+    return composer("tasks", "build", write_project(PROJECT), "--out", out), out
+
+
+@pytest.fixture
+def task(built: tuple[subprocess.CompletedProcess[str], Path]) -> Path:
+    return load_tasks(built[1])[0].root
+
+
+def test_build_prints_tasks_reasons_and_the_isolation(built: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, out = built
+    assert done.returncode == 0, done.stderr
+    assert "slack" in done.stdout
+    assert "body on the line of its signature or docstring   1" in done.stdout
+    assert "1 tasks from 1 of 1 candidates" in done.stdout
+    assert json.loads((out / "build.json").read_text())["isolation"] in done.stdout
+    assert done.stderr.splitlines() == ["fetching the source", "running its tests, twice", "validating"]
+
+
+def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], task: Path) -> None:
+    listed, shown = composer("tasks", "list", built[1]), composer("tasks", "show", task)
+    assert (listed.returncode, shown.returncode) == (0, 0)
+    assert task.name in listed.stdout
+    assert "Implement `slack` in tide.py" in shown.stdout
+    assert "+    return x + 1" in shown.stdout
+
+
+def test_grade_gives_the_reward_its_reasons_and_an_exit_code(task: Path, tmp_path: Path) -> None:
+    empty = composer("grade", task, "--workspace", task / "repo")
+    assert empty.returncode == 10, empty.stderr
+    assert "NotImplementedError" in empty.stdout
+    assert "reward 0" in empty.stdout
+    solved = tmp_path / "solved"
+    shutil.copytree(task / "repo", solved)
+    shutil.copytree(task / "solution" / "files", solved, dirs_exist_ok=True)
+    (solved / "test_tide.py").write_text("")
+    full = composer("grade", task, "--workspace", solved, "--json")
+    assert full.returncode == 0, full.stderr
+    report = json.loads(full.stdout)
+    assert report["reward"] == 1.0
+    assert report["outcomes"] == {"test_tide.py::test_slack": "passed", "test_tide.py::test_ebb": "passed"}
+    assert report["rejected"] == ["test_tide.py"]
+
+
+def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_project: WriteProject) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(task, copy)
+    (copy / "repo" / "tide.py").write_text("")
+    cases = {
+        ("grade", copy, "--workspace", tmp_path): (3, "repo/tide.py was changed"),
+        ("grade", task, "--workspace", tmp_path / "absent"): (2, "is not a folder"),
+        ("grade", task, "--workspace", tmp_path, "--python", tmp_path / "absent"): (3, "not a working Python interpreter"),
+        ("tasks", "show", tmp_path): (3, "holds no complete task"),
+        ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
+        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is no folder"),
+        ("tasks", "build", write_project(PROJECT), "--out", tmp_path / "out2", "--sandbox", "glass"): (4, "glass"),
+    }
+    for arguments, (code, text) in cases.items():
+        done = composer(*arguments)
+        assert done.returncode == code, done.stderr
+        assert text in done.stderr
+        assert "fix: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_no_task_ends_with_3_and_says_why(tmp_path: Path, write_project: WriteProject) -> None:
+    project = write_project({**PROJECT, "tide.py": "def slack(x): return x + 1\ndef ebb(x): return -x\n"})
+    done = composer("tasks", "build", project, "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert "body on the line of its signature or docstring   2" in done.stdout
+    assert "no task of folder:shop could be validated" in done.stderr
