@@ -131,7 +131,7 @@ class GradeReport:
     reasons: tuple[str, ...] = ()
     """Why the reward is not 1: one sentence each, most important first."""
     rejected: tuple[str, ...] = ()
-    """Workspace paths that were changed but not copied in, because the allow list does not name them or they are not regular files."""
+    """Changed workspace paths that were not copied in: the allow list does not name them, or they are not regular files."""
     isolation: str = ""
     """One line naming the sandbox that ran the tests and its limits."""
     wall_s: float = 0.0
@@ -228,7 +228,7 @@ class Trajectory:
     arm: str = ""
 
     def context_ids(self, turn: int) -> tuple[int, ...]:
-        """The exact token ids the policy had seen when it sampled turn `turn` (0-based); `len(turns)` gives the whole sequence."""
+        """The exact token ids the policy had seen when it sampled turn `turn` (0-based); `len(turns)` gives everything."""
         ids = list(self.prompt_ids)
         for earlier in self.turns[:turn]:
             ids.extend(earlier.action_ids)

@@ -160,7 +160,7 @@ class Learner:
 
 
 def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of micro-batches as `LossComponents.metrics` says they combine: sums, maxima, and means weighted by their counts."""
+    """Metrics of micro-batches as `LossComponents.metrics` says they combine: sums, maxima, means weighted by counts."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found = [(part[name], _count(name, part)) for part in parts if name in part]

@@ -36,8 +36,8 @@ __all__ = ["PRIVILEGED", "train"]
 
 PRIVILEGED = (
     "Privileged information: the hint channel's self-teacher reads hints made from the project's own documentation, tool list "
-    "and error messages; the replay channel's teachers are other models that answer the same states. The policy sees neither when "
-    "it is evaluated. GRPO alone learns from the tests' verdict only."
+    "and error messages; the replay channel's teachers are other models that answer the same states. The policy sees neither "
+    "when it is evaluated. GRPO alone learns from the tests' verdict only."
 )
 
 
