@@ -84,7 +84,7 @@ class Engine(Protocol):
         ...
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
-        """Sample one turn for every request, in order. `temperature` 0 means greedy; log-probs are then of the untempered policy."""
+        """Sample one turn for every request, in order. `temperature` 0 is greedy; log-probs are then the untempered policy's."""
         ...
 
     def close(self, sessions: Sequence[str]) -> None:

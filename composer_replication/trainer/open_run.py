@@ -38,7 +38,7 @@ def open_run(config: RunConfig, *, resume: bool) -> RunDir:
 
 def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: RunDir) -> None:
     old, new = _flat(before), _flat(now)
-    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k not in _MAY_CHANGE)
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not _may_change(k))
     if changed:
         listed = "; ".join(f"{k}: {old.get(k)!r} -> {new.get(k)!r}" for k in changed)
         raise ConfigError(
@@ -47,11 +47,18 @@ def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: Ru
         )
 
 
+def _may_change(key: str) -> bool:
+    """A teacher may be served at another address; its answers are in the ledger under the old one and are asked for again."""
+    return key in _MAY_CHANGE or (key.startswith("teachers.") and key.endswith(".base_url"))
+
+
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            flat |= _flat({str(i): item for i, item in enumerate(value)}, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

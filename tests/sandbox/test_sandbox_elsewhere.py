@@ -1,4 +1,4 @@
-"""The containment tests again, as other users and where user namespaces are refused (a stock container)."""
+"""The tests of boxes again, as other users and where user namespaces are refused (a stock container)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 NO_UNSHARE = HERE.parent / "tools" / "no_unshare.py"
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 ROOT = os.geteuid() == 0
+FILES = ("test_sandbox_containment.py", "test_sandbox_running.py")
 SUMMARY = "from composer_replication.sandbox import open_sandbox; print(open_sandbox().isolation.summary())"
 
 
@@ -45,7 +46,8 @@ def elsewhere() -> Iterator[Path]:
         shutil.copytree(found, top / "packages" / name, ignore=ignored, copy_function=shutil.copyfile)
     shutil.copyfile(importlib.util.find_spec("py").origin, top / "packages" / "py.py")
     (top / "tools").mkdir()
-    shutil.copyfile(HERE / "test_sandbox_containment.py", top / "test_sandbox_containment.py")
+    for name in ("conftest.py", *FILES):
+        shutil.copyfile(HERE / name, top / name)
     shutil.copyfile(NO_UNSHARE, top / "tools" / "no_unshare.py")
     yield top
     shutil.rmtree(top)
@@ -89,9 +91,9 @@ def test_auto_picks_the_strongest_left(elsewhere, scenario):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_containment(elsewhere, scenario):
+def test_every_kind_of_box(elsewhere, scenario):
     options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", f"--rootdir={elsewhere}")
-    argv, environment = command(elsewhere, scenario, "-m", "pytest", *options, str(elsewhere / "test_sandbox_containment.py"))
+    argv, environment = command(elsewhere, scenario, "-m", "pytest", *options, *(str(elsewhere / name) for name in FILES))
     done = subprocess.run(argv, env=environment, cwd=elsewhere, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
