@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import SourceError
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Command, Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import CoverageByTest, TestRun, run_pytest, run_pytest_with_coverage
 from composer_replication.tasks.layout import Layout
 from composer_replication.types import Outcome
@@ -18,6 +18,7 @@ __all__ = ["Baseline", "baseline_from_json", "baseline_to_json", "measure_baseli
 
 _MIN_PASSING = 0.5
 _NAMED = 3
+_PYTEST_FOUND_NOTHING = 5
 _NEUTRAL = frozenset({Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
 
 
@@ -56,6 +57,8 @@ def measure_baseline(
         sandbox, whole, python=python, python_path=layout.python_path, limits=limits, extra_args=layout.tests
     )
     _check_ending(first, limits)
+    if not first.outcomes and not first.collect_errors:
+        raise _nothing_ran(sandbox, whole, python, layout)
     second = run_pytest(
         sandbox, whole, python=python, test_ids=(), python_path=layout.python_path, limits=limits, extra_args=layout.tests
     )
@@ -95,6 +98,20 @@ def _check_ending(run: TestRun, limits: Limits) -> None:
     raise SourceError(message, fix=fix)
 
 
+def _nothing_ran(sandbox: Sandbox, tree: Tree, python: Path, layout: Layout) -> SourceError:
+    """Ask pytest itself, in plain words, why there is not a single outcome."""
+    argv = (str(python), "-s", "-B", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *layout.tests)
+    result = sandbox.run(tree, Command(argv=argv, python=python, env={"PYTHONPATH": ":".join(layout.python_path)}))
+    lines = [line.strip() for line in (result.stdout + b"\n" + result.stderr).decode(errors="replace").splitlines()]
+    said = [line for line in lines if line]
+    if result.returncode in (0, _PYTEST_FOUND_NOTHING) or not said:
+        return SourceError("pytest found no test that runs in the project", fix="name the tests: --tests PATH")
+    return SourceError(
+        f"pytest stopped before any test: {said[-1]}",
+        fix=f"name an interpreter whose pytest and plugins suit the project (this is {python}): --python PATH",
+    )
+
+
 def _check_health(baseline: Baseline, python: Path, installed: bool) -> None:
     passing, failing = len(baseline.passing), len(baseline.failing)
     if passing and passing >= _MIN_PASSING * (passing + failing + len(baseline.flaky)):
@@ -119,7 +136,7 @@ def _advice(failing: Iterable[str], python: Path, installed: bool) -> str:
         return "make the tests pass on a machine without network, or name those that do: --tests PATH"
     missing = f"{python} lacks {', '.join(list(modules)[:5])}: "
     if installed:
-        return missing + "the project does not declare it; name an interpreter that has it with --python PATH"
+        return f"{missing}the project does not declare it; {python} -m pip install {' '.join(modules)}, then build again"
     return missing + "name an interpreter that has the project's dependencies with --python PATH, or install them with --install"
 
 

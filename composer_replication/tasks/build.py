@@ -19,7 +19,7 @@ from composer_replication.errors import SourceError, TaskError
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.decide import Decider
-from composer_replication.tasks.environment import declared_requirements, make_environment
+from composer_replication.tasks.environment import make_environment
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.functions import Function, Skipped, find_functions
 from composer_replication.tasks.layout import Layout, guess_layout
@@ -148,7 +148,7 @@ def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progres
         return options.python or Path(sys.executable)
     tell(BuildEvent("installing"))
     with storage_errors(out):
-        return make_environment(out.absolute() / ".venv", declared_requirements(source.tree, source.name), base=options.python)
+        return make_environment(out.absolute() / ".venv", source.tree, source.name, base=options.python)
 
 
 def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, options: BuildOptions) -> Baseline:

@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,27 @@ def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make_environment(folder: Path, requirements: Iterable[str], *, base: Path | None = None) -> Path:
-    """Make a virtual environment with `requirements`, pytest and coverage in `folder`; returns its interpreter.
+def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None) -> Path:
+    """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
 
-    An environment that was completed for the same requirements is used again.
+    It gets what the project declares, pytest and coverage. Of the project itself it gets name and version, for code that asks
+    `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is used again.
 
     Raises:
         SourceError: it cannot be made, or pip cannot install something.
     """
-    python, wanted = folder / "bin" / "python", sorted({*requirements, *_TOOLS})
+    python, wanted = folder / "bin" / "python", sorted({*declared_requirements(tree, name), *_TOOLS})
     seal = folder / "composer-requirements.txt"
     if python.exists() and seal.exists() and seal.read_text().splitlines() == wanted:
         return python
     _call([str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted]
     _call(install, "the project's dependencies cannot be installed")
+    version = _declared_version(tree)
+    for packages in folder.glob("lib/python*/site-packages"):
+        metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     seal.write_text("\n".join(wanted) + "\n")
     return python
 
@@ -77,11 +84,29 @@ def _call(command: list[str], problem: str) -> None:
         raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=fix)
 
 
-def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
+def _declared_version(tree: Path) -> str:
+    """The version in PKG-INFO or `pyproject.toml`; `0` when it is computed at build time."""
+    version = _pkg_info(tree).get("Version") or _pyproject(tree).get("project", {}).get("version")
+    return version if isinstance(version, str) and re.fullmatch(r"[\w.+!-]+", version) else "0"
+
+
+def _pyproject(tree: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
+        return tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return
+        return {}
+
+
+def _pkg_info(tree: Path) -> Message:
+    try:
+        text = (tree / "PKG-INFO").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return email.parser.Parser().parsestr(text, headersonly=True)
+
+
+def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
+    data = _pyproject(tree)
     project = data.get("project", {})
     if isinstance(project.get("name"), str):
         own.add(canonicalize_name(project["name"]))
@@ -93,11 +118,7 @@ def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
 
 
 def _from_pkg_info(tree: Path) -> Iterator[str]:
-    try:
-        message = email.parser.Parser().parsestr((tree / "PKG-INFO").read_text(encoding="utf-8"), headersonly=True)
-    except (OSError, UnicodeDecodeError):
-        return
-    for line in message.get_all("Requires-Dist", []):
+    for line in _pkg_info(tree).get_all("Requires-Dist", []):
         requirement, _, marker = line.partition(";")
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
         if extra is None:

@@ -22,6 +22,7 @@ _NOT_MODULES = frozenset(
     {"setup", "conftest", "noxfile", "tasks", "fabfile", "versioneer", "dodo", "pavement", "ez_setup", "hatch_build", "manage"}
 )
 _TEST_FILES = ("test_*.py", "*_test.py")
+_ROOT_TEST_FILES = ("test.py", "tests.py")
 _TEST_FOLDERS = frozenset({"test", "tests"})
 
 
@@ -48,7 +49,8 @@ def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[st
     """Find packages and tests below `tree`; what is given is taken as it is.
 
     Packages are looked for in `src`, `lib` and `python`, then at the root (single modules only where there is no package);
-    tests are files named `test_*.py` or `*_test.py`, with the whole `test` or `tests` folder around them.
+    tests are files named `test_*.py` or `*_test.py`, with the whole `test` or `tests` folder around them, and `test.py` or
+    `tests.py` at the root.
 
     Raises:
         SourceError: none were found, or one that was given is not there.
@@ -98,8 +100,8 @@ def _find_packages(python: Sequence[str]) -> Iterator[str]:
 def _find_tests(python: Sequence[str]) -> list[str]:
     found = set()
     for path in python:
-        *folders, name = path.split("/")
-        if not any(fnmatchcase(name, pattern) for pattern in _TEST_FILES) or _NOT_TESTED.intersection(folders):
+        folders = path.split("/")[:-1]
+        if not _is_test_file(path) or _NOT_TESTED.intersection(folders):
             continue
         depth = next((n for n, folder in enumerate(folders) if folder in _TEST_FOLDERS), None)
         found.add(path if depth is None else "/".join(folders[: depth + 1]))
@@ -107,9 +109,14 @@ def _find_tests(python: Sequence[str]) -> list[str]:
 
 
 def _is_test(path: str, tests: Iterable[str]) -> bool:
+    """Whether `path` is a test, lies among tests or configures them."""
     *folders, name = path.split("/")
-    named = name == "conftest.py" or any(fnmatchcase(name, pattern) for pattern in _TEST_FILES)
-    return named or bool(_TEST_FOLDERS.intersection(folders)) or _below(path, tests)
+    return name == "conftest.py" or _is_test_file(path) or bool(_TEST_FOLDERS.intersection(folders)) or _below(path, tests)
+
+
+def _is_test_file(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return path in _ROOT_TEST_FILES or any(fnmatchcase(name, pattern) for pattern in _TEST_FILES)
 
 
 def _below(path: str, roots: Iterable[str]) -> bool:

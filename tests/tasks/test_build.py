@@ -394,6 +394,14 @@ def test_a_project_whose_tests_do_not_work(
     assert fix in (caught.value.fix or "")
 
 
+def test_a_conftest_that_does_not_suit_pytest(write_project: WriteProject, tmp_path: Path) -> None:
+    hook = "def pytest_ignore_collect(path, config):\n    return False\n"
+    root = write_project({"shop.py": "", "conftest.py": hook, "test_a.py": "def test_a():\n    pass\n"})
+    with pytest.raises(SourceError, match=r"pytest stopped before any test: .*path") as caught:
+        build_tasks(str(root), tmp_path / "out")
+    assert "--python" in (caught.value.fix or "")
+
+
 def test_a_project_that_is_installed_is_refused(write_project: WriteProject, tmp_path: Path) -> None:
     root = write_project({"pluggy/__init__.py": "def f(x):\n    return x\n", "test_a.py": "import pluggy\n"})
     with pytest.raises(SourceError, match="has a copy of pluggy installed") as caught:

@@ -50,6 +50,11 @@ def test_a_single_module_next_to_its_test(write_project: WriteProject) -> None:
     assert (layout.packages, layout.tests, layout.editable) == (("shop.py",), ("test_shop.py",), ("shop.py",))
 
 
+def test_a_test_module_at_the_root(write_project: WriteProject) -> None:
+    layout = guess_layout(write_project(files("shop/__init__.py", "shop/test.py", "test.py")))
+    assert (layout.tests, layout.sources) == (("test.py",), ("shop/__init__.py", "shop/test.py"))
+
+
 def test_patterns_escape_what_globs_read(write_project: WriteProject) -> None:
     layout = guess_layout(write_project(files("shop/__init__.py", "shop/[x]/a.py", "test_a.py")))
     assert layout.editable == ("shop/[[]x]/*.py", "shop/*.py")
