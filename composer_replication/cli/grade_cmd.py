@@ -44,7 +44,7 @@ def grade(
         loaded.repo,
         workspace,
         sandbox=open_sandbox(cast(SandboxKind, sandbox)),
-        python=python or build_python(loaded.root.parent),
+        python=(python or build_python(loaded.root.resolve().parent)).absolute(),
     )
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=1))

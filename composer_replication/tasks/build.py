@@ -145,7 +145,7 @@ _OTHER = "choose another --out, or delete {out}"
 
 def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progress) -> Path:
     if not options.install:
-        return options.python or Path(sys.executable)
+        return (options.python or Path(sys.executable)).absolute()
     tell(BuildEvent("installing"))
     with storage_errors(out):
         return make_environment(out.absolute() / ".venv", source.tree, source.name, base=options.python)
