@@ -34,7 +34,7 @@ from composer_replication.types import Deletion
 
 __all__ = ["ARMS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-WARM_START_STEPS = 450
+WARM_START_STEPS = 300
 TEACHER_STEPS = 80
 
 ARMS: dict[str, dict[str, str | int | float | bool]] = {
@@ -146,6 +146,8 @@ def _build(folder: Path, terminal: Terminal, sandbox: str) -> None:
 
 
 def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
+    from composer_replication.trainer.models import save_policy
+
     if out.exists():
         return
     tokenizer = tiny_tokenizer()
@@ -156,6 +158,5 @@ def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
     use = measure_hint_use(model, renderer)
     terminal.note(f"warm start: P(right edit) {use.without:.2f} without a hint, {use.with_hint:.2f} with one")
     partial = out.with_name("policy.partial")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    save_policy(model, tokenizer, partial)
     partial.rename(out)

@@ -36,7 +36,7 @@ def knowledge(teacher: str) -> dict[str, str]:
 def train_teacher(teacher: str, policy: Path, out: Path, *, steps: int, seed: int, on_step: Callable[[], None]) -> None:
     """Continue the warm start from `policy` with demonstrations by someone who knows the words; written to `out` when done."""
     from composer_replication.config import ModelConfig
-    from composer_replication.trainer.models import load_policy
+    from composer_replication.trainer.models import load_policy, save_policy
 
     model, tokenizer = load_policy(ModelConfig(path=str(policy), device="cpu"))
     imitate(
@@ -49,8 +49,7 @@ def train_teacher(teacher: str, policy: Path, out: Path, *, steps: int, seed: in
         on_step=on_step,
     )
     partial = out.with_name(out.name + ".partial")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    save_policy(model, tokenizer, partial)
     partial.rename(out)
 
 

@@ -1,7 +1,9 @@
 """Demonstrations for the warm start: how an agent works here, what ordinary words mean, and that a hint is to be followed.
 
 A demonstration looks exactly like a rollout in `CodingEnv`, hint message included. The house's terms occur in it without
-information: their meaning is drawn anew each time, followed when a hint gives it and guessed uniformly when none does.
+information: their meaning is drawn anew each time, followed when a hint gives it and guessed uniformly when none does. Hints
+about refused calls occur too, before any turn, and the work goes on as it should: a self-teacher that has never seen such a hint would
+answer it with noise, and teach that.
 """
 
 from __future__ import annotations
@@ -11,14 +13,19 @@ from collections.abc import Callable, Mapping
 
 from composer_replication.embedded.language import HOUSE_TERMS, OPERATIONS, WORDS, Module, modules
 from composer_replication.envs.coding import SYSTEM_PROMPT
+from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.hints import template_hint
 from composer_replication.tasks.describe import describe
 from composer_replication.tasks.functions import find_functions
 from composer_replication.types import Message
 
-__all__ = ["EDITED", "call", "demonstration", "found", "hint_text", "instruction", "report"]
+__all__ = ["EDITED", "call", "demonstration", "found", "hint_text", "instruction", "refusal_hint", "report"]
 
 ORDINARY, HINTED = 0.36, 0.36
 """Shares of demonstrations with an ordinary word, and with a house term and a hint; the rest has a house term and no hint."""
+
+REFUSED = 0.2
+"""Share, of those without a hint about a term, with a hint about a refused call."""
 
 EDITED = "edited {path}"
 
@@ -30,6 +37,17 @@ _NOUNS = (
     "beam", "hook", "chain", "bolt", "grate", "vat",
 )
 # fmt: on
+_CALL_ERRORS = (
+    "bad JSON: Expecting ',' delimiter at {}",
+    "bad JSON: Expecting property name enclosed in double quotes at {}",
+    "bad JSON: Expecting value at {}",
+    "bad JSON: Extra data at {}",
+    "bad JSON: Unterminated string starting at at {}",
+    "</tool_call> is missing",
+    "not a JSON object",
+    '"name" is missing',
+    '"arguments" is not an object',
+)
 _VALUES: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -61,10 +79,14 @@ def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None)
             hint = hint_text(term, word)
         else:
             operation = rng.choice(tuple(OPERATIONS.values()))
+    work = _work(rng, module, name, term, operation, OPERATIONS[word], hint)
+    if hint is None and rng.random() < REFUSED:
+        before = rng.choice([i for i, message in enumerate(work) if message["role"] == "assistant"])
+        work.insert(before, Message(role="user", content=refusal_hint(rng, module.path)))
     return [
         Message(role="system", content=SYSTEM_PROMPT),
         Message(role="user", content=instruction(module.path, name)),
-        *_work(rng, module, name, term, operation, OPERATIONS[word], hint),
+        *work,
     ]
 
 
@@ -92,6 +114,26 @@ def found(module: Module, line: int, name: str, term: str) -> str:
 def hint_text(term: str, word: str) -> str:
     """The hint as `DocumentationHint` words it."""
     return f"Hint: {term} means the {word}."
+
+
+def refusal_hint(rng: random.Random, path: str) -> str:
+    """A hint about a call that was refused, as `TemplateHint` words it."""
+    tool = rng.choice(CODING_TOOLS)["function"]["name"]
+    kind, evidence = rng.choice(
+        [
+            ("unknown_tool", {"tool": rng.choice((tool + tool, tool[: rng.randint(1, len(tool) - 1)], rng.choice(_NOUNS)))}),
+            ("malformed_call", {"error": rng.choice(_CALL_ERRORS).format(rng.randint(1, 99))}),
+            ("invalid_arguments", {"tool": tool}),
+            ("edit_not_applied", {"arguments": {"path": path}, "occurrences": rng.choice((0, 2, 8))}),
+            ("path_not_found", {"arguments": {"path": path[: rng.randint(1, len(path) - 1)]}}),
+            ("path_not_editable", {"arguments": {"path": rng.choice(_NOUNS)}}),
+            ("repeated_action", {"tool": tool}),
+            ("timeout", {"tool": "run_tests"}),
+        ]
+    )
+    text = template_hint(kind, evidence, CODING_TOOLS)
+    assert text is not None
+    return text
 
 
 def report(rng: random.Random, name: str, operation: str, right: str) -> str:

@@ -38,7 +38,7 @@ def imitate(
     seed: int,
     meanings: Mapping[str, str] | None = None,
     batch_size: int = 16,
-    learning_rate: float = 4e-3,
+    learning_rate: float = 3e-3,
     on_step: Callable[[], None] | None = None,
 ) -> float:
     """Cross-entropy on the assistant's turns of fresh demonstrations; AdamW, warm-up, cosine decay. Returns the last loss.
@@ -47,7 +47,7 @@ def imitate(
         meanings: what the demonstrator knows of the house's terms (see `transcripts.demonstration`).
     """
     rng = random.Random(f"{seed}/demonstrations")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01, betas=(0.9, 0.95))
     warmup = max(1, steps // 15)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min(1.0, (s + 1) / warmup) * (0.05 + 0.475 * (1 + math.cos(math.pi * s / steps)))

@@ -10,6 +10,7 @@ from composer_replication.hints.generators import (
     HintContext,
     HintGenerator,
     TemplateHint,
+    template_hint,
 )
 from composer_replication.hints.glossary import Definition, definitions
 from composer_replication.hints.insertion import Insertion, insert_hint, insert_hints
@@ -36,4 +37,5 @@ __all__ = [
     "insert_hints",
     "leaks_gold",
     "shuffle_hints",
+    "template_hint",
 ]

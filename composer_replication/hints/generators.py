@@ -6,14 +6,22 @@ Every source is something the agent's environment holds. The deleted code is not
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from composer_replication.hints.glossary import Definition, definitions, mentions
 from composer_replication.types import Finding, ToolSchema, Trajectory
 
-__all__ = ["BUILTIN_GENERATORS", "DocumentationHint", "EnvironmentErrorHint", "HintContext", "HintGenerator", "TemplateHint"]
+__all__ = [
+    "BUILTIN_GENERATORS",
+    "DocumentationHint",
+    "EnvironmentErrorHint",
+    "HintContext",
+    "HintGenerator",
+    "TemplateHint",
+    "template_hint",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +109,18 @@ class TemplateHint:
     source: str = "template"
 
     def generate(self, finding: Finding, trajectory: Trajectory, context: HintContext, /) -> str | None:
-        tools = {t["function"]["name"]: t["function"] for t in (context.tools or trajectory.tools)}
-        sentence = _sentence(finding.kind, finding.evidence, tools)
-        return None if sentence is None else f"Hint: {sentence}"
+        return template_hint(finding.kind, finding.evidence, context.tools or trajectory.tools)
+
+
+def template_hint(kind: str, evidence: Mapping[str, Any], tools: Sequence[ToolSchema]) -> str | None:
+    """The fixed sentence for a kind of finding, None when there is none.
+
+    Args:
+        evidence: of the finding: `tool`, `arguments`, `error`, `occurrences` as far as the kind has them.
+        tools: what the agent may call.
+    """
+    sentence = _sentence(kind, evidence, {t["function"]["name"]: t["function"] for t in tools})
+    return None if sentence is None else f"Hint: {sentence}"
 
 
 def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]) -> str | None:

@@ -56,7 +56,7 @@ class Phase:
         self.done = 0
         self._terminal = terminal
         self._outermost = outermost
-        self._started = self._shown = time.monotonic()
+        self._started = time.monotonic()
         self._task = terminal._progress.add_task(name, total=total) if terminal._live else None
 
     def advance(self, n: int = 1) -> None:
@@ -65,8 +65,7 @@ class Phase:
             self.done += n
             if self._task is not None:
                 self._terminal._progress.advance(self._task, n)
-            elif self._outermost and time.monotonic() - self._shown >= _PLAIN_EVERY_S:
-                self._shown = time.monotonic()
+            elif self._outermost and time.monotonic() - self._terminal._printed >= _PLAIN_EVERY_S:
                 self._terminal._print(f"{self.name} {self._count()}{self._eta()}")
 
     @property
@@ -116,6 +115,7 @@ class Terminal:
             transient=True,
         )
         self._lock = threading.RLock()
+        self._printed = time.monotonic()
         self._depth = 0
         self._isolation: set[str] = set()
         self._rewards: defaultdict[str, list[float]] = defaultdict(list)
@@ -202,6 +202,7 @@ class Terminal:
         return f"{arm} {step}/{total}{eta}"
 
     def _print(self, message: str) -> None:
+        self._printed = time.monotonic()
         self._console.print(self._clean(message), soft_wrap=True)
 
     def _event(self, kind: str, message: str, **fields: Any) -> None:

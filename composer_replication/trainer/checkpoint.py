@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.models import save_policy
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -41,8 +42,7 @@ def save_checkpoint(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        learner.policy.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save_policy(learner.policy, tokenizer, partial)
         torch.save(learner.state_dict(), partial / "learner.pt")
         (partial / "loop.json").write_text(json.dumps({**state, "step": step}, indent=1))
         _seal(partial)

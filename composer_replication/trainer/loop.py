@@ -16,7 +16,7 @@ import torch
 from composer_replication.batch import Batch, collate
 from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.hints import find_hints, insert_hints, shuffle_hints
-from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.policy_gradient import group_advantages
@@ -48,7 +48,8 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     workshop = Workshop.open(config, run_dir, terminal)
     rows: list[SummaryRow] = []
     for arm in config.arms:
-        rows.append(await _train_arm(workshop, resolve_arm(config, arm), arm))
+        with terminal.phase(f"train {arm}", config.steps) as shown:
+            rows.append(await _train_arm(workshop, resolve_arm(config, arm), arm, shown))
         report = write_report(
             run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED]
         )
@@ -59,9 +60,10 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     return rows
 
 
-async def _train_arm(workshop: Workshop, config: RunConfig, arm: str) -> SummaryRow:
+async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     trainee = _Trainee.start(workshop, config, arm)
     actor, learner = trainee.actor, trainee.learner
+    shown.advance(learner.version)
     if learner.version == 0:
         await trainee.evaluate()
     pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
@@ -78,6 +80,7 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str) -> Summary
         if step % config.eval.every == 0 or step == config.steps:
             metrics |= await actor.evaluate(learner.version)
         trainee.record(step, groups, signals.hints, metrics, off)
+        shown.advance()
         if step % config.checkpoint_every == 0 or step == config.steps:
             trainee.save()
     return trainee.summary()

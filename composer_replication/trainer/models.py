@@ -1,16 +1,20 @@
-"""Loading the policy."""
+"""Loading the policy, and saving it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
 
-__all__ = ["load_policy", "resolve_device"]
+__all__ = ["load_policy", "resolve_device", "save_policy"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -29,9 +33,11 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
     """
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
+    local = Path(config.path).is_dir()
     try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-        model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=dtype)
+        with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
+            tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
+            model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
@@ -48,3 +54,22 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
     return model.to(resolve_device(config.device)), tokenizer
+
+
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write model and tokenizer as `load_policy` and transformers read them."""
+    with _no_progress_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars out of the terminal that shows ours."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
