@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 from rich import box
@@ -30,7 +30,7 @@ def grade(
     workspace: Annotated[Path, typer.Option(help="Folder with the tree to grade.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the task was built with.")] = None,
-    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
 ) -> None:
     """Grade a workspace: its allow-listed files are copied into a fresh tree, and the task's own tests decide.
 
@@ -43,7 +43,7 @@ def grade(
         loaded.spec,
         loaded.repo,
         workspace,
-        sandbox=open_sandbox(cast(SandboxKind, sandbox)),
+        sandbox=open_sandbox(sandbox),
         python=(python or build_python(loaded.root.resolve().parent)).absolute(),
     )
     if as_json:

@@ -49,6 +49,7 @@ def main() -> None:
     except ComposerError as error:
         console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        console.print("interrupted; everything up to the last checkpoint is kept, --resume goes on from there", soft_wrap=True)
-        sys.exit(INTERRUPTED)
+    except SystemExit as ended:  # typer turns Ctrl-C into this
+        if ended.code == INTERRUPTED:
+            console.print("interrupted; what was done is kept, and the same command (`train` with --resume) goes on from there")
+        raise

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from composer_replication.sandbox import SandboxKind
+
 __all__ = ["quickstart"]
 
 
@@ -14,8 +16,8 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run.")] = "quickstart",
     seed: Annotated[int, typer.Option(min=0, help="Of the warm start and of the run.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each arm.")] = 40,
-    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each arm.")] = 30,
+    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
 ) -> None:
     """Build tasks, warm-start a tiny policy, then train it twice: with GRPO alone and with all three channels.
 

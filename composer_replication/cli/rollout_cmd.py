@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -51,7 +51,7 @@ def rollout(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Folder to write trajectories.jsonl and summary.json to.")] = None,
-    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
     ] = False,
@@ -62,7 +62,7 @@ def rollout(
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = load_tasks(tasks)[:limit]
-    box = open_sandbox(cast(SandboxKind, sandbox))
+    box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
     actor = _actor(policy, chosen)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 from rich import box
@@ -51,7 +51,7 @@ def build(
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
-    sandbox: Annotated[str, typer.Option(help="auto, bubblewrap, namespaces, landlock or unsafe-subprocess.")] = "auto",
+    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
 ) -> None:
     """Turn a repository with tests into tasks: delete features whose tests can verify that they are back.
 
@@ -71,7 +71,7 @@ def build(
         keep_docstring=not drop_docstrings,
         packages=tuple(package or ()),
         tests=tuple(tests or ()),
-        sandbox=cast(SandboxKind, sandbox),
+        sandbox=sandbox,
     )
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)

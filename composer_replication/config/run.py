@@ -134,9 +134,11 @@ class LossConfig(_Section):
 
 
 class OptimizerConfig(_Section):
-    """AdamW with a constant rate after warm-up."""
+    """AdamW with linear warm-up."""
 
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
+    schedule: Literal["constant", "linear"] = "constant"
+    """After warm-up: the same rate, or one that falls linearly to zero at the end of the run."""
     betas: tuple[Share, Share] = (0.9, 0.99)
     weight_decay: Weight = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] = 2

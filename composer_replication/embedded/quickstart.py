@@ -27,14 +27,16 @@ from composer_replication.embedded.teachers import TEACHERS, served, train_teach
 from composer_replication.embedded.warm_start import imitate, measure_hint_use
 from composer_replication.errors import ConfigError
 from composer_replication.observe import Phase, Terminal
+from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import BuildEvent, BuildOptions, build_tasks
 from composer_replication.tasks.store import load_task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Deletion
 
-__all__ = ["ARMS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
+__all__ = ["ARMS", "ARM_STEPS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-WARM_START_STEPS = 300
+ARM_STEPS = 30
+WARM_START_STEPS = 350
 TEACHER_STEPS = 80
 
 ARMS: dict[str, dict[str, str | int | float | bool]] = {
@@ -44,7 +46,7 @@ ARMS: dict[str, dict[str, str | int | float | bool]] = {
 """Each at its own best of the grid that `make arms` searches."""
 
 
-def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: str) -> None:
+def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKind) -> None:
     """Prepare what is missing, then train both arms; an interrupted quickstart goes on where it stopped.
 
     Raises:
@@ -64,7 +66,7 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: str) -> No
         asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
 
 
-def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: str) -> None:
+def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind) -> None:
     """Tasks, policy and teachers under `folder`; what is already there is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / "seed.json"
@@ -82,7 +84,7 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: str) -> Non
 
 
 def quickstart_config(
-    prepared: Path, run_path: Path, teachers: tuple[TeacherConfig, ...], *, seed: int, steps: int, sandbox: str
+    prepared: Path, run_path: Path, teachers: tuple[TeacherConfig, ...], *, seed: int, steps: int, sandbox: SandboxKind
 ) -> RunConfig:
     """The run file of the quickstart."""
     return RunConfig(
@@ -94,10 +96,10 @@ def quickstart_config(
         threads=1,
         model=ModelConfig(path=str((prepared / "policy").resolve()), device="cpu"),
         tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
-        sandbox=SandboxConfig.model_validate({"kind": sandbox}),
+        sandbox=SandboxConfig(kind=sandbox),
         rollout=RolloutConfig(groups=8, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
-        loss=LossConfig(hint=HintConfig(weight=1.0), replay=ReplayConfig(weight=1.0)),
-        optimizer=OptimizerConfig(learning_rate=4e-4),
+        loss=LossConfig(hint=HintConfig(weight=1.0), replay=ReplayConfig(weight=1.0, dpo_beta=0.5, pairs_per_step=12)),
+        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear"),
         eval=EvalConfig(every=10, samples=4),
         teachers=teachers,
         arms=ARMS,
@@ -118,7 +120,7 @@ def _term(deleted: Deletion) -> str:
     return (ast.get_docstring(rule) or "").split()[1]
 
 
-def _build(folder: Path, terminal: Terminal, sandbox: str) -> None:
+def _build(folder: Path, terminal: Terminal, sandbox: SandboxKind) -> None:
     """One task per rule of the projects, in `tasks/train` and `tasks/held_out`."""
     done = folder / "tasks"
     if done.exists():
@@ -130,7 +132,7 @@ def _build(folder: Path, terminal: Terminal, sandbox: str) -> None:
     for project in PROJECTS:
         built = folder / "built" / project
         rules = tuple(f"{m.path}" for m in modules() if m.path.startswith(f"{project}/"))
-        options = BuildOptions(packages=rules, sandbox=SandboxConfig.model_validate({"kind": sandbox}).kind)
+        options = BuildOptions(packages=rules, sandbox=sandbox)
         with terminal.phase(f"build tasks from {project}", sum(len(m.lines) for m in modules() if m.path in rules)) as shown:
 
             def report(event: BuildEvent, shown: Phase = shown) -> None:

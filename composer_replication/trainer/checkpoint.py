@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
@@ -51,10 +52,7 @@ def save_checkpoint(
         _sync(folder)
         for old in sorted(folder.glob("step_*"))[:-KEPT]:
             shutil.rmtree(old)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # torch and safetensors report a full disk as RuntimeError or an OSError of their own
+    except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors report a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise StorageError(
             f"{target}: the checkpoint could not be written: {error}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from composer_replication.batch import Batch, split
-from composer_replication.config import RunConfig
+from composer_replication.config import OptimizerConfig, RunConfig
 from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import LossComponents, compose_loss, sequence_logprobs
 from composer_replication.policy_gradient import token_logprobs
@@ -42,8 +43,7 @@ class Learner:
             betas=config.optimizer.betas,
             weight_decay=config.optimizer.weight_decay,
         )
-        warmup = config.optimizer.warmup_steps
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, config.optimizer, config.steps))
         self.model, self.optimizer, self.schedule = self.accelerator.prepare(model, optimizer, schedule)
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
@@ -157,6 +157,12 @@ class Learner:
         wanted[:, len(prompt) :] = 1
         self.model.eval()
         return float(sequence_logprobs(self.model, ids, torch.ones_like(ids), wanted).sum())
+
+
+def _rate(config: OptimizerConfig, steps: int, taken: int) -> float:
+    """Share of the learning rate for the step after `taken` of `steps`."""
+    warm = min(1.0, (taken + 1) / (config.warmup_steps + 1))
+    return warm if config.schedule == "constant" else warm * max(0.0, 1.0 - taken / steps)
 
 
 def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -67,9 +67,9 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 def _no_progress_bars() -> Iterator[None]:
     """Keep transformers' bars out of the terminal that shows ours."""
     shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # without annotations
     try:
         yield
     finally:
         if shown:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

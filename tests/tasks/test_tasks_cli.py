@@ -91,7 +91,6 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
         ("tasks", "show", tmp_path): (3, "holds no complete task"),
         ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
         ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is no folder"),
-        ("tasks", "build", write_project(PROJECT), "--out", tmp_path / "out2", "--sandbox", "glass"): (4, "glass"),
     }
     for arguments, (code, text) in cases.items():
         done = composer(*arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,10 @@ from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
 from composer_replication.embedded.warm_start import imitate
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.models import save_policy
 
-
-@dataclass(frozen=True)
-class World:
-    tasks: Path
-    held_out: Path
-    policy: Path
+sys.path.insert(0, str(Path(__file__).parent))
+from world import World  # beside this file
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +32,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)
     imitate(model, ChatRenderer(tokenizer), steps=60, seed=0, batch_size=4)
-    model.save_pretrained(root / "policy")
-    tokenizer.save_pretrained(root / "policy")
+    save_policy(model, tokenizer, root / "policy")
     return World(tasks=root / "train", held_out=root / "held_out", policy=root / "policy")
 
 

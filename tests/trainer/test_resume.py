@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from world import composer, finish
 
 from composer_replication.observe import RunDir, deterministic
-
-COMPOSER = [sys.executable, "-c", "from composer_replication.cli import main; main()"]
-
-
-def composer(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-    return subprocess.Popen(
-        [*COMPOSER, *words], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(*words: str, cwd: Path) -> str:
-    process = composer(*words, cwd=cwd)
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    return output
 
 
 def outcome(run: Path) -> tuple[bytes, list[tuple[str, int, dict[str, float]]]]:

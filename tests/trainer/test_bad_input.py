@@ -1,0 +1,114 @@
+"""What goes wrong at `composer train`: one clear error with the fix, an exit code, no traceback, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from world import COMPOSER, World, composer, finish
+
+from composer_replication.observe import RunDir
+
+
+def refused(*words: str, cwd: Path, code: int) -> str:
+    """Output of a command that has to fail with `code`."""
+    process = composer(*words, cwd=cwd)
+    output, _ = process.communicate()
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    assert output.count("error: ") == 1, output
+    assert "fix: " in output
+    return output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--optimizer.learning_rat", "1"], "optimizer.learning_rat"),
+        (["--steps", "many"], "steps"),
+        (["--tasks.train", "nowhere"], "nowhere"),
+        (["--sandbox.kind", "cupboard"], "sandbox.kind"),
+        (["--teachers", "7"], "teachers"),
+    ],
+)
+def test_wrong_configuration(run_file: Path, words: list[str], told: str) -> None:
+    assert told in refused("train", str(run_file), *words, cwd=run_file.parent, code=2)
+    assert not (run_file.parent / "runs").exists()
+
+
+def test_a_model_without_chat_template(run_file: Path, world: World, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(world.policy, bare)
+    (bare / "chat_template.jinja").unlink()
+    settings = bare / "tokenizer_config.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
+    output = refused("train", str(run_file), "--model.path", str(bare), cwd=tmp_path, code=5)
+    assert str(bare) in output
+    assert "has no chat template" in output
+
+
+def test_a_model_that_is_none(run_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "cannot be loaded" in refused("train", str(run_file), "--model.path", "empty", cwd=tmp_path, code=5)
+
+
+@pytest.mark.parametrize("damage", ["task.toml", "repo"])
+def test_a_damaged_task(run_file: Path, world: World, tmp_path: Path, damage: str) -> None:
+    tasks = tmp_path / "tasks"
+    shutil.copytree(world.tasks, tasks)
+    name = sorted(tasks.iterdir())[1]
+    file = name / damage if damage == "task.toml" else next((name / "repo").rglob("cargo.py"))
+    file.write_text(file.read_text()[:-20])
+    output = refused("train", str(run_file), "--tasks.train", str(tasks), cwd=tmp_path, code=3)
+    assert str(name) in output
+    assert file.name in output
+
+
+def test_ctrl_c_keeps_everything_and_resume_goes_on(run_file: Path) -> None:
+    folder = run_file.parent
+    finish("train", str(run_file), "--name", "whole", "--steps", "2", cwd=folder)
+    process = composer("train", str(run_file), "--name", "stopped", "--steps", "2", cwd=folder)
+    metrics = folder / "runs" / "stopped" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and b"\n" in metrics.read_bytes()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "interrupted; what was done is kept" in output
+    finish("train", str(run_file), "--name", "stopped", "--steps", "2", "--resume", cwd=folder)
+    weights = [folder / "runs" / run / "ckpt/main/step_00002/model.safetensors" for run in ("whole", "stopped")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+ON_SMALL_TMPFS = 'mount -t tmpfs -o size=$0 none runs && "$@"; code=$?; cp -r runs/run kept; exit $code'
+UNDER_FILE_SIZE_LIMIT = 'ulimit -f 100; trap "" XFSZ; "$@"; code=$?; cp -r runs/run kept; exit $code'
+
+
+def test_a_full_disk_loses_nothing_written(run_file: Path) -> None:
+    """A run directory on a real tmpfs too small for a checkpoint; where mounting is refused, a limit on the size of a file."""
+    folder = run_file.parent
+    (folder / "runs").mkdir()
+    private = ["unshare", "-Urm"]
+    mounts = subprocess.run([*private, "mount", "-t", "tmpfs", "none", "runs"], cwd=folder, capture_output=True, check=False)
+    small, shell = ("250k", ON_SMALL_TMPFS) if mounts.returncode == 0 else ("", UNDER_FILE_SIZE_LIMIT)
+    options = ["--steps", "2", "--sandbox.kind", "unsafe-subprocess"]
+    command = [*(private if small else []), "sh", "-c", shell, small, *COMPOSER, "train", str(run_file), *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 7, output
+    assert "Traceback" not in output
+    assert "fix: free" in output
+    assert "--resume" in output
+    kept = RunDir(folder / "kept")
+    assert [m.step for m in kept.read_metrics()] == [0, 1]
+    assert not list(kept.ckpt_path.rglob("step_*/*"))
+    (folder / "runs").rmdir() if small else shutil.rmtree(folder / "runs")
+    shutil.copytree(folder / "kept", folder / "runs" / "run")
+    finish("train", str(run_file), *options, "--resume", cwd=folder)
+    assert [m.step for m in RunDir(folder / "runs" / "run").read_metrics()] == [0, 1, 2]

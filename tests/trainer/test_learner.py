@@ -1,0 +1,74 @@
+"""What the optimizer step owns beside the policy: schedules, self-teachers, the TAID clock; and all of it in the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from world import World
+
+from composer_replication.batch import build_batch
+from composer_replication.config import RunConfig, load_config
+from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.models import load_policy
+
+
+def learner(config: RunConfig) -> Learner:
+    torch.manual_seed(0)
+    return Learner(load_policy(config.model)[0], config)
+
+
+def batch(config: RunConfig) -> dict[str, torch.Tensor]:
+    model, tokenizer = load_policy(config.model)
+    return build_batch(tokenizer, device="cpu", model=model)
+
+
+def test_a_linear_schedule_falls_to_zero_at_the_end(run_file: Path) -> None:
+    words = ["--optimizer.schedule", "linear", "--optimizer.warmup_steps", "1", "--optimizer.learning_rate", "1.0"]
+    config = load_config(run_file, [*words, "--loss.hint.weight", "0", "--loss.replay.weight", "0"])
+    trained = learner(config)
+    inputs = batch(config)
+    rates = [trained.optimizer.param_groups[0]["lr"]]
+    for _ in range(config.steps):
+        trained.update(inputs)
+        rates.append(trained.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.5, 0.75, 0.5, 0.25, 0.0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss.hint.wrapper": "taid"},
+        {"loss.hint.wrapper": "entropy_opd"},
+        {"loss.hint.self_teacher": "ema", "loss.hint.rate": "0.5"},
+        {"loss.hint.self_teacher": "trust_region", "loss.hint.rate": "0.5"},
+        {"loss.hint.self_teacher": "live"},
+        {"loss.rlvr.kl_beta": "0.1"},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: Path, options: dict[str, str]) -> None:
+    """Two steps, a checkpoint, two more: as four steps without one, whatever else the channel keeps."""
+    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    config = load_config(run_file, ["--loss.hint.weight", "0.5", "--loss.replay.weight", "0.5", *words])
+    inputs = batch(config)
+    whole = learner(config)
+    expected = [dict(whole.update(inputs).metrics) for _ in range(4)]
+    first = learner(config)
+    for _ in range(2):
+        first.update(inputs)
+    save_checkpoint(tmp_path / "ckpt", 2, first, load_policy(config.model)[1], {})
+    second = learner(config)
+    saved = latest_checkpoint(tmp_path / "ckpt")
+    assert saved is not None
+    load_checkpoint(saved, second)
+    assert second.version == 2
+    seen = [dict(second.update(inputs).metrics) for _ in range(2)]
+    assert seen == expected[2:]
+    assert expected[0]["hint/loss"] != 0.0
+    if "loss.hint.wrapper" in options and options["loss.hint.wrapper"] == "taid":
+        clock = [metrics["hint/taid_t"] for metrics in expected]
+        assert clock == sorted(clock)
+        assert clock[-1] > clock[0]

@@ -1,0 +1,89 @@
+"""Preference pairs: only what the sandbox confirms is kept, and what was kept is read round and round."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from world import World
+
+from composer_replication.embedded.language import project_path
+from composer_replication.embedded.transcripts import call
+from composer_replication.envs.coding import CodingEnv
+from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.trainer.replay import pairs_of_step, verify_pair
+from composer_replication.types import Message, Pair, StopReason, ToolCall, Trajectory, Turn
+
+OLD, WRONG = "raise NotImplementedError", "return -12345"
+SEARCH = call("search", pattern="NotImplementedError")
+
+
+@pytest.fixture(scope="module")
+def task(world: World) -> Task:
+    return load_tasks(world.tasks)[0]
+
+
+@pytest.fixture
+def env(task: Task) -> CodingEnv:
+    return CodingEnv(task, sandbox=open_sandbox(), python=Path(sys.executable))
+
+
+def solution(task: Task) -> str:
+    """The deleted function's own return statement."""
+    deleted = task.spec.deleted[0]
+    tree = ast.parse((project_path("harbour") / deleted.path).read_text())
+    function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == deleted.qualname)
+    return ast.unparse(function.body[-1])
+
+
+def edit(task: Task, new: str, old: str = OLD) -> Message:
+    return call("edit_file", path=task.spec.deleted[0].path, old=old, new=new)
+
+
+def recorded(env: CodingEnv, *actions: Message) -> Trajectory:
+    """What the student did, with the environment's real answers."""
+    messages = env.reset()
+    turns = []
+    for index, action in enumerate(actions):
+        function = action["tool_calls"][0]["function"]
+        made = ToolCall(call_id=f"call_{index}_0", name=function["name"], arguments=function["arguments"])
+        turns.append(
+            Turn(action_ids=(1,), logprobs=(0.0,), text="", tool_calls=(made,), results=(env.step(made),), observation_ids=(2,))
+        )
+    return Trajectory(
+        trajectory_id="t", task_id=env.task_id, policy_version=0, messages=messages, tools=env.tools, prompt_ids=(1,),
+        turns=tuple(turns), stop_reason=StopReason.SUBMITTED, temperature=1.0, reward=0.0,
+    )  # fmt: skip
+
+
+def test_an_edit_is_confirmed_when_the_tests_pass(env: CodingEnv, task: Task) -> None:
+    student = recorded(env, SEARCH, edit(task, WRONG))
+    assert verify_pair(env, student, 1, edit(task, solution(task))) is None
+    assert verify_pair(env, student, 1, edit(task, WRONG)) == "the chosen edit does not pass the tests"
+    assert verify_pair(env, student, 1, edit(task, solution(task), old="not there")) == "the chosen action cannot be carried out"
+    assert verify_pair(env, student, 1, Message(role="assistant", content="Done.")) == "the chosen action is no tool call"
+
+
+def test_it_is_judged_where_the_student_stood(env: CodingEnv, task: Task) -> None:
+    """After the student's wrong edit the old text is gone, so the right edit no longer applies there."""
+    student = recorded(env, SEARCH, edit(task, WRONG), call("run_tests"))
+    assert verify_pair(env, student, 2, edit(task, solution(task))) == "the chosen action cannot be carried out"
+    assert verify_pair(env, student, 2, edit(task, solution(task), old=WRONG)) is None
+
+
+def test_looking_is_confirmed_only_where_the_student_failed(env: CodingEnv, task: Task) -> None:
+    failed = recorded(env, call("search"))
+    assert failed.turns[0].results[0].status == "invalid_arguments"
+    assert verify_pair(env, failed, 0, SEARCH) is None
+    assert verify_pair(env, recorded(env, SEARCH), 0, call("list_files")) == "nothing shows that the chosen action is better"
+
+
+def test_every_step_takes_the_next_pairs() -> None:
+    pairs = [Pair(pair_id=str(i), prompt_ids=(1,), chosen_ids=(2,), rejected_ids=(3,)) for i in range(5)]
+    taken = [[p.pair_id for p in pairs_of_step(pairs, step, 2)] for step in (1, 2, 3)]
+    assert taken == [["0", "1"], ["2", "3"], ["4", "0"]]
+    assert len(pairs_of_step(pairs, 7, 9)) == 5
+    assert pairs_of_step([], 1, 4) == []
