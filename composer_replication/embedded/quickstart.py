@@ -40,7 +40,7 @@ WARM_START_STEPS = 350
 TEACHER_STEPS = 80
 
 ARMS: dict[str, dict[str, str | int | float | bool]] = {
-    "grpo_only": {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "optimizer.learning_rate": 1e-4},
+    "grpo_only": {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "optimizer.learning_rate": 3e-4},
     "three_channels": {},
 }
 """Each at its own best of the grid that `make arms` searches."""
@@ -98,7 +98,7 @@ def quickstart_config(
         tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
         sandbox=SandboxConfig(kind=sandbox),
         rollout=RolloutConfig(groups=8, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
-        loss=LossConfig(hint=HintConfig(weight=1.0), replay=ReplayConfig(weight=1.0, dpo_beta=0.5, pairs_per_step=12)),
+        loss=LossConfig(hint=HintConfig(weight=1.0, beta=0.5), replay=ReplayConfig(weight=1.0, dpo_beta=0.5, pairs_per_step=12)),
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear"),
         eval=EvalConfig(every=10, samples=4),
         teachers=teachers,
