@@ -86,3 +86,4 @@ def served(folders: dict[str, Path]) -> Iterator[tuple[TeacherConfig, ...]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        process.stdout.close()

@@ -1,0 +1,64 @@
+"""The quickstart from end to end with hardly any training: every part runs, everything is recorded, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from composer_replication.embedded import quickstart
+from composer_replication.embedded.language import HOUSE_TERMS, modules, project_path
+from composer_replication.errors import ConfigError
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.tasks.functions import find_functions
+from composer_replication.tasks.store import load_tasks
+from composer_replication.types import Deletion
+
+
+def untouched(folder: Path) -> dict[str, float]:
+    return {str(p): p.stat().st_mtime for p in folder.rglob("*") if p.is_file() and p.name != "seed.json"}
+
+
+@pytest.mark.slow
+def test_both_arms_from_nothing_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quickstart, "WARM_START_STEPS", 40)
+    monkeypatch.setattr(quickstart, "TEACHER_STEPS", 2)
+    run_path = tmp_path / "runs" / "quick"
+    quickstart.run_quickstart(run_path, seed=3, steps=1, sandbox="auto")
+    output = capsys.readouterr().out
+    for row in ("warm start", *quickstart.ARMS):
+        assert f"| {row} " in output
+    assert f"report: {run_path / 'report.html'}" in output
+    assert (run_path / "report.html").stat().st_size > 50_000
+
+    tasks = tmp_path / "runs" / "quick.prepared" / "tasks"
+    assert {part: len(load_tasks(tasks / part)) for part in ("train", "held_out")} == {"train": 32, "held_out": 16}
+    metrics = RunDir(run_path).read_metrics()
+    assert [(m.arm, m.step) for m in metrics] == [(arm, step) for arm in quickstart.ARMS for step in (0, 1)]
+    assert all("eval/pass_at_1" in m.values for m in metrics)
+    assert all(m.values["rollout/total"] >= 64 for m in metrics)
+    summary = json.loads((run_path / "summary.json").read_text())
+    assert "warm start" in json.dumps(summary)
+
+    before = untouched(tmp_path / "runs" / "quick.prepared") | untouched(run_path / "ckpt")
+    quickstart.run_quickstart(run_path, seed=3, steps=1, sandbox="auto")
+    assert RunDir(run_path).read_metrics() == metrics
+    assert untouched(tmp_path / "runs" / "quick.prepared") | untouched(run_path / "ckpt") == before
+    with pytest.raises(ConfigError, match="another seed"):
+        quickstart.prepare(tmp_path / "runs" / "quick.prepared", Terminal(), seed=4, sandbox="auto")
+
+
+def test_every_term_is_trained_and_held_out() -> None:
+    """Held-out tasks ask for nothing that training tasks do not teach: of each house term's six rules, two are held out."""
+    sides: Counter[tuple[str, bool]] = Counter()
+    for module in modules():
+        root = project_path(module.path.partition("/")[0])
+        for function in find_functions(module.path, (root / module.path).read_bytes())[0]:
+            deleted = Deletion(path=function.path, qualname=function.qualname, lines=function.lines)
+            term = (root / module.path).read_text().split(f"def {function.qualname}(")[1].split("The ")[1].split()[0]
+            sides[term, quickstart.is_held_out(deleted)] += 1
+    assert sides == {(term, held_out): 2 if held_out else 4 for term in HOUSE_TERMS for held_out in (False, True)}
