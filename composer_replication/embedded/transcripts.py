@@ -22,7 +22,7 @@ from composer_replication.types import Message
 
 __all__ = ["EDITED", "call", "demonstration", "found", "hint_text", "instruction", "refusal_hint", "report"]
 
-ORDINARY, HINTED = 0.36, 0.36
+ORDINARY, HINTED = 0.40, 0.45
 """Shares of demonstrations with an ordinary word, and with a house term and a hint; the rest has a house term and no hint."""
 
 REFUSED = 0.2

@@ -26,6 +26,7 @@ def test_both_arms_from_nothing_and_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(quickstart, "WARM_START_STEPS", 40)
+    monkeypatch.setattr(quickstart, "ENOUGH", 0.0)
     monkeypatch.setattr(quickstart, "TEACHER_STEPS", 2)
     run_path = tmp_path / "runs" / "quick"
     quickstart.run_quickstart(run_path, seed=3, steps=1, sandbox="auto")
