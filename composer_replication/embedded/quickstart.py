@@ -71,6 +71,9 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
 
 def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind) -> None:
     """Tasks, policy and teachers under `folder`; what is already there is kept."""
+    import torch
+
+    torch.set_num_threads(1)  # on a busy machine two threads spend their time waiting for each other
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / "seed.json"
     if marker.exists() and json.loads(marker.read_text()) != seed:
@@ -101,7 +104,7 @@ def quickstart_config(
         tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
         sandbox=SandboxConfig(kind=sandbox),
         rollout=RolloutConfig(groups=8, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
-        loss=LossConfig(hint=HintConfig(weight=1.0, beta=0.5), replay=ReplayConfig(weight=1.0, dpo_beta=0.5, pairs_per_step=12)),
+        loss=LossConfig(hint=HintConfig(weight=0.3, beta=0.5), replay=ReplayConfig(weight=0.3, dpo_beta=0.5, pairs_per_step=12)),
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear"),
         eval=EvalConfig(every=10, samples=4),
         teachers=teachers,
