@@ -46,7 +46,7 @@ ARMS: dict[str, dict[str, str | int | float | bool]] = {
     "grpo_only": {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "optimizer.learning_rate": 3e-4},
     "three_channels": {},
 }
-"""Each at its own best of the grid that `make arms` searches."""
+"""What each arm sets differently; `make arms` searches a grid of rates and weights."""
 
 
 def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKind) -> None:
