@@ -1,9 +1,11 @@
-"""The experiment behind the claim: three seeds with warm starts of their own, every arm over the same grid, equal rollouts.
+"""The experiment behind the claim: three seeds with warm starts of their own, four settings of every arm, equal rollouts.
 
-For every seed: tasks, warm start and teachers as in the quickstart, then each arm at every learning rate and weight of the grid.
-An arm's setting is chosen by its mean pass@1 over the seeds, so every arm is tuned alike; the table gives all settings. The
-control arm gets every hint's text from another task. Everything lies under `runs/arms`, with a log and a report for each run, and
-an interrupted experiment goes on. One process per CPU, each on one thread. Ends with one line of JSON.
+For every seed: tasks, warm start and teachers as in the quickstart, then each arm at four settings: two learning rates by two
+weights of the hint and replay channels, or, for GRPO alone, which has no such weight, four learning rates in the same range. An
+arm's setting is chosen by the reward on TRAINING tasks over its last steps, a mean over the seeds; what is reported is pass@1 on
+the held-out tasks, and the table gives it for every setting. The traces that replay freezes are rollouts too: GRPO alone gets one
+more step instead. The control arm gets every hint's text from another task. Everything lies under `runs/arms`, with a log and a
+report for each run, and an interrupted experiment goes on. One process per CPU, each on one thread. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import multiprocessing
 import os
 import statistics
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -28,17 +31,29 @@ from composer_replication.trainer.open_run import open_run
 
 RATES = (3e-4, 1e-3)
 WEIGHTS = (0.3, 1.0)
+GRPO_RATES = (1e-4, 3e-4, 6e-4, 1e-3)
+LAST_STEPS = 10
+"""The training reward that chooses a setting is a mean over so many steps."""
 
 Overrides = dict[str, str | int | float | bool]
-Rows = dict[str, tuple[float, int, int, float]]
-"""By setting: pass@1, rollouts, tokens, CPU seconds."""
 
 
-def grid() -> dict[str, dict[str, Overrides]]:
-    """Every setting of every arm; the weight is that of hint and replay channel, so GRPO alone has none."""
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What one setting reached on one seed."""
+
+    pass_at_1: float
+    training_reward: float
+    rollouts: int
+    tokens: int
+    cpu_s: float
+
+
+def grid(steps: int) -> dict[str, dict[str, Overrides]]:
+    """Every setting of every arm."""
     arms: dict[str, dict[str, Overrides]] = {"grpo_only": {}, "three_channels": {}, "shuffled_hints": {}}
-    for rate in RATES:
-        off: Overrides = {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0}
+    for rate in GRPO_RATES:
+        off: Overrides = {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "steps": steps + 1}
         arms["grpo_only"][f"grpo_only-lr{rate:g}"] = {"optimizer.learning_rate": rate, **off}
     for rate, weight in itertools.product(RATES, WEIGHTS):
         on: Overrides = {"optimizer.learning_rate": rate, "loss.hint.weight": weight, "loss.replay.weight": weight}
@@ -53,17 +68,24 @@ def prepare_seed(out: Path, seed: int) -> None:
         prepare(out / f"seed{seed}.prepared", Terminal(Console(file=log)), seed=seed, sandbox="auto")
 
 
-def run_arm(out: Path, seed: int, arm: str, steps: int) -> tuple[float, Rows]:
+def run_arm(out: Path, seed: int, arm: str, steps: int) -> tuple[float, dict[str, Reached]]:
     """All settings of one arm on one seed: the warm start's pass@1, and what each setting reached."""
     prepared, run_path = out / f"seed{seed}.prepared", out / f"seed{seed}-{arm}"
     folders = {name: prepared / "teachers" / name for name in TEACHERS}
     with (out / f"seed{seed}-{arm}.log").open("a") as log, served(folders) as teachers:
         config = quickstart_config(prepared, run_path, teachers, seed=seed, steps=steps, sandbox="auto")
-        run_dir = open_run(config.model_copy(update={"arms": grid()[arm]}), resume=True)
+        config = config.model_copy(update={"arms": grid(steps)[arm]})
+        run_dir = open_run(config, resume=True)
         terminal = Terminal(Console(file=log), on_event=run_dir.log_event)
-        rows = asyncio.run(train(config.model_copy(update={"arms": grid()[arm]}), run_dir, terminal, start_label="warm start"))
-    first = next(m.values["eval/pass_at_1"] for m in run_dir.read_metrics() if m.step == 0)
-    return first, {row.arm: (row.pass_at_1, row.rollouts, row.tokens, row.cpu_s) for row in rows}
+        rows = asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
+    metrics = run_dir.read_metrics()
+    first = next(m.values["eval/pass_at_1"] for m in metrics if m.step == 0)
+    reached = {}
+    for row in rows:
+        rewards = [m.values["reward/mean"] for m in metrics if m.arm == row.arm and m.step > 0][-LAST_STEPS:]
+        cpu_s = float("nan") if row.cpu_s is None else row.cpu_s
+        reached[row.arm] = Reached(row.pass_at_1, statistics.fmean(rewards), row.rollouts or 0, row.tokens or 0, cpu_s)
+    return first, reached
 
 
 def main() -> None:
@@ -74,9 +96,9 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
-    seeds, arms = range(options.seeds), tuple(grid())
+    seeds, arms = range(options.seeds), tuple(grid(options.steps))
     starts: dict[int, float] = {}
-    rows: dict[str, dict[int, tuple[float, int, int, float]]] = {}
+    rows: dict[str, dict[int, Reached]] = {}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         list(pool.map(prepare_seed, itertools.repeat(options.out), seeds))
         print(f"{options.seeds} warm starts are ready; {len(arms) * options.seeds} runs follow", flush=True)
@@ -86,23 +108,26 @@ def main() -> None:
             starts[seed], reached = job.result()
             for setting, row in reached.items():
                 rows.setdefault(setting, {})[seed] = row
-            print(f"seed {seed}, {arm}: " + ", ".join(f"{s} {row[0]:.3f}" for s, row in reached.items()), flush=True)
+            print(f"seed {seed}, {arm}: " + ", ".join(f"{s} {row.pass_at_1:.3f}" for s, row in reached.items()), flush=True)
     _show(starts, rows, options.steps)
 
 
-def _show(starts: dict[int, float], rows: dict[str, dict[int, tuple[float, int, int, float]]], steps: int) -> None:
-    """The table of all settings, and the JSON line with the best of each arm."""
-    means = {setting: statistics.fmean(row[0] for row in by_seed.values()) for setting, by_seed in rows.items()}
-    best = {arm: max((s for s in means if s.startswith(arm)), key=means.__getitem__) for arm in grid()}
-    cells = [("warm start", *_cells([starts[s] for s in sorted(starts)]), "0", "0", "0")]
-    for setting in sorted(rows, key=lambda s: -means[s]):
-        by_seed = [rows[setting][s] for s in sorted(rows[setting])]
-        spent = [f"{statistics.fmean(row[i] for row in by_seed):,.0f}" for i in (1, 2, 3)]
-        cells.append((f"{setting}{' *' if setting in best.values() else ''}", *_cells([row[0] for row in by_seed]), *spent))
-    columns = ("setting", "pass@1", "each seed", "rollouts", "tokens", "CPU s")
-    Terminal().table(f"pass@1 on held-out tasks after {steps} steps, mean over seeds; * best of its arm", columns, cells)
-    figures = {arm: {"setting": s, "pass_at_1": [rows[s][seed][0] for seed in sorted(rows[s])]} for arm, s in best.items()}
-    print(json.dumps({"steps": steps, "warm_start": [starts[s] for s in sorted(starts)], "best": figures}))
+def _show(starts: dict[int, float], rows: dict[str, dict[int, Reached]], steps: int) -> None:
+    """The table of all settings, and the JSON line with the chosen one of each arm."""
+    passed = {s: [by_seed[seed].pass_at_1 for seed in sorted(by_seed)] for s, by_seed in rows.items()}
+    practised = {s: statistics.fmean(r.training_reward for r in by_seed.values()) for s, by_seed in rows.items()}
+    chosen = {arm: max(settings, key=practised.__getitem__) for arm, settings in grid(steps).items()}
+    start = [starts[seed] for seed in sorted(starts)]
+    cells: list[tuple[str, ...]] = [("warm start", *_cells(start), "", "0", "0", "0")]
+    for setting in sorted(rows, key=lambda s: -practised[s]):
+        found = rows[setting].values()
+        spent = (statistics.fmean(column) for column in zip(*((r.rollouts, r.tokens, r.cpu_s) for r in found), strict=True))
+        mark = " *" if setting in chosen.values() else ""
+        cells.append((setting + mark, *_cells(passed[setting]), f"{practised[setting]:.3f}", *(f"{x:,.0f}" for x in spent)))
+    columns = ("setting", "pass@1", "each seed", "training reward", "rollouts", "tokens", "CPU s")
+    Terminal().table(f"pass@1 on held-out tasks after {steps} steps; * chosen by training reward", columns, cells)
+    figures = {arm: {"setting": s, "pass_at_1": passed[s], "mean": statistics.fmean(passed[s])} for arm, s in chosen.items()}
+    print(json.dumps({"steps": steps, "warm_start": start, "chosen": figures}))
 
 
 def _cells(values: list[float]) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
+from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import Group, Message, Unscored, to_json
@@ -50,6 +50,7 @@ def rollout(
     context_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of prompt, turns and replies together.")] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
+    python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write trajectories.jsonl and summary.json to.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
     json_output: Annotated[
@@ -62,6 +63,7 @@ def rollout(
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = load_tasks(tasks)[:limit]
+    interpreter = (python or build_python(tasks)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
     actor = _actor(policy, chosen)
@@ -71,7 +73,7 @@ def rollout(
     grades, tests = GradeCache(), TestCache()
 
     def make_env(task: Task) -> CodingEnv:
-        return CodingEnv(task, sandbox=box, python=Path(sys.executable), grade_cache=grades, test_cache=tests)
+        return CodingEnv(task, sandbox=box, python=interpreter, grade_cache=grades, test_cache=tests)
 
     collect = partial(
         collect_groups,

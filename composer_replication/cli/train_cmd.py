@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from composer_replication.config import load_config, resolve_arm, to_toml
+from composer_replication.config import RunConfig, load_config, to_toml
 from composer_replication.observe import Terminal
 
 __all__ = ["train"]
@@ -30,27 +30,33 @@ def train(
 ) -> None:
     """Train every arm of a run. Any field of the run file can be overridden, e.g. --loss.hint.weight 2."""
     config = load_config(run, context.args)
-    for arm in config.arms:
-        resolve_arm(config, arm)
     if dry_run:
-        from composer_replication.tasks.store import load_tasks
-        from composer_replication.tokens import ChatRenderer
-        from composer_replication.trainer.models import load_policy
-
-        console = Console()
-        console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
-        model, tokenizer = load_policy(config.model)
-        ChatRenderer(tokenizer)
-        held_out = [] if config.tasks.held_out is None else load_tasks(config.tasks.held_out)
-        rollouts = config.steps * config.rollout.groups * config.rollout.group_size
-        console.print(
-            f"policy: {model.num_parameters():,} parameters; tasks: {len(load_tasks(config.tasks.train))} to train on, "
-            f"{len(held_out)} held out; {len(config.arms)} arm(s) of {rollouts:,} rollouts each; nothing was run",
-            soft_wrap=True,
-        )
+        _check(config)
         return
     from composer_replication.trainer.loop import train as run_training
     from composer_replication.trainer.open_run import open_run
 
     run_dir = open_run(config, resume=resume)
     asyncio.run(run_training(config, run_dir, Terminal(on_event=run_dir.log_event)))
+
+
+def _check(config: RunConfig) -> None:
+    """Everything that can be checked without training."""
+    from composer_replication.sandbox import open_sandbox
+    from composer_replication.tokens import ChatRenderer
+    from composer_replication.trainer.models import load_policy
+    from composer_replication.trainer.preflight import check_run, prove_interpreter
+
+    console = Console()
+    console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
+    checked = check_run(config)
+    prove_interpreter(checked, open_sandbox(config.sandbox.kind))
+    model, tokenizer = load_policy(config.model)
+    ChatRenderer(tokenizer)
+    tasks = f"{len(checked.train)} to train on, {len(checked.held_out)} held out"
+    rollouts = config.steps * config.rollout.groups * config.rollout.group_size
+    console.print(
+        f"policy: {model.num_parameters():,} parameters; tasks: {tasks}; "
+        f"{len(config.arms)} arm(s) of {rollouts:,} rollouts each; no rollout was made",
+        soft_wrap=True,
+    )

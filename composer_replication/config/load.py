@@ -17,6 +17,9 @@ from composer_replication.errors import ConfigError
 
 __all__ = ["load_config", "resolve_arm", "to_toml"]
 
+_SHARED = ("name", "out", "threads", "tasks", "sandbox", "arms", "rollout.env_workers")
+"""What all arms of a run have in common."""
+
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file.
@@ -46,6 +49,8 @@ def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
         raise ConfigError(f"no arm {arm!r} in the run", fix=f"use one of: {', '.join(config.arms)}")
     data = config.model_dump(mode="json", exclude_none=True)
     for key, value in config.arms[arm].items():
+        if any(key == shared or key.startswith(shared + ".") for shared in _SHARED):
+            raise ConfigError(f"arms.{arm}: {key} is the same for all arms", fix=f"set {key} for the run, or make two runs")
         _set(data, key, value, where=f"arms.{arm}")
     return _validate(data, f"arms.{arm}", base=Path())
 
@@ -112,7 +117,10 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         raise ConfigError(
             f"{where}: model.path: no such folder: {config.model.path}", fix="give a model folder or a Hugging Face model id"
         )
-    tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out})
+    python = None if config.tasks.python is None else (base / config.tasks.python).absolute()  # resolved, it would leave its venv
+    if python is not None and not python.is_file():
+        raise ConfigError(f"{where}: tasks.python: no such file: {python}", fix="name the interpreter that runs the tests")
+    tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out, "python": python})
     return config.model_copy(update={"tasks": tasks, "model": model, "out": (base / config.out).resolve()})
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "TeacherConfig",
 ]
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 Positive = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -36,9 +37,8 @@ class ModelConfig(_Section):
 
     path: str
     """A local folder or a Hugging Face model id, e.g. `Qwen/Qwen2.5-0.5B-Instruct`. It needs a chat template."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    device: str = "auto"
-    """`auto` (CUDA when there is one), `cpu` or `cuda`."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    """`auto` (CUDA when there is one), `cpu`, `cuda` or `cuda:N`. Weights are float32: AdamW's small steps vanish in bfloat16."""
 
 
 class TasksConfig(_Section):
@@ -48,6 +48,8 @@ class TasksConfig(_Section):
     """A folder of task folders, made by `composer tasks build`."""
     held_out: Path | None = None
     """Tasks the policy never trains on, for pass@1; None evaluates on nothing."""
+    python: Path | None = None
+    """The interpreter that runs their tests; None takes the one they were built with, by the `build.json` of their folder."""
 
 
 class SandboxConfig(_Section):
@@ -143,8 +145,8 @@ class OptimizerConfig(_Section):
     weight_decay: Weight = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] = 2
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
-    micro_batch_size: Positive = 64
-    """Trajectories per forward and backward pass."""
+    micro_batch_size: Positive = 4
+    """Trajectories per forward and backward pass; memory grows with it, results do not change."""
 
 
 class EvalConfig(_Section):
@@ -174,7 +176,7 @@ class TeacherConfig(_Section):
 class RunConfig(_Section):
     """One run: `composer train RUN.toml`."""
 
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+    name: Name = "run"
     out: Path = Path("runs")
     """The run directory is `out/name`."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -190,5 +192,6 @@ class RunConfig(_Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     eval: EvalConfig = EvalConfig()
     teachers: tuple[TeacherConfig, ...] = ()
-    arms: dict[str, dict[str, str | int | float | bool]] = {"main": {}}
-    """Variants trained one after the other from the same start: a name and the dotted keys in which it differs."""
+    arms: Annotated[dict[Name, dict[str, str | int | float | bool]], Field(min_length=1)] = {"main": {}}
+    """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
+    share (`name`, `out`, `threads`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""

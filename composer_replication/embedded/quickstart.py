@@ -25,8 +25,9 @@ from composer_replication.embedded.language import HOUSE_TERMS, PROJECTS, module
 from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
 from composer_replication.embedded.teachers import TEACHERS, served, train_teacher
 from composer_replication.embedded.warm_start import imitate, measure_hint_use
-from composer_replication.errors import ConfigError
+from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import Phase, Terminal
+from composer_replication.observe.files import replace_file
 from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import BuildEvent, BuildOptions, build_tasks
 from composer_replication.tasks.store import load_task
@@ -76,9 +77,10 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
     torch.set_num_threads(1)  # on a busy machine two threads spend their time waiting for each other
     folder.mkdir(parents=True, exist_ok=True)
     marker = folder / "seed.json"
-    if marker.exists() and json.loads(marker.read_text()) != seed:
+    if not marker.exists():
+        replace_file(marker, json.dumps(seed).encode())
+    elif json.loads(marker.read_text()) != seed:
         raise ConfigError(f"{folder} was prepared with another seed", fix="give the new run another --name")
-    marker.write_text(json.dumps(seed))
     _build(folder, terminal, sandbox)
     _warm_start(folder / "policy", terminal, seed)
     for teacher in TEACHERS:
@@ -105,7 +107,7 @@ def quickstart_config(
         sandbox=SandboxConfig(kind=sandbox),
         rollout=RolloutConfig(groups=8, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
         loss=LossConfig(hint=HintConfig(weight=0.3, beta=0.5), replay=ReplayConfig(weight=0.3, dpo_beta=0.5, pairs_per_step=12)),
-        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear"),
+        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=64),
         eval=EvalConfig(every=10, samples=4),
         teachers=teachers,
         arms=ARMS,
@@ -170,6 +172,11 @@ def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
         if use.with_hint >= ENOUGH:
             break
         steps, rate = MORE_STEPS, 1e-3
+    else:
+        raise ModelError(
+            f"the warm start of seed {seed} does not use hints: P(right edit | hint) is {use.with_hint:.2f}, {ENOUGH} is needed",
+            fix="take another --seed, and another --name with it",
+        )
     partial = out.with_name("policy.partial")
     save_policy(model, tokenizer, partial)
     partial.rename(out)

@@ -35,6 +35,7 @@ class _Job:
     request: SampleRequest
     answered: threading.Event = field(default_factory=threading.Event)
     sample: Sample | None = None
+    error: str = ""
 
 
 class ModelServer:
@@ -48,7 +49,7 @@ class ModelServer:
         threading.Thread(target=self._work, daemon=True).start()
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The response to a chat-completions request; greedy unless it asks for a temperature. Raises ValueError or KeyError."""
+        """The response to a chat-completions request, greedily. Raises ValueError or KeyError."""
         messages = [_message(m) for m in body["messages"]]
         prompt = self.renderer.prompt_ids(messages, body.get("tools") or ())
         limit = min(int(body.get("max_tokens") or _MAX_TOKENS), _MAX_TOKENS, self._engine.context_window - len(prompt))
@@ -58,7 +59,7 @@ class ModelServer:
         self._jobs.put(job)
         job.answered.wait()
         if job.sample is None:
-            raise ValueError("the model could not answer")
+            raise ValueError(f"the model could not answer: {job.error}")
         return self._response(body, job.sample, len(prompt))
 
     def _work(self) -> None:
@@ -73,6 +74,9 @@ class ModelServer:
                 samples = self._engine.sample([j.request for j in jobs], temperature=0.0)
                 for job, sample in zip(jobs, samples, strict=True):
                     job.sample = sample
+            except (ComposerError, RuntimeError) as error:
+                for job in jobs:
+                    job.error = str(error)
             finally:
                 self._engine.close([j.request.session for j in jobs])
                 for job in jobs:

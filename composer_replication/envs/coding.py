@@ -136,6 +136,7 @@ class CodingEnv:
             self.workspace.changes,
             sandbox=self._sandbox,
             python=self._python,
+            limits=self._limits,
             cache=self._grade_cache,
         )
 

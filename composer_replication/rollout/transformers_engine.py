@@ -184,7 +184,8 @@ class TransformersEngine:
                 batch.select(kept)
                 token, alive = token[kept], alive[kept]
             batch.mask = torch.nn.functional.pad(batch.mask, (0, 1), value=True)
-            batch.logits = self._forward(token[:, None], batch.mask, batch.lengths[:, None], batch.cache)
+            positions = batch.lengths.clamp(max=self.context_window - 1)[:, None]  # rows that have ended may run on past it
+            batch.logits = self._forward(token[:, None], batch.mask, positions, batch.cache)
             batch.lengths = batch.lengths + 1
         self._remember(batch, torch.arange(len(batch.rows), device=device), ids, requests, feeds)
         return ids, logprobs

@@ -1,8 +1,8 @@
 """From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, outcomes read per id.
 
 The measures and the attacks they answer: `tests/sandbox/test_sandbox_forgery.py`. Code under test shares the interpreter with the
-recorder, so a determined program can still reach into it; what pytest itself decides with is compared before and after, and a
-task keeps part of its tests out of the agent's sight.
+recorder, so a determined program can still reach into it (through its frames, or with objects equal to everything); what pytest
+itself decides with is compared before and after. That raises the price of cheating and does not exclude it.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def grade(
     *,
     sandbox: Sandbox,
     python: Path,
+    limits: Limits | None = None,
     cache: GradeCache | None = None,
 ) -> GradeReport:
     """Grade a workspace, whoever wrote it.
@@ -109,6 +110,7 @@ def grade(
         pristine: the task's own tree: the feature deleted, the tests intact.
         workspace: a folder holding a whole tree, or a mapping of changes to `pristine` (None deletes a file).
         python: the interpreter that runs the tests; it needs pytest and what the tests import.
+        limits: of the test run; the task's own time limit and the default sizes when None.
 
     Returns:
         reward 1.0 exactly when every fail-to-pass and pass-to-pass test passed, else 0.0 with reasons (timeouts, exhausted memory
@@ -127,24 +129,26 @@ def grade(
     if not pristine.is_dir():
         raise TaskError(f"task {task.task_id} has no tree at {pristine}", fix="build the task again")
 
-    def grade_now() -> GradeReport:
-        return _grade(task, pristine, submission, sandbox, python)
+    limits = limits or Limits(wall_s=task.test_timeout_s, cpu_s=task.test_timeout_s)
 
-    report = grade_now() if cache is None else cache.get_or_grade(_key(task, submission, python), grade_now)
+    def grade_now() -> GradeReport:
+        return _grade(task, pristine, submission, sandbox, python, limits)
+
+    report = grade_now() if cache is None else cache.get_or_grade(_key(task, submission, python, limits), grade_now)
     return dataclasses.replace(report, rejected=submission.rejected)
 
 
-def _key(task: TaskSpec, submission: Submission, python: Path) -> str:
-    digest = hashlib.sha256(json.dumps([to_json(task), str(python)], sort_keys=True).encode())
+def _key(task: TaskSpec, submission: Submission, python: Path, limits: Limits) -> str:
+    about = [to_json(task), str(python), dataclasses.asdict(limits)]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for path, content in submission.changes.items():
         digest.update(json.dumps([path, None if content is None else len(content)]).encode())
         digest.update(content or b"")
     return digest.hexdigest()
 
 
-def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sandbox, python: Path) -> GradeReport:
+def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sandbox, python: Path, limits: Limits) -> GradeReport:
     expected = (*task.fail_to_pass, *task.pass_to_pass)
-    limits = Limits(wall_s=task.test_timeout_s, cpu_s=task.test_timeout_s)
     tree = Tree(base=pristine, changes=submission.changes)
     isolation = sandbox.isolation.summary()
     fault = ""

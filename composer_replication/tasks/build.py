@@ -105,12 +105,25 @@ def _silent(_event: BuildEvent) -> None:
 
 
 def build_python(folder: Path) -> Path:
-    """The interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is none."""
-    try:
-        python = Path(json.loads((folder / _REPORT).read_text())["python"])
-    except (OSError, ValueError, KeyError, TypeError):
+    """The interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is none.
+
+    Raises:
+        TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no environment of its own.
+    """
+    record = _read_json(folder / _REPORT)
+    if record is None:
         return Path(sys.executable)
-    return python if python.exists() else Path(sys.executable)
+    try:
+        recorded = Path(record["python"])
+    except (KeyError, TypeError) as error:
+        raise TaskError(f"{folder / _REPORT} names no interpreter", fix="restore it, or build the tasks again") from error
+    for python in (recorded, folder / ".venv" / "bin" / "python"):  # the second in a folder that was moved
+        if python.exists():
+            return python
+    raise TaskError(
+        f"{folder} was built with {recorded}, which is gone",
+        fix="name an interpreter that has what the tests need: --python PATH, or tasks.python in a run file",
+    )
 
 
 # --- the stages ------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class TeacherPool:
     """
 
     def __init__(self, teachers: Sequence[Teacher], *, ledger: Ledger, max_total_usd: float | None) -> None:
-        _check(teachers, max_total_usd)
+        check_teachers(teachers, max_total_usd)
         self.teachers = tuple(teachers)
         self.ledger = ledger
         self.max_total_usd = max_total_usd
@@ -215,7 +215,8 @@ class TeacherPool:
         raise _NoAnswerError("the response is no chat completion")
 
 
-def _check(teachers: Sequence[Teacher], max_total_usd: float | None) -> None:
+def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> None:
+    """Refuse, before anything is asked, what could not be asked or paid for. Raises ConfigError."""
     if not teachers:
         raise ConfigError("there are no teachers to ask", fix="name at least one teacher")
     names = [t.name for t in teachers]
@@ -230,7 +231,7 @@ def _check(teachers: Sequence[Teacher], max_total_usd: float | None) -> None:
         if teacher.api_key_env is not None and not os.environ.get(teacher.api_key_env):
             raise ConfigError(
                 f"teacher {teacher.name!r} needs a key and {teacher.api_key_env} is not set",
-                fix=f"export {teacher.api_key_env}=..., or set api_key_env to none for an endpoint without keys",
+                fix=f"export {teacher.api_key_env}=..., or set its api_key_env to an empty string for an endpoint without keys",
             )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from composer_replication.config import RunConfig
+from composer_replication.errors import SandboxError
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.rollout.collect import Progress, collect_groups
 from composer_replication.rollout.protocol import Budgets, Engine
@@ -15,7 +16,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Unscored
 
-__all__ = ["Actor", "choose_tasks", "rollout_metrics"]
+__all__ = ["Actor", "choose_tasks", "refuse_unscored", "rollout_metrics"]
 
 _EVAL_STEP, _TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
@@ -90,6 +91,8 @@ class Actor:
 def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:
     """The tasks of a step (1-based): every pass over all tasks is a permutation of its own. A function of its arguments alone,
     so the data cursor of a resumed run is its step."""
+    if count > len(tasks):
+        raise ValueError(f"a step cannot take {count} of {len(tasks)} tasks")
     first = (step - 1) * count
     chosen: list[Task] = []
     position = first
@@ -101,6 +104,21 @@ def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> lis
             chosen.append(order[offset])
         position += 1
     return chosen
+
+
+def refuse_unscored(groups: Sequence[Group], step: int) -> None:
+    """A step without one verdict is no step: the box is broken, and training on would only look like training.
+
+    Raises:
+        SandboxError: every trajectory is unscored; names the first reason.
+    """
+    rewards = [t.reward for g in groups for t in g.trajectories]
+    reasons = [reward.reason for reward in rewards if isinstance(reward, Unscored)]
+    if len(reasons) == len(rewards):
+        raise SandboxError(
+            f"none of the {len(rewards)} rollouts of step {step} could be graded: {reasons[0]}",
+            fix="repair what the reason names, then continue with `composer train ... --resume`",
+        )
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -21,14 +21,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import save_policy
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint", "step_of"]
 
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
@@ -50,7 +49,7 @@ def save_checkpoint(
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         _sync(folder)
-        for old in sorted(folder.glob("step_*"))[:-KEPT]:
+        for old in sorted(folder.glob("step_*"), key=step_of)[:-KEPT]:
             shutil.rmtree(old)
     except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors report a full disk
         shutil.rmtree(partial, ignore_errors=True)
@@ -63,7 +62,7 @@ def save_checkpoint(
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
-    found = sorted(p for p in folder.glob("step_*") if (p / _MANIFEST).is_file())
+    found = sorted((p for p in folder.glob("step_*") if (p / _MANIFEST).is_file()), key=step_of)
     return found[-1] if found else None
 
 
@@ -81,9 +80,15 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
                 f"{file}: missing or not what was saved", fix=f"delete {path} and resume from the checkpoint before it"
             )
     state = torch.load(path / "learner.pt", map_location=learner.accelerator.device, weights_only=True)
-    learner.load_state_dict(state, load_file(path / "model.safetensors"))
+    policy = type(learner.policy).from_pretrained(path, dtype=torch.float32)  # reads whatever form save_pretrained chose
+    learner.load_state_dict(state, policy.state_dict())
     loop: dict[str, Any] = json.loads((path / "loop.json").read_text())
     return loop
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer steps taken when it was saved, by its name."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def _seal(folder: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from composer_replication.batch import Batch, split
 from composer_replication.config import OptimizerConfig, RunConfig
 from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
+from composer_replication.errors import ModelError
 from composer_replication.loss import LossComponents, compose_loss, sequence_logprobs
 from composer_replication.policy_gradient import token_logprobs
 from composer_replication.types import Pair
@@ -62,8 +63,20 @@ class Learner:
         self.model.train()
         self.optimizer.zero_grad()
         parts = split(self._with_reference(batch), self.config.optimizer.micro_batch_size)
-        results = [self._backward(part) for part in parts]
+        try:
+            results = [self._backward(part) for part in parts]
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the device ran out of memory in step {self.version + 1}: {error}",
+                fix="lower optimizer.micro_batch_size, then rollout.trajectory_tokens",
+            ) from error
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise ModelError(
+                f"the gradient of step {self.version + 1} is not finite; the policy is as it was before the step",
+                fix="lower optimizer.learning_rate in a new run, or look at the losses in metrics.jsonl",
+            )
+        rate = float(self.schedule.get_last_lr()[0])
         self.optimizer.step()
         self.schedule.step()
         self.version += 1
@@ -74,7 +87,7 @@ class Learner:
             metrics["hint/taid_t"] = self.taid.t
             self.taid.update_t(metrics["hint/loss"], global_step=self.version)
         metrics |= {"loss/total": sum(float(r.total.detach()) for r in results), "optimizer/grad_norm": float(norm)}
-        metrics["optimizer/learning_rate"] = float(self.schedule.get_last_lr()[0])
+        metrics["optimizer/learning_rate"] = rate
         off = {channel: why for channel, why in results[0].off.items() if all(channel in r.off for r in results)}
         return StepResult(metrics, off)
 
@@ -102,8 +115,7 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         """Inverse of `state_dict`; `weights` are the policy's."""
-        self.policy.load_state_dict(weights, strict=False)
-        self.policy.tie_weights()
+        self.policy.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.version = state["version"]

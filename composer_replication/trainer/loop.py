@@ -7,14 +7,16 @@ a run that is killed and resumed from its last checkpoint repeats what it had lo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from composer_replication.batch import Batch, collate
 from composer_replication.config import RunConfig, resolve_arm
+from composer_replication.errors import CheckpointError
 from composer_replication.hints import find_hints, insert_hints, shuffle_hints
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
@@ -23,14 +25,15 @@ from composer_replication.policy_gradient import group_advantages
 from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.actor import Actor, rollout_metrics
-from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from composer_replication.trainer.actor import Actor, refuse_unscored, rollout_metrics
+from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, step_of
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
-from composer_replication.trainer.replay import collect_pairs, pairs_of_step
+from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.replay import collect_pairs, pairs_of_step, stored_pairs
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Group, Hint, Pair, Trajectory, Unscored
+from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory, Unscored
 
 __all__ = ["PRIVILEGED", "train"]
 
@@ -48,8 +51,9 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     workshop = Workshop.open(config, run_dir, terminal)
     rows: list[SummaryRow] = []
     for arm in config.arms:
-        with terminal.phase(f"train {arm}", config.steps) as shown:
-            rows.append(await _train_arm(workshop, resolve_arm(config, arm), arm, shown))
+        variant = resolve_arm(config, arm)
+        with terminal.phase(f"train {arm}", variant.steps) as shown:
+            rows.append(await _train_arm(workshop, variant, arm, shown))
         report = write_report(
             run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED]
         )
@@ -61,18 +65,23 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
 
 
 async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
-    trainee = _Trainee.start(workshop, config, arm)
+    trainee = _Trainee.create(workshop, config, arm)
     actor, learner = trainee.actor, trainee.learner
-    shown.advance(learner.version)
-    if learner.version == 0:
+    if trainee.resume():
+        pairs = stored_pairs(workshop, arm) if _wants_replay(config) else []
+    else:
         await trainee.evaluate()
-    pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
+        pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
+        trainee.save()
+    shown.advance(learner.version)
     while learner.version < config.steps:
         step, began = learner.version + 1, time.monotonic()
         groups = await actor.practise(step, learner.version)
+        refuse_unscored(groups, step)
         rolled = time.monotonic()
         signals = trainee.signals(step, groups)
-        result = learner.update(trainee.batch(groups, signals, pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)))
+        taken = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
+        result = learner.update(trainee.batch(groups, signals, taken))
         trainee.engine.reset()
         times = {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
         metrics = {**rollout_metrics(groups), **signals.metrics, **result.metrics, **times}
@@ -91,9 +100,12 @@ class _Signals:
     """What the trajectories of a step teach."""
 
     advantages: Sequence[float | None]
-    hints: Sequence[Hint]
-    metrics: Mapping[str, float]
-    dropped: Mapping[str, int]
+    hinted: Sequence[HintedTurn] = ()
+    hints: Sequence[Hint] = ()
+    """The hints of `hinted`."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Error turns that teach nothing, by reason."""
 
 
 @dataclass(slots=True)
@@ -108,26 +120,44 @@ class _Trainee:
     renderer: ChatRenderer
     actor: Actor
     spending: Spending
+    fingerprint: Mapping[str, str]
 
     @classmethod
-    def start(cls, workshop: Workshop, config: RunConfig, arm: str) -> _Trainee:
-        """From the configured policy, or from the arm's last checkpoint when there is one."""
+    def create(cls, workshop: Workshop, config: RunConfig, arm: str) -> _Trainee:
+        """From the configured policy."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
+        made_of = fingerprint(model, [*workshop.train, *workshop.held_out])
         learner = Learner(model, config)
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)
-        trainee = cls(workshop, config, arm, learner, engine, renderer, actor, Spending())
-        saved = latest_checkpoint(trainee.checkpoints)
-        if saved is not None:
-            state = load_checkpoint(saved, learner)
-            actor.rollouts, actor.tokens = state["rollouts"], state["tokens"]
-            trainee.spending.start_from(state["cpu_s"])
-            torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
-            workshop.terminal.note(f"{arm}: resumed at step {learner.version} of {config.steps} from {saved.name}")
-        workshop.run_dir.truncate_after(arm, learner.version if saved is not None else -1)
-        return trainee
+        return cls(workshop, config, arm, learner, engine, renderer, actor, Spending(), made_of)
+
+    def resume(self) -> bool:
+        """Go back to the arm's last checkpoint, or, when there is none, to nothing. Whether there was one.
+
+        Raises:
+            CheckpointError: it is damaged, or its policy or tasks were others.
+        """
+        saved = latest_checkpoint(self.checkpoints)
+        self.workshop.run_dir.truncate_after(self.arm, -1 if saved is None else step_of(saved))
+        if saved is None:
+            return False
+        state = load_checkpoint(saved, self.learner)
+        for name, digest in self.fingerprint.items():
+            if state["fingerprint"][name] != digest:
+                raise CheckpointError(
+                    f"{saved} was made with other {name} than the run file names now",
+                    fix=f"restore the {name}, or give the new run another name",
+                )
+        self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
+        self.spending.start_from(state["cpu_s"])
+        torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
+        self.workshop.terminal.note(
+            f"{self.arm}: resumed at step {self.learner.version} of {self.config.steps} from {saved.name}"
+        )
+        return True
 
     @property
     def checkpoints(self) -> Path:
@@ -145,27 +175,30 @@ class _Trainee:
         rewards = [[None if isinstance(t.reward, Unscored) else t.reward for t in g.trajectories] for g in groups]
         advantages = [a for group in rewards for a in group_advantages(group, kind)]
         if self.config.loss.hint.weight == 0:
-            return _Signals(advantages, (), {}, {})
+            return _Signals(advantages)
         found = find_hints(
             trajectories,
             self.workshop.contexts,
             max_per_trajectory=self.config.loss.hint.per_trajectory,
             gold=self.workshop.gold,
         )
-        hints: Sequence[Hint] = found.hints
+        hints, dropped = found.hints, Counter(found.dropped)
         if self.config.loss.hint.shuffle:
             hints = shuffle_hints(hints, trajectories, derive_seed(self.config.seed, step))
-        metrics = {"hint/turns": float(len(hints)), "hint/dropped": float(sum(found.dropped.values()))}
-        return _Signals(advantages, hints, metrics, found.dropped)
+            dropped["no other task to take a hint from"] += len(found.hints) - len(hints)
+        inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.engine.context_window)
+        dropped.update(inserted.dropped)
+        places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
+        kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
+        metrics = {"hint/turns": float(len(inserted.hinted)), "hint/dropped": float(dropped.total())}
+        return _Signals(advantages, inserted.hinted, kept, metrics, +dropped)
 
     def batch(self, groups: Sequence[Group], signals: _Signals, pairs: Sequence[Pair]) -> Batch:
         """The tensors of all three channels."""
-        trajectories = _flat(groups)
-        inserted = insert_hints(trajectories, signals.hints, self.renderer, context_window=self.engine.context_window)
         return collate(
-            trajectories,
+            _flat(groups),
             signals.advantages,
-            inserted.hinted,
+            signals.hinted,
             pairs,
             pad_id=int(self.renderer.tokenizer.pad_token_id),
             objective=self.config.loss.rlvr.objective,
@@ -176,7 +209,9 @@ class _Trainee:
     def why_off(self, pairs: Sequence[Pair], signals: _Signals) -> dict[str, str]:
         """Reasons the loss cannot know: why a channel got no inputs."""
         loss, off = self.config.loss, {}
-        if loss.hint.weight > 0 and not signals.hints:
+        if not any(signals.advantages):
+            off["rlvr"] = "every advantage is 0: no group has rewards that differ"
+        if loss.hint.weight > 0 and not signals.hinted:
             reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())
             off["hint"] = f"no hints in this step ({reasons or 'no error turns'})"
         if loss.replay.weight > 0 and not pairs:
@@ -200,6 +235,7 @@ class _Trainee:
             "tokens": self.actor.tokens,
             "cpu_s": self.spending.cpu_s(),
             "rng": torch.get_rng_state().tolist(),
+            "fingerprint": dict(self.fingerprint),
         }
         save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)
 

@@ -32,12 +32,11 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     Raises:
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
     """
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[config.dtype]
     local = Path(config.path).is_dir()
     try:
         with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-            model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=dtype)
+            model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=torch.float32)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

@@ -6,38 +6,39 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from composer_replication.actions import action_message
-from composer_replication.config import RunConfig, TeacherConfig
+from composer_replication.config import RunConfig
+from composer_replication.errors import SandboxError
 from composer_replication.observe import files
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import DPOPair, find_disagreements, pairs_to_token_pairs, replay_trace
-from composer_replication.teachers import Teacher, TeacherAnswer
+from composer_replication.teachers import TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.preflight import teacher
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Message, Pair, ToolCall, Trajectory, to_json
+from composer_replication.types import Message, Pair, ToolCall, Trajectory, Unscored, to_json
 
-__all__ = ["collect_pairs", "pairs_of_step", "verify_pair"]
+__all__ = ["collect_pairs", "pairs_of_step", "stored_pairs", "verify_pair"]
 
-_EDITS = frozenset({"edit_file", "write_file"})
+_DECISIVE = frozenset({"edit_file", "write_file", "submit"})
+"""Actions after which only the tests can tell."""
 
 
 async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Learner) -> list[Pair]:
-    """Replay the starting policy's traces through the teachers, once per arm; a resumed run reads the pairs back.
+    """Replay the starting policy's traces through the teachers, and keep the pairs for `stored_pairs`.
 
     Raises:
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
-    stored = workshop.run_dir.ckpt_path / actor.arm / "pairs.jsonl"
-    if stored.is_file():
-        return [_pair(line) for line in files.read_lines(stored)]
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    teachers = [_teacher(t) for t in config.teachers]
+    teachers = [teacher(t) for t in config.teachers]
     with workshop.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
         answers = await replay_trace(
             states, teachers, config.loss.replay.max_total_usd, ledger=workshop.run_dir.path / "ledger.sqlite"
@@ -49,14 +50,18 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
         kept = await _verified(workshop, kept, trajectories, dropped)
     pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer))
     workshop.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    files.replace_file(stored, "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
+    files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
     workshop.terminal.note(
         f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {reasons or 'none'}; "
         f"${sum(a.usd for a in answers if not a.cached):.4f} spent"
     )
     return pairs
+
+
+def stored_pairs(workshop: Workshop, arm: str) -> list[Pair]:
+    """The pairs an arm has collected before its first checkpoint."""
+    return [_pair(line) for line in files.read_lines(_store(workshop, arm))]
 
 
 def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
@@ -68,8 +73,11 @@ def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
 def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) -> str | None:
     """Carry out the chosen action where the student stood; None when it is confirmed, else why not.
 
-    An action that changes code is confirmed when the code then passes the task's tests. One that only looks is confirmed when it
-    can be carried out and the student's own action could not.
+    An action that changes code or submits it is confirmed when the code then passes the task's tests. One that only looks is
+    confirmed when it can be carried out and the student's own action could not.
+
+    Raises:
+        SandboxError: the box broke.
     """
     env.reset()
     for earlier in trajectory.turns[:turn]:
@@ -78,11 +86,18 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
     calls = [_call(c) for c in chosen.get("tool_calls", ())]
     if not calls:
         return "the chosen action is no tool call"
-    results = [env.step(call) for call in calls]
+    results = []
+    for call in calls:
+        if env.done:
+            return "the chosen action goes on after it has submitted"
+        results.append(env.step(call))
     if any(r.status not in ("ok", "tests_failed") for r in results):
         return "the chosen action cannot be carried out"
-    if any(call.name in _EDITS for call in calls):
-        return None if env.grade().reward == 1.0 else "the chosen edit does not pass the tests"
+    if any(call.name in _DECISIVE for call in calls):
+        reward = env.grade().reward
+        if isinstance(reward, Unscored):
+            return f"could not be verified: {reward.reason}"
+        return None if reward == 1.0 else "the tests do not pass after the chosen action"
     own = trajectory.turns[turn].results
     failed = not own or any(r.status not in ("ok", "tests_failed") for r in own)
     return None if failed else "nothing shows that the chosen action is better"
@@ -100,13 +115,20 @@ async def _verified(
         env = workshop.make_env(tasks[by_id[name].task_id])
         async with gate:
             message = action_message(pair["chosen"], turn=int(turn))
-            return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
+            try:
+                return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
+            except SandboxError as error:
+                return f"could not be verified: {error.message}"
 
     with workshop.terminal.phase("verify pairs", len(pairs)) as shown:
         verdicts = await asyncio.gather(*(check(p) for p in pairs))
         shown.advance(len(pairs))
     dropped.update(v for v in verdicts if v is not None)
     return [p for p, v in zip(pairs, verdicts, strict=True) if v is None]
+
+
+def _store(workshop: Workshop, arm: str) -> Path:
+    return workshop.run_dir.ckpt_path / arm / "pairs.jsonl"
 
 
 def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
@@ -132,20 +154,6 @@ def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectori
                 }
             )
     return rows
-
-
-def _teacher(config: TeacherConfig) -> Teacher:
-    return Teacher(
-        name=config.name,
-        model=config.model,
-        base_url=config.base_url,
-        api_key_env=config.api_key_env or None,
-        family=config.family,
-        usd_per_million_input=config.usd_per_million_input,
-        usd_per_million_output=config.usd_per_million_output,
-        max_tokens=config.max_tokens,
-        max_concurrency=config.max_concurrency,
-    )
 
 
 def _call(wire: dict[str, Any]) -> ToolCall:

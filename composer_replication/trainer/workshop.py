@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.tools import CODING_TOOLS
-from composer_replication.errors import ConfigError
 from composer_replication.hints import HintContext
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.sandbox import Limits, Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
-from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.store import Task
+from composer_replication.trainer.preflight import check_run, prove_interpreter
 
 __all__ = ["Workshop"]
 
@@ -32,6 +31,8 @@ class Workshop:
     test_runs: TestCache
     train: Sequence[Task]
     held_out: Sequence[Task]
+    pythons: Mapping[str, Path]
+    """By task id: the interpreter that runs its tests."""
     contexts: Mapping[str, HintContext]
     """By task id: tools, the project's documentation and the instruction."""
     gold: Mapping[str, Sequence[str]]
@@ -39,12 +40,11 @@ class Workshop:
 
     @classmethod
     def open(cls, config: RunConfig, run_dir: RunDir, terminal: Terminal) -> Workshop:
-        """Load the tasks and open the sandbox. Raises TaskError, SandboxError or ConfigError."""
-        train = load_tasks(config.tasks.train)
-        held_out = [] if config.tasks.held_out is None else load_tasks(config.tasks.held_out)
-        _check(config, train, held_out)
+        """Check the run, open the sandbox and prove that tests run in it. Raises ConfigError, TaskError or SandboxError."""
+        checked = check_run(config)
         sandbox = open_sandbox(config.sandbox.kind)
         terminal.isolation(sandbox.isolation.summary())
+        prove_interpreter(checked, sandbox)
         return cls(
             config=config,
             run_dir=run_dir,
@@ -52,10 +52,11 @@ class Workshop:
             sandbox=sandbox,
             verdicts=GradeCache(run_dir.path / "verdicts.jsonl"),
             test_runs=TestCache(),
-            train=train,
-            held_out=held_out,
-            contexts={t.spec.task_id: _context(t) for t in train},
-            gold={t.spec.task_id: [c.decode(errors="replace") for c in t.gold_files().values()] for t in train},
+            train=checked.train,
+            held_out=checked.held_out,
+            pythons=checked.pythons,
+            contexts={t.spec.task_id: _context(t) for t in checked.train},
+            gold={t.spec.task_id: [c.decode(errors="replace") for c in t.gold_files().values()] for t in checked.train},
         )
 
     def make_env(self, task: Task) -> CodingEnv:
@@ -64,7 +65,7 @@ class Workshop:
         return CodingEnv(
             task,
             sandbox=self.sandbox,
-            python=Path(sys.executable),
+            python=self.pythons[task.spec.task_id],
             limits=Limits(
                 wall_s=task.spec.test_timeout_s,
                 cpu_s=task.spec.test_timeout_s,
@@ -79,16 +80,3 @@ class Workshop:
 
 def _context(task: Task) -> HintContext:
     return HintContext(tools=CODING_TOOLS, documentation=task.docs(), instruction=task.spec.instruction)
-
-
-def _check(config: RunConfig, train: Sequence[Task], held_out: Sequence[Task]) -> None:
-    if len(train) < config.rollout.groups:
-        raise ConfigError(
-            f"rollout.groups is {config.rollout.groups}, but tasks.train has {len(train)} tasks",
-            fix="lower rollout.groups or build more tasks",
-        )
-    both = {t.spec.task_id for t in train} & {t.spec.task_id for t in held_out}
-    if both:
-        raise ConfigError(
-            f"task {min(both)} is in tasks.train and in tasks.held_out", fix="keep every task in one of the two folders"
-        )

@@ -7,9 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
+import venv
 from pathlib import Path
 
 import pytest
+import tomli_w
 from world import COMPOSER, World, composer, finish
 
 from composer_replication.observe import RunDir
@@ -106,9 +109,37 @@ def test_a_full_disk_loses_nothing_written(run_file: Path) -> None:
     assert "fix: free" in output
     assert "--resume" in output
     kept = RunDir(folder / "kept")
-    assert [m.step for m in kept.read_metrics()] == [0, 1]
+    assert [m.step for m in kept.read_metrics()] == [0]
     assert not list(kept.ckpt_path.rglob("step_*/*"))
     (folder / "runs").rmdir() if small else shutil.rmtree(folder / "runs")
     shutil.copytree(folder / "kept", folder / "runs" / "run")
     finish("train", str(run_file), *options, "--resume", cwd=folder)
     assert [m.step for m in RunDir(folder / "runs" / "run").read_metrics()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], []], ids=["dry run", "run"])
+@pytest.mark.parametrize(
+    ("arm", "told"),
+    [
+        ('{"rollout.groups" = 5}', "arm odd: rollout.groups is 5, but tasks.train has 4 tasks"),
+        ('{"threads" = 2}', "arms.odd: threads is the same for all arms"),
+    ],
+)
+def test_an_arm_that_cannot_be_trained(run_file: Path, words: list[str], arm: str, told: str) -> None:
+    run_file.write_text(run_file.read_text() + f"[arms]\nmain = {{}}\nodd = {arm}\n")
+    assert told in refused("train", str(run_file), *words, cwd=run_file.parent, code=2)
+    assert not list((run_file.parent / "runs").rglob("step_*"))
+
+
+def test_a_teacher_without_its_key(run_file: Path) -> None:
+    teacher = {"name": "far", "model": "far/away", "usd_per_million_input": 0.0, "usd_per_million_output": 0.0}
+    rows = [teacher | {"api_key_env": "NO_SUCH_KEY"}]
+    run_file.write_text(tomli_w.dumps(tomllib.loads(run_file.read_text()) | {"teachers": rows}))
+    assert "NO_SUCH_KEY is not set" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
+
+
+def test_an_interpreter_without_pytest(run_file: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    output = refused("train", str(run_file), "--dry-run", "--tasks.python", str(python), cwd=tmp_path, code=3)
+    assert f"{python} -m pip install pytest" in output

@@ -15,7 +15,7 @@ from composer_replication.envs.coding import CodingEnv
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.trainer.replay import pairs_of_step, verify_pair
-from composer_replication.types import Message, Pair, StopReason, ToolCall, Trajectory, Turn
+from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
 
 OLD, WRONG = "raise NotImplementedError", "return -12345"
 SEARCH = call("search", pattern="NotImplementedError")
@@ -62,7 +62,7 @@ def recorded(env: CodingEnv, *actions: Message) -> Trajectory:
 def test_an_edit_is_confirmed_when_the_tests_pass(env: CodingEnv, task: Task) -> None:
     student = recorded(env, SEARCH, edit(task, WRONG))
     assert verify_pair(env, student, 1, edit(task, solution(task))) is None
-    assert verify_pair(env, student, 1, edit(task, WRONG)) == "the chosen edit does not pass the tests"
+    assert verify_pair(env, student, 1, edit(task, WRONG)) == "the tests do not pass after the chosen action"
     assert verify_pair(env, student, 1, edit(task, solution(task), old="not there")) == "the chosen action cannot be carried out"
     assert verify_pair(env, student, 1, Message(role="assistant", content="Done.")) == "the chosen action is no tool call"
 
@@ -72,6 +72,27 @@ def test_it_is_judged_where_the_student_stood(env: CodingEnv, task: Task) -> Non
     student = recorded(env, SEARCH, edit(task, WRONG), call("run_tests"))
     assert verify_pair(env, student, 2, edit(task, solution(task))) == "the chosen action cannot be carried out"
     assert verify_pair(env, student, 2, edit(task, solution(task), old=WRONG)) is None
+
+
+def test_a_submission_is_judged_by_the_tests(env: CodingEnv, task: Task) -> None:
+    """Also where the student's own action failed: doing nothing and submitting is no better."""
+    refused = "the tests do not pass after the chosen action"
+    assert verify_pair(env, recorded(env, call("search")), 0, call("submit")) == refused
+    student = recorded(env, edit(task, solution(task)), call("search"))
+    assert verify_pair(env, student, 1, call("submit")) is None
+
+
+def test_nothing_can_follow_a_submission(env: CodingEnv) -> None:
+    both = call("submit")
+    both["tool_calls"] = [*both["tool_calls"], *call("list_files")["tool_calls"]]
+    assert verify_pair(env, recorded(env, SEARCH), 0, both) == "the chosen action goes on after it has submitted"
+
+
+def test_a_verdict_that_cannot_be_had_is_no_verdict(env: CodingEnv, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    student = recorded(env, SEARCH, edit(task, WRONG))
+    report = GradeReport(reward=Unscored("the box broke"), outcomes={}, reasons=("the box broke",), isolation="")
+    monkeypatch.setattr(env, "grade", lambda: report)
+    assert verify_pair(env, student, 1, edit(task, solution(task))) == "could not be verified: the box broke"
 
 
 def test_looking_is_confirmed_only_where_the_student_failed(env: CodingEnv, task: Task) -> None:

@@ -1,0 +1,108 @@
+"""Everything about a run that can be known before it starts: its arms, tasks, interpreter and teachers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from composer_replication.config import RunConfig, TeacherConfig, resolve_arm
+from composer_replication.errors import ConfigError, TaskError
+from composer_replication.sandbox import Sandbox
+from composer_replication.sandbox.grading import grade
+from composer_replication.tasks.build import build_python
+from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.teachers import Teacher, check_teachers
+
+__all__ = ["Checked", "check_run", "fingerprint", "prove_interpreter", "teacher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The tasks of a run that can start."""
+
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    pythons: Mapping[str, Path]
+    """By task id: the interpreter that runs its tests."""
+
+
+def check_run(config: RunConfig) -> Checked:
+    """Check every arm, load the tasks, and look for what would fail later.
+
+    Raises:
+        ConfigError: an arm sets what it cannot, asks for more tasks than there are or for a teacher that cannot be asked, or a
+            task is both trained on and held out.
+        TaskError: a folder holds no tasks, one of them is damaged, or the interpreter they were built with is gone.
+    """
+    arms = {arm: resolve_arm(config, arm) for arm in config.arms}
+    folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
+    loaded = [load_tasks(folder) for folder in folders]
+    train, held_out = loaded[0], loaded[1] if len(loaded) > 1 else []
+    for arm, variant in arms.items():
+        if len(train) < variant.rollout.groups:
+            raise ConfigError(
+                f"arm {arm}: rollout.groups is {variant.rollout.groups}, but tasks.train has {len(train)} tasks",
+                fix="lower rollout.groups or build more tasks",
+            )
+        if variant.loss.replay.weight > 0 and variant.teachers:
+            check_teachers([teacher(t) for t in variant.teachers], variant.loss.replay.max_total_usd)
+    both = {t.spec.task_id for t in train} & {t.spec.task_id for t in held_out}
+    if both:
+        raise ConfigError(
+            f"task {min(both)} is in tasks.train and in tasks.held_out", fix="keep every task in one of the two folders"
+        )
+    pythons: dict[str, Path] = {}
+    for folder, tasks in zip(folders, loaded, strict=True):
+        python = config.tasks.python or build_python(folder)
+        pythons |= {t.spec.task_id: python.absolute() for t in tasks}
+    return Checked(train, held_out, pythons)
+
+
+def prove_interpreter(checked: Checked, sandbox: Sandbox) -> None:
+    """Grade one reference solution per folder: with the wrong interpreter every reward would be 0 and nothing would say why.
+
+    Raises:
+        TaskError: a solution does not score 1; names the task, the interpreter and the first reason.
+    """
+    for tasks in (checked.train, checked.held_out):
+        for task in tasks[:1]:
+            python = checked.pythons[task.spec.task_id]
+            report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python)
+            if report.reward != 1.0:
+                why = "; ".join(report.reasons[:1]) or "no reason given"
+                raise TaskError(
+                    f"the solution of {task.root} does not pass its tests with {python}: {why}",
+                    fix="name the interpreter the tasks were built with: tasks.python = PATH, or --python PATH",
+                )
+
+
+def teacher(config: TeacherConfig) -> Teacher:
+    """The pool's teacher of a configured one."""
+    return Teacher(
+        name=config.name,
+        model=config.model,
+        base_url=config.base_url,
+        api_key_env=config.api_key_env or None,
+        family=config.family,
+        usd_per_million_input=config.usd_per_million_input,
+        usd_per_million_output=config.usd_per_million_output,
+        max_tokens=config.max_tokens,
+        max_concurrency=config.max_concurrency,
+    )
+
+
+def fingerprint(policy: PreTrainedModel, tasks: Sequence[Task]) -> dict[str, str]:
+    """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights and of the tasks."""
+    weights = hashlib.sha256()
+    for name, tensor in sorted(policy.state_dict().items()):
+        weights.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    manifests = hashlib.sha256()
+    for task in tasks:
+        manifests.update((task.root / "MANIFEST.sha256").read_bytes())
+    return {"starting weights": weights.hexdigest(), "tasks": manifests.hexdigest()}

@@ -1,0 +1,51 @@
+"""What a step practises on, and that it practised at all: the data cursor is the step number, and nothing else decides."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_replication.errors import SandboxError
+from composer_replication.trainer.actor import choose_tasks, refuse_unscored
+from composer_replication.types import Group, Reward, StopReason, Trajectory, Unscored
+
+TASKS = list("abcdefghij")
+
+
+def test_a_pass_takes_every_task_once_in_another_order() -> None:
+    first = [t for step in (1, 2) for t in choose_tasks(TASKS, 0, step, 5)]
+    second = [t for step in (3, 4) for t in choose_tasks(TASKS, 0, step, 5)]
+    assert sorted(first) == sorted(second) == TASKS
+    assert first != second
+    assert first != [t for step in (1, 2) for t in choose_tasks(TASKS, 1, step, 5)]
+
+
+@given(step=st.integers(1, 50), count=st.integers(1, len(TASKS)), seed=st.integers(0, 3))
+def test_a_step_has_no_task_twice(step: int, count: int, seed: int) -> None:
+    chosen = choose_tasks(TASKS, seed, step, count)
+    assert len(set(chosen)) == count
+    assert chosen == choose_tasks(TASKS, seed, step, count)
+
+
+def test_more_tasks_than_there_are() -> None:
+    with pytest.raises(ValueError, match="cannot take 11 of 10 tasks"):
+        choose_tasks(TASKS, 0, 1, 11)
+
+
+def group(*rewards: Reward) -> Group:
+    trajectories = [
+        Trajectory(
+            trajectory_id=str(i), task_id="t", policy_version=0, messages=(), tools=(), prompt_ids=(1,), turns=(),
+            stop_reason=StopReason.SUBMITTED, temperature=1.0, reward=reward,
+        )
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return Group(group_id="g", task_id="t", trajectories=tuple(trajectories))
+
+
+def test_a_step_without_a_verdict_stops_the_run() -> None:
+    broken = Unscored("no space left in the box")
+    refuse_unscored([group(broken, broken), group(broken, 0.0)], 3)
+    with pytest.raises(SandboxError, match="none of the 3 rollouts of step 3 could be graded: no space left in the box"):
+        refuse_unscored([group(broken, broken), group(broken)], 3)
