@@ -174,7 +174,7 @@ def test_reward_is_the_graders(use, env):
 def test_the_limits_hold_for_the_grade_too(task, sandbox):
     """One cache: a verdict under other limits is another verdict."""
     grades = GradeCache()
-    content = task.gold["shop/basket.py"].decode() + "\nSPACE = b"x" * (400 << 20)\n"
+    content = task.gold["shop/basket.py"].decode() + '\nSPACE = b"x" * (600 << 20)\n'
     for memory_mb, reward in ((1024, 1.0), (256, 0.0)):
         limits = Limits(wall_s=20, cpu_s=20, memory_mb=memory_mb)
         env = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=limits, grade_cache=grades)
