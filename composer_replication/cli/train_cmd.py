@@ -9,10 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from composer_replication.config import RunConfig, load_config, to_toml
+from composer_replication.config import RunConfig, field_lines, load_config, to_toml
 from composer_replication.observe import Terminal
 
 __all__ = ["train"]
+
+
+def _show_fields(asked: bool) -> None:
+    if asked:
+        for line in field_lines():
+            standard = "required" if line.required else f"default {line.default}" if line.default else "no default"
+            typer.echo(f"{line.key}  ({line.kind}; {standard})\n    {line.about}")
+        raise typer.Exit
 
 
 def train(
@@ -26,6 +34,9 @@ def train(
         typer.Option(
             "--dry-run", help="Check everything that can be checked without training, print the resolved run file and stop."
         ),
+    ] = False,
+    fields: Annotated[  # noqa: ARG001  its callback has done the work
+        bool, typer.Option("--fields", callback=_show_fields, is_eager=True, help="List every field of a run file and stop.")
     ] = False,
 ) -> None:
     """Train every arm of a run. Any field of the run file can be overridden, e.g. --loss.hint.weight 2."""

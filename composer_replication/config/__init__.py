@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from composer_replication.config.fields import FieldLine, field_lines
 from composer_replication.config.load import load_config, resolve_arm, to_toml
 from composer_replication.config.run import (
     EvalConfig,
@@ -20,6 +21,7 @@ from composer_replication.config.run import (
 
 __all__ = [
     "EvalConfig",
+    "FieldLine",
     "HintConfig",
     "LossConfig",
     "ModelConfig",
@@ -31,6 +33,7 @@ __all__ = [
     "SandboxConfig",
     "TasksConfig",
     "TeacherConfig",
+    "field_lines",
     "load_config",
     "resolve_arm",
     "to_toml",

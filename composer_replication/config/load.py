@@ -106,6 +106,8 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     """Paths of a run file are relative to its folder; the ones that are read must exist."""
     train = (base / config.tasks.train).resolve()
     held_out = None if config.tasks.held_out is None else (base / config.tasks.held_out).resolve()
+    if held_out is not None and config.tasks.held_out_share > 0:
+        raise ConfigError(f"{where}: tasks.held_out and tasks.held_out_share are both given", fix="remove one of them")
     for field, folder in (("tasks.train", train), ("tasks.held_out", held_out)):
         if folder is not None and not folder.is_dir():
             raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ def check_run(config: RunConfig) -> Checked:
     arms = {arm: resolve_arm(config, arm) for arm in config.arms}
     folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
     loaded = [load_tasks(folder) for folder in folders]
-    train, held_out = loaded[0], loaded[1] if len(loaded) > 1 else []
+    train, held_out = _split(loaded[0], config.tasks.held_out_share) if len(loaded) == 1 else loaded
     for arm, variant in arms.items():
         if len(train) < variant.rollout.groups:
             raise ConfigError(
@@ -61,6 +62,13 @@ def check_run(config: RunConfig) -> Checked:
         python = config.tasks.python or build_python(folder)
         pythons |= {t.spec.task_id: python.absolute() for t in tasks}
     return Checked(train, held_out, pythons)
+
+
+def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
+    """Training and held-out tasks: the latter are those whose ids hash lowest, so more tasks move few."""
+    by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task.spec.task_id.encode()).hexdigest())
+    kept = {task.spec.task_id for task in by_hash[: math.ceil(share * len(tasks))]}
+    return [t for t in tasks if t.spec.task_id not in kept], [t for t in tasks if t.spec.task_id in kept]
 
 
 def prove_interpreter(checked: Checked, sandbox: Sandbox) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from composer_replication.config import load_config, resolve_arm, to_toml
+from composer_replication.config import field_lines, load_config, resolve_arm, to_toml
 from composer_replication.errors import ConfigError
 
 
@@ -105,3 +106,27 @@ def test_arms(run_file: Path) -> None:
     broken = config.model_copy(update={"arms": {"x": {"loss.hint.weigth": 1}}})
     with pytest.raises(ConfigError, match=r"arms\.x"):
         resolve_arm(broken, "x")
+
+
+def test_every_field_says_what_it_is_for() -> None:
+    lines = {line.key: line for line in field_lines()}
+    assert [key for key, line in lines.items() if not line.about] == []
+    assert {key for key, line in lines.items() if line.required} == {
+        "model.path", "tasks.train", "teachers[].name", "teachers[].model",
+    }  # fmt: skip
+    assert (lines["loss.hint.beta"].kind, lines["loss.hint.beta"].default) == ("number", "0.0")
+    assert (lines["tasks.held_out"].kind, lines["tasks.held_out"].default) == ("path", "")
+    assert lines["loss.replay.variant"].kind == "dpo|simpo"
+
+
+def test_the_run_file_of_the_readme_is_one(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "run.toml").write_text(block)
+    assert len(load_config(tmp_path / "run.toml").teachers) == 2
+
+
+def test_held_out_tasks_are_named_once(run_file: Path) -> None:
+    error = refusal(run_file, "--tasks.held_out", "tasks", "--tasks.held_out_share", "0.2")
+    assert "both given" in error.message

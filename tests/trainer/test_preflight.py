@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from world import World
 
@@ -28,6 +30,17 @@ def test_a_solution_that_fails_stops_the_run(run_file: Path) -> None:
     with pytest.raises(TaskError, match=r"does not pass its tests with .*python") as raised:
         prove_interpreter(replace(checked, train=[needs_more]), box)
     assert "tasks.python" in str(raised.value)
+
+
+def test_a_share_of_the_tasks_is_held_out(run_file: Path) -> None:
+    data = tomllib.loads(run_file.read_text())
+    del data["tasks"]["held_out"]
+    run_file.write_text(tomli_w.dumps(data))
+    assert not check_run(load_config(run_file)).held_out
+    split = check_run(load_config(run_file, ["--tasks.held_out_share", "0.3"]))
+    assert (len(split.train), len(split.held_out)) == (2, 2)
+    assert not {t.spec.task_id for t in split.train} & {t.spec.task_id for t in split.held_out}
+    assert check_run(load_config(run_file, ["--tasks.held_out_share", "0.3"])) == split
 
 
 def test_the_interpreter_of_the_build_is_used(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ import shutil
 import signal
 import time
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import tomli_w
+from teacher_server import Reply, TeacherServer
 from world import World, composer, finish
 
-from composer_replication.config import TeacherConfig
-from composer_replication.embedded.teachers import served
 from composer_replication.observe import RunDir, deterministic
 
 
@@ -25,17 +23,18 @@ def outcome(run: Path) -> tuple[bytes, list[tuple[str, int, dict[str, float]]]]:
     return weights, lines
 
 
-def name_teachers(run_file: Path, teachers: Sequence[TeacherConfig]) -> None:
-    """Asked one question at a time, so that how requests meet in the server's batches decides nothing."""
-    rows = [t.model_copy(update={"max_concurrency": 1}).model_dump() for t in teachers]
+def name_teachers(run_file: Path, url: str) -> None:
+    """Two teachers behind one endpoint."""
+    prices = {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0}
+    rows = [{"name": name, "model": name, "base_url": url, "api_key_env": "", **prices} for name in ("one", "other")]
     data = tomllib.loads(run_file.read_text()) | {"teachers": rows, "loss": {"replay": {"verify": False}}}
     run_file.write_text(tomli_w.dumps(data))
 
 
 @pytest.mark.slow
-def test_killed_five_times_ends_the_same(run_file: Path, world: World) -> None:
-    with served({"one": world.policy, "other": world.policy}) as teachers:
-        name_teachers(run_file, teachers)
+def test_killed_five_times_ends_the_same(run_file: Path) -> None:
+    with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
+        name_teachers(run_file, server.base_url)
         kill_five_times(run_file)
     folder = run_file.parent / "runs"
     assert (folder / "whole" / "ckpt" / "main" / "pairs.jsonl").read_bytes()
