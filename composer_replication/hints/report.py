@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,29 +78,21 @@ def _write(
 
 
 def shuffle_hints(hints: Sequence[Hint], trajectories: Sequence[Trajectory], seed: int) -> tuple[Hint, ...]:
-    """The control arm: every hint keeps its place and gets the text of another task's hint.
+    """The control arm: every hint keeps its place and gets the text of another task's hint that says something else.
 
-    The tasks that have hints are permuted in one random cycle (Sattolo's algorithm), so none keeps its own. With hints of fewer
-    than two tasks there is no other task to take a text from, and the result is empty.
+    Tasks often share a fault and so its hint: another task alone would leave many hints right. A hint for which there is no other
+    text is left out.
 
     Raises:
         KeyError: a hint names a trajectory that is not among `trajectories`.
     """
     task_of = {t.trajectory_id: t.task_id for t in trajectories}
-    by_task: dict[str, list[Hint]] = defaultdict(list)
-    for hint in hints:
-        by_task[task_of[hint.trajectory_id]].append(hint)
-    if len(by_task) < 2:
-        return ()
-    tasks = sorted(by_task)
-    donors = list(tasks)
     rng = random.Random(seed)
-    for i in range(len(donors) - 1, 0, -1):
-        j = rng.randrange(i)
-        donors[i], donors[j] = donors[j], donors[i]
-    shuffled: dict[int, Hint] = {}
-    for task, donor in zip(tasks, donors, strict=True):
-        for position, hint in enumerate(by_task[task]):
-            gift = by_task[donor][position % len(by_task[donor])]
-            shuffled[id(hint)] = dataclasses.replace(hint, text=gift.text, kind=gift.kind, source=gift.source)
-    return tuple(shuffled[id(hint)] for hint in hints)
+    shuffled: list[Hint] = []
+    for hint in hints:
+        task = task_of[hint.trajectory_id]
+        donors = [h for h in hints if h.text != hint.text and task_of[h.trajectory_id] != task]
+        if donors:
+            gift = rng.choice(donors)
+            shuffled.append(dataclasses.replace(hint, text=gift.text, kind=gift.kind, source=gift.source))
+    return tuple(shuffled)

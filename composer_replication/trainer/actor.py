@@ -53,7 +53,7 @@ class Actor:
         samples = self.config.eval.samples
         groups = await self._collect(self.workshop.held_out, samples, step=_EVAL_STEP, version=version, phase="eval")
         passed, se = pass_at_1(groups)
-        return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se}
+        return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(len(unscored(groups)))}
 
     async def _collect(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
         rollout = self.config.rollout
@@ -83,6 +83,7 @@ class Actor:
                 on_progress=report,
                 arm=self.arm,
             )
+        refuse_unscored(groups, f"{self.arm}: {phase}")
         self.rollouts += len(tasks) * siblings
         self.tokens += sum(t.num_sampled_tokens() for g in groups for t in g.trajectories)
         return groups
@@ -106,17 +107,23 @@ def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> lis
     return chosen
 
 
-def refuse_unscored(groups: Sequence[Group], step: int) -> None:
-    """A step without one verdict is no step: the box is broken, and training on would only look like training.
+def unscored(groups: Sequence[Group]) -> list[str]:
+    """The reason of every trajectory without a verdict."""
+    rewards = [t.reward for g in groups for t in g.trajectories]
+    return [reward.reason for reward in rewards if isinstance(reward, Unscored)]
+
+
+def refuse_unscored(groups: Sequence[Group], what: str) -> None:
+    """Rollouts without one verdict are none: the box is broken, and to go on would only look like training.
 
     Raises:
         SandboxError: every trajectory is unscored; names the first reason.
     """
     rewards = [t.reward for g in groups for t in g.trajectories]
-    reasons = [reward.reason for reward in rewards if isinstance(reward, Unscored)]
-    if len(reasons) == len(rewards):
+    reasons = unscored(groups)
+    if rewards and len(reasons) == len(rewards):
         raise SandboxError(
-            f"none of the {len(rewards)} rollouts of step {step} could be graded: {reasons[0]}",
+            f"{what}: none of the {len(rewards)} rollouts could be graded: {reasons[0]}",
             fix="repair what the reason names, then continue with `composer train ... --resume`",
         )
 

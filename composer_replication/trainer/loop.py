@@ -25,7 +25,7 @@ from composer_replication.policy_gradient import group_advantages
 from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.actor import Actor, refuse_unscored, rollout_metrics
+from composer_replication.trainer.actor import Actor, rollout_metrics
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, step_of
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
@@ -77,7 +77,6 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
     while learner.version < config.steps:
         step, began = learner.version + 1, time.monotonic()
         groups = await actor.practise(step, learner.version)
-        refuse_unscored(groups, step)
         rolled = time.monotonic()
         signals = trainee.signals(step, groups)
         taken = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
@@ -185,7 +184,7 @@ class _Trainee:
         hints, dropped = found.hints, Counter(found.dropped)
         if self.config.loss.hint.shuffle:
             hints = shuffle_hints(hints, trajectories, derive_seed(self.config.seed, step))
-            dropped["no other task to take a hint from"] += len(found.hints) - len(hints)
+            dropped["no other task has another hint"] += len(found.hints) - len(hints)
         inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.engine.context_window)
         dropped.update(inserted.dropped)
         places = {(h.trajectory_id, h.turn) for h in inserted.hinted}

@@ -11,7 +11,7 @@ from typing import Any
 
 from composer_replication.actions import action_message
 from composer_replication.config import RunConfig
-from composer_replication.errors import SandboxError
+from composer_replication.errors import SandboxError, TeacherError
 from composer_replication.observe import files
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import DPOPair, find_disagreements, pairs_to_token_pairs, replay_trace
@@ -43,6 +43,7 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
         answers = await replay_trace(
             states, teachers, config.loss.replay.max_total_usd, ledger=workshop.run_dir.path / "ledger.sqlite"
         )
+    _report_failures(workshop, config, answers)
     found = find_disagreements(states, answers, config.loss.replay.agreement_threshold)
     dropped = Counter(found.dropped)
     kept = list(found.pairs)
@@ -51,12 +52,30 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer))
     workshop.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
     files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
-    reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
     workshop.terminal.note(
-        f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {reasons or 'none'}; "
-        f"${sum(a.usd for a in answers if not a.cached):.4f} spent"
+        f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {_counts(dropped)}; "
+        f"answers without a vote: {_counts(Counter(found.abstained))}; ${sum(a.usd for a in answers if not a.cached):.4f} spent"
     )
     return pairs
+
+
+def _counts(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "none"
+
+
+def _report_failures(workshop: Workshop, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
+    """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
+    failed = Counter((a.teacher, a.error) for a in answers if a.error is not None)
+    for (name, error), count in failed.items():
+        workshop.terminal.note(f"teacher {name}: {count} of its answers failed: {error}")
+    answering = {a.family or a.teacher for a in answers if a.error is None}
+    needed = config.loss.replay.agreement_threshold
+    if answers and len(answering) < needed:
+        raise TeacherError(
+            f"{len(answering)} of the teachers' families answered, loss.replay.agreement_threshold is {needed}: "
+            + "; ".join(f"{name}: {error}" for name, error in failed),
+            fix="repair what the errors name, then --resume; answers that were given are kept and not paid for again",
+        )
 
 
 def stored_pairs(workshop: Workshop, arm: str) -> list[Pair]:
@@ -73,19 +92,16 @@ def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
 def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) -> str | None:
     """Carry out the chosen action where the student stood; None when it is confirmed, else why not.
 
-    An action that changes code or submits it is confirmed when the code then passes the task's tests. One that only looks is
-    confirmed when it can be carried out and the student's own action could not.
+    An action that changes code or submits it is confirmed when the code then passes the task's tests, and does not after the
+    student's own action. One that only looks is confirmed when it can be carried out and the student's own could not.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the box broke, so there is no verdict.
     """
-    env.reset()
-    for earlier in trajectory.turns[:turn]:
-        for call in earlier.tool_calls:
-            env.step(call)
     calls = [_call(c) for c in chosen.get("tool_calls", ())]
     if not calls:
         return "the chosen action is no tool call"
+    _go_to(env, trajectory, turn)
     results = []
     for call in calls:
         if env.done:
@@ -93,14 +109,31 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
         results.append(env.step(call))
     if any(r.status not in ("ok", "tests_failed") for r in results):
         return "the chosen action cannot be carried out"
+    own = trajectory.turns[turn]
     if any(call.name in _DECISIVE for call in calls):
-        reward = env.grade().reward
-        if isinstance(reward, Unscored):
-            return f"could not be verified: {reward.reason}"
-        return None if reward == 1.0 else "the tests do not pass after the chosen action"
-    own = trajectory.turns[turn].results
-    failed = not own or any(r.status not in ("ok", "tests_failed") for r in own)
+        if not _passes(env):
+            return "the tests do not pass after the chosen action"
+        if not any(call.name in _DECISIVE for call in own.tool_calls):
+            return None
+        _go_to(env, trajectory, turn + 1)
+        return "the tests pass after the student's own action too" if _passes(env) else None
+    failed = not own.results or any(r.status not in ("ok", "tests_failed") for r in own.results)
     return None if failed else "nothing shows that the chosen action is better"
+
+
+def _go_to(env: Env, trajectory: Trajectory, turn: int) -> None:
+    """Bring the environment to where it stood before a turn."""
+    env.reset()
+    for earlier in trajectory.turns[:turn]:
+        for call in earlier.tool_calls:
+            env.step(call)
+
+
+def _passes(env: Env) -> bool:
+    reward = env.grade().reward
+    if isinstance(reward, Unscored):
+        raise SandboxError(f"a pair could not be verified: {reward.reason}", fix="repair the sandbox, then --resume")
+    return reward == 1.0
 
 
 async def _verified(
@@ -115,10 +148,7 @@ async def _verified(
         env = workshop.make_env(tasks[by_id[name].task_id])
         async with gate:
             message = action_message(pair["chosen"], turn=int(turn))
-            try:
-                return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
-            except SandboxError as error:
-                return f"could not be verified: {error.message}"
+            return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
 
     with workshop.terminal.phase("verify pairs", len(pairs)) as shown:
         verdicts = await asyncio.gather(*(check(p) for p in pairs))

@@ -16,7 +16,8 @@ from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.models import save_policy
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "teachers")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
 from world import World  # beside this file
 
 

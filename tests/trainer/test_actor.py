@@ -46,6 +46,6 @@ def group(*rewards: Reward) -> Group:
 
 def test_a_step_without_a_verdict_stops_the_run() -> None:
     broken = Unscored("no space left in the box")
-    refuse_unscored([group(broken, broken), group(broken, 0.0)], 3)
-    with pytest.raises(SandboxError, match="none of the 3 rollouts of step 3 could be graded: no space left in the box"):
-        refuse_unscored([group(broken, broken), group(broken)], 3)
+    refuse_unscored([group(broken, broken), group(broken, 0.0)], "eval")
+    with pytest.raises(SandboxError, match="eval: none of the 3 rollouts could be graded: no space left in the box"):
+        refuse_unscored([group(broken, broken), group(broken)], "eval")

@@ -12,6 +12,7 @@ from world import World
 from composer_replication.embedded.language import project_path
 from composer_replication.embedded.transcripts import call
 from composer_replication.envs.coding import CodingEnv
+from composer_replication.errors import SandboxError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.trainer.replay import pairs_of_step, verify_pair
@@ -67,6 +68,12 @@ def test_an_edit_is_confirmed_when_the_tests_pass(env: CodingEnv, task: Task) ->
     assert verify_pair(env, student, 1, Message(role="assistant", content="Done.")) == "the chosen action is no tool call"
 
 
+def test_a_right_action_of_the_students_is_not_rejected(env: CodingEnv, task: Task) -> None:
+    """Both bring the feature back; to prefer one would teach against the other."""
+    student = recorded(env, SEARCH, edit(task, f"_ = 0\n    {solution(task)}"))
+    assert verify_pair(env, student, 1, edit(task, solution(task))) == "the tests pass after the student's own action too"
+
+
 def test_it_is_judged_where_the_student_stood(env: CodingEnv, task: Task) -> None:
     """After the student's wrong edit the old text is gone, so the right edit no longer applies there."""
     student = recorded(env, SEARCH, edit(task, WRONG), call("run_tests"))
@@ -92,7 +99,8 @@ def test_a_verdict_that_cannot_be_had_is_no_verdict(env: CodingEnv, task: Task, 
     student = recorded(env, SEARCH, edit(task, WRONG))
     report = GradeReport(reward=Unscored("the box broke"), outcomes={}, reasons=("the box broke",), isolation="")
     monkeypatch.setattr(env, "grade", lambda: report)
-    assert verify_pair(env, student, 1, edit(task, solution(task))) == "could not be verified: the box broke"
+    with pytest.raises(SandboxError, match="a pair could not be verified: the box broke"):
+        verify_pair(env, student, 1, edit(task, solution(task)))
 
 
 def test_looking_is_confirmed_only_where_the_student_failed(env: CodingEnv, task: Task) -> None:
