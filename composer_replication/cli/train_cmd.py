@@ -56,12 +56,12 @@ def _check(config: RunConfig) -> None:
     from composer_replication.sandbox import open_sandbox
     from composer_replication.tokens import ChatRenderer
     from composer_replication.trainer.models import load_policy
-    from composer_replication.trainer.preflight import check_run, prove_interpreter
+    from composer_replication.trainer.preflight import check_run, prove_solutions
 
     console = Console()
     console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
     checked = check_run(config)
-    prove_interpreter(checked, open_sandbox(config.sandbox.kind))
+    prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
     model, tokenizer = load_policy(config.model)
     ChatRenderer(tokenizer)
     tasks = f"{len(checked.train)} to train on, {len(checked.held_out)} held out"

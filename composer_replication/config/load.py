@@ -17,7 +17,7 @@ from composer_replication.errors import ConfigError
 
 __all__ = ["load_config", "resolve_arm", "to_toml"]
 
-_SHARED = ("name", "out", "threads", "tasks", "sandbox", "arms", "rollout.env_workers")
+_SHARED = ("name", "out", "threads", "model", "tasks", "sandbox", "arms", "rollout.env_workers")
 """What all arms of a run have in common."""
 
 
@@ -72,7 +72,7 @@ def _parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
             if not remaining:
                 raise ConfigError(f"--{key}: a value is missing", fix=f"write --{key} VALUE")
             text = remaining.pop(0)
-        pairs.append((key.replace("-", "_"), _value(text)))
+        pairs.append((key if key.startswith("arms.") else key.replace("-", "_"), _value(text)))  # arms have names of their own
     return pairs
 
 

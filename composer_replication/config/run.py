@@ -26,6 +26,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 Positive = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class _Section(BaseModel):
@@ -117,7 +118,7 @@ class HintConfig(_Section):
     wrapper: Literal["none", "taid", "entropy_opd"] = "none"
     """`taid` moves the target from student to teacher over training; `entropy_opd` is forward KL where the teacher is unsure,
     reverse KL where it is sure."""
-    entropy_h_max: float | None = None
+    entropy_h_max: Annotated[float, Field(gt=0.0)] | None = None
     """Entropy in nats at which entropy_opd is all forward KL; by default that of the uniform distribution."""
     self_teacher: Literal["live", "frozen", "ema", "trust_region"] = "frozen"
     """Which weights read the hint: the policy's own, its start, a moving average, or a mixture with its start."""
@@ -171,7 +172,7 @@ class OptimizerConfig(_Section):
     """After warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
     """After warm-up: the same rate, or one that falls linearly to zero at the end of the run."""
-    betas: tuple[Share, Share] = (0.9, 0.99)
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
     """Decay of AdamW's two moments."""
     weight_decay: Weight = 0.0
     """Decoupled, as AdamW has it."""
@@ -222,7 +223,7 @@ class RunConfig(_Section):
     """Letters, digits, `_`, `-` and `.`."""
     out: Path = Path("runs")
     """The run directory is `out/name`."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     """Decides every draw."""
     steps: Positive = 100
     """Optimizer steps of an arm."""
@@ -241,4 +242,4 @@ class RunConfig(_Section):
     """Whom the replay channel asks."""
     arms: Annotated[dict[Name, dict[str, str | int | float | bool]], Field(min_length=1)] = {"main": {}}
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
-    share (`name`, `out`, `threads`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""
+    share (`name`, `out`, `threads`, `model`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""

@@ -27,7 +27,7 @@ from composer_replication.embedded.teachers import TEACHERS, served, train_teach
 from composer_replication.embedded.warm_start import imitate, measure_hint_use
 from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import Phase, Terminal
-from composer_replication.observe.files import replace_file
+from composer_replication.observe.files import exclusive, replace_file
 from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import BuildEvent, BuildOptions, build_tasks
 from composer_replication.tasks.store import load_task
@@ -54,7 +54,7 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
     """Prepare what is missing, then train both arms; an interrupted quickstart goes on where it stopped.
 
     Raises:
-        ConfigError: the run directory holds another run.
+        ConfigError: the run directory holds another run, or another process is at work in it.
         ComposerError: whatever a part of the recipe has to say.
     """
     from composer_replication.trainer.loop import train
@@ -81,14 +81,15 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
         replace_file(marker, json.dumps(seed).encode())
     elif json.loads(marker.read_text()) != seed:
         raise ConfigError(f"{folder} was prepared with another seed", fix="give the new run another --name")
-    _build(folder, terminal, sandbox)
-    _warm_start(folder / "policy", terminal, seed)
-    for teacher in TEACHERS:
-        out = folder / "teachers" / teacher
-        if not out.exists():
-            out.parent.mkdir(exist_ok=True)
-            with terminal.phase(f"teach {teacher}", TEACHER_STEPS) as shown:
-                train_teacher(teacher, folder / "policy", out, steps=TEACHER_STEPS, seed=seed, on_step=shown.advance)
+    with exclusive(folder):
+        _build(folder, terminal, sandbox)
+        _warm_start(folder / "policy", terminal, seed)
+        for teacher in TEACHERS:
+            out = folder / "teachers" / teacher
+            if not out.exists():
+                out.parent.mkdir(exist_ok=True)
+                with terminal.phase(f"teach {teacher}", TEACHER_STEPS) as shown:
+                    train_teacher(teacher, folder / "policy", out, steps=TEACHER_STEPS, seed=seed, on_step=shown.advance)
 
 
 def quickstart_config(

@@ -8,6 +8,7 @@ was. A last line without its newline is what a killed process leaves behind: rea
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -16,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import StorageError
+from composer_replication.errors import ConfigError, StorageError
 
-__all__ = ["append_line", "dump_line", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
+__all__ = ["append_line", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
 
 _BLOCK = 1 << 16
 
@@ -45,6 +46,26 @@ def _cure(path: Path, action: str) -> str:
         free = shutil.disk_usage(folder).free / 2**20
         return f"free space ({free:,.0f} MiB left) or make {folder} writable"
     return f"free space or make {folder} writable"
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold `folder` for this process while the body runs; the lock ends with the process, however it ends.
+
+    Raises:
+        ConfigError: another process holds it.
+        StorageError: it cannot be opened.
+    """
+    with storage_errors(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another process is writing {folder}", fix="wait until it has ended, or stop it") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, data: bytes) -> None:

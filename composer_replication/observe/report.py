@@ -148,12 +148,9 @@ def _interval(row: SummaryRow) -> str:
 
 def _channels_off(run: RunDir) -> str:
     """For each arm, the channels that were off at some step and the reasons given."""
-    steps: Counter[str] = Counter()
-    reasons: Counter[tuple[str, str, str]] = Counter()
-    for event in run.read_events():
-        if event["kind"] == "step":
-            steps[event["arm"]] += 1
-            reasons.update((event["arm"], channel, reason) for channel, reason in event["off"].items())
+    last = {(e["arm"], e["step"]): e["off"] for e in run.read_events() if e["kind"] == "step"}  # a resumed run repeats steps
+    steps = Counter(arm for arm, _ in last)
+    reasons = Counter((arm, channel, reason) for (arm, _), off in last.items() for channel, reason in off.items())
     if not steps:
         return "<li>The run recorded no steps yet.</li>"
     if not reasons:

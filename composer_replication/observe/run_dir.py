@@ -62,11 +62,11 @@ class RunDir:
         """Make the folder of a new run.
 
         Raises:
-            ConfigError: `path` already holds a run, or is not a folder.
+            ConfigError: `path` already holds a run that has measured something, or is not a folder.
             StorageError: the folder cannot be written.
         """
         path = Path(path)
-        if (path / "metrics.jsonl").exists():
+        if cls.has_begun(path):
             raise ConfigError(
                 f"{path} already holds a run", fix="continue it with --resume, or choose another name for the new run"
             )
@@ -77,6 +77,12 @@ class RunDir:
                 (path / folder).mkdir(parents=True, exist_ok=True)
         files.replace_file(path / "metrics.jsonl", b"")
         return cls(path)
+
+    @staticmethod
+    def has_begun(path: Path) -> bool:
+        """Whether a run at `path` has measured anything yet; one that has not can be started over."""
+        metrics = path / "metrics.jsonl"
+        return metrics.exists() and metrics.stat().st_size > 0
 
     # --- where things are
 

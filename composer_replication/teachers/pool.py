@@ -211,7 +211,7 @@ class TeacherPool:
             except (openai.OpenAIError, json.JSONDecodeError):
                 continue
             if isinstance(response, ChatCompletion) and response.choices and response.choices[0].message is not None:
-                return _record(teacher, response, latency_s=time.monotonic() - start)
+                return _record(teacher, question, response, latency_s=time.monotonic() - start)
         raise _NoAnswerError("the response is no chat completion")
 
 
@@ -240,11 +240,13 @@ def _client(teacher: Teacher) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=teacher.timeout_s, max_retries=teacher.max_retries)
 
 
-def _record(teacher: Teacher, response: ChatCompletion, *, latency_s: float) -> dict[str, Any]:
+def _record(teacher: Teacher, question: Question, response: ChatCompletion, *, latency_s: float) -> dict[str, Any]:
+    """What the ledger keeps. An endpoint that reports neither cost nor usage is booked at the most the answer can have cost."""
     choice, usage = response.choices[0], response.usage
     prompt, completion = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
     reported = (usage.model_extra or {}).get("cost") if usage is not None else None
-    usd = float(reported) if isinstance(reported, int | float) else teacher.price(prompt, completion)
+    priced = teacher.price(prompt, completion) if usage is not None else teacher.most_expensive(question)
+    usd = float(reported) if isinstance(reported, int | float) else priced
     calls = [c for c in choice.message.tool_calls or [] if c.type == "function"]
     return {
         "content": choice.message.content or "",

@@ -90,21 +90,27 @@ class Actor:
 
 
 def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:
-    """The tasks of a step (1-based): every pass over all tasks is a permutation of its own. A function of its arguments alone,
-    so the data cursor of a resumed run is its step."""
+    """The tasks of a step (1-based), none of them twice; every pass over all tasks is a permutation of its own.
+
+    A function of its arguments alone, so the data cursor of a resumed run is its step. Raises ValueError when there are fewer
+    than `count` tasks.
+    """
     if count > len(tasks):
         raise ValueError(f"a step cannot take {count} of {len(tasks)} tasks")
     first = (step - 1) * count
-    chosen: list[Task] = []
-    position = first
-    while len(chosen) < count:
-        epoch, offset = divmod(position, len(tasks))
-        order = list(tasks)
+    before: list[int] = []
+    order: list[int] = []
+    for epoch in range((first + count - 1) // len(tasks) + 1):
+        before, order = order, list(range(len(tasks)))
         random.Random(f"{seed}/{epoch}").shuffle(order)
-        if order[offset] not in chosen:  # a step that spans two passes takes no task twice
-            chosen.append(order[offset])
-        position += 1
-    return chosen
+        begun = epoch * len(tasks) % count
+        if begun:  # the pass begins inside a step, where the end of the pass before has been taken already
+            fresh = [t for t in order if t not in before[-begun:]][: count - begun]
+            order = fresh + [t for t in order if t not in fresh]
+    start = first % len(tasks)
+    spanned = start + count > len(tasks)
+    both = before + order if spanned else order
+    return [tasks[i] for i in both[start : start + count]]
 
 
 def unscored(groups: Sequence[Group]) -> list[str]:

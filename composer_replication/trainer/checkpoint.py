@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +28,11 @@ from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import save_policy
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint", "step_of"]
+__all__ = ["latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
 
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
+_NAME = re.compile(r"step_(\d{5,})")
 
 
 def save_checkpoint(
@@ -49,7 +51,7 @@ def save_checkpoint(
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         _sync(folder)
-        for old in sorted(folder.glob("step_*"), key=step_of)[:-KEPT]:
+        for old in _checkpoints(folder)[:-KEPT]:
             shutil.rmtree(old)
     except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors report a full disk
         shutil.rmtree(partial, ignore_errors=True)
@@ -62,12 +64,12 @@ def save_checkpoint(
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint, or None."""
-    found = sorted((p for p in folder.glob("step_*") if (p / _MANIFEST).is_file()), key=step_of)
+    found = [p for p in _checkpoints(folder) if (p / _MANIFEST).is_file()]
     return found[-1] if found else None
 
 
-def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
-    """Restore a learner and return the loop's state.
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The loop's state, when every file of the checkpoint is what was saved.
 
     Raises:
         CheckpointError: a file is missing or does not match its hash.
@@ -79,16 +81,21 @@ def load_checkpoint(path: Path, learner: Learner) -> dict[str, Any]:
             raise CheckpointError(
                 f"{file}: missing or not what was saved", fix=f"delete {path} and resume from the checkpoint before it"
             )
-    state = torch.load(path / "learner.pt", map_location=learner.accelerator.device, weights_only=True)
-    policy = type(learner.policy).from_pretrained(path, dtype=torch.float32)  # reads whatever form save_pretrained chose
-    learner.load_state_dict(state, policy.state_dict())
     loop: dict[str, Any] = json.loads((path / "loop.json").read_text())
     return loop
 
 
-def step_of(checkpoint: Path) -> int:
-    """The optimizer steps taken when it was saved, by its name."""
-    return int(checkpoint.name.removeprefix("step_"))
+def load_checkpoint(path: Path, learner: Learner) -> None:
+    """Restore a learner from a checkpoint that `read_checkpoint` found intact."""
+    state = torch.load(path / "learner.pt", map_location=learner.accelerator.device, weights_only=True)
+    policy = type(learner.policy).from_pretrained(path, dtype=torch.float32)  # reads whatever form save_pretrained chose
+    learner.load_state_dict(state, policy.state_dict())
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Every checkpoint of an arm, oldest first; folders with other names are somebody else's."""
+    found = [(int(match[1]), p) for p in folder.glob("step_*") if (match := _NAME.fullmatch(p.name)) is not None]
+    return [path for _, path in sorted(found)]
 
 
 def _seal(folder: Path) -> None:

@@ -62,9 +62,8 @@ class Learner:
         """One optimizer step on a whole batch; its micro-batches add up to the same gradient as the batch at once."""
         self.model.train()
         self.optimizer.zero_grad()
-        parts = split(self._with_reference(batch), self.config.optimizer.micro_batch_size)
         try:
-            results = [self._backward(part) for part in parts]
+            results = [self._backward(part) for part in split(batch, self.config.optimizer.micro_batch_size)]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device ran out of memory in step {self.version + 1}: {error}",
@@ -83,9 +82,9 @@ class Learner:
         metrics = _merge([r.metrics for r in results])
         if self.self_teacher is not None:
             self.self_teacher.update(self.policy)
-        if self.taid is not None and "hint/loss" in metrics:
+        if self.taid is not None:
             metrics["hint/taid_t"] = self.taid.t
-            self.taid.update_t(metrics["hint/loss"], global_step=self.version)
+            self.taid.update_t(metrics.get("hint/loss", 0.0), global_step=self.version)
         metrics |= {"loss/total": sum(float(r.total.detach()) for r in results), "optimizer/grad_norm": float(norm)}
         metrics["optimizer/learning_rate"] = rate
         off = {channel: why for channel, why in results[0].off.items() if all(channel in r.off for r in results)}
@@ -131,7 +130,7 @@ class Learner:
         loss = self.config.loss
         parts = compose_loss(
             self.model,
-            {key: value.to(self.accelerator.device) for key, value in part.items()},
+            self._with_reference({key: value.to(self.accelerator.device) for key, value in part.items()}),
             alpha_sdpo=loss.hint.weight,
             beta_replay=loss.replay.weight,
             dpo_variant=loss.replay.variant,
@@ -157,10 +156,10 @@ class Learner:
         if self.reference is None or "input_ids" not in batch:
             return batch
         row, position = batch["response_mask"].nonzero(as_tuple=True)
-        ids = batch["input_ids"].to(self.accelerator.device)
-        logits = self.reference.logits(self.policy, ids, batch["attention_mask"].to(ids.device))
+        ids = batch["input_ids"]
+        logits = self.reference.logits(self.policy, ids, batch["attention_mask"])
         chosen, _ = token_logprobs(logits[row, position - 1], ids[row, position], temperature=self.config.rollout.temperature)
-        return batch | {"ref_logprobs": torch.zeros(ids.shape).index_put((row, position), chosen.float().cpu())}
+        return batch | {"ref_logprobs": torch.zeros(ids.shape, device=ids.device).index_put((row, position), chosen.float())}
 
     @torch.no_grad()
     def _score(self, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:

@@ -19,6 +19,7 @@ from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.errors import CheckpointError
 from composer_replication.hints import find_hints, insert_hints, shuffle_hints
 from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.files import exclusive
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.policy_gradient import group_advantages
@@ -26,11 +27,11 @@ from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import Actor, rollout_metrics
-from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, step_of
+from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_of_step, stored_pairs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory, Unscored
@@ -43,19 +44,33 @@ PRIVILEGED = (
     "when it is evaluated. GRPO alone learns from the tests' verdict only."
 )
 
+SHARED_VERDICTS = (
+    "CPU seconds: arms share one cache of verdicts, so an arm does not pay again for code that an arm before it had graded."
+)
+
 
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
-    """Train every arm of a run and write the report; arms and steps already done are kept."""
+    """Train every arm of a run and write the report; arms and steps already done are kept.
+
+    Raises:
+        ConfigError: another process is training this run, or something is wrong with it (`Workshop.open`).
+        ComposerError: whatever a part of the recipe has to say.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
-    workshop = Workshop.open(config, run_dir, terminal)
+    with exclusive(run_dir.path):
+        return await _train_arms(Workshop.open(config, run_dir, terminal), start_label)
+
+
+async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
+    config, run_dir, terminal = workshop.config, workshop.run_dir, workshop.terminal
     rows: list[SummaryRow] = []
     for arm in config.arms:
         variant = resolve_arm(config, arm)
         with terminal.phase(f"train {arm}", variant.steps) as shown:
             rows.append(await _train_arm(workshop, variant, arm, shown))
         report = write_report(
-            run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED]
+            run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED, SHARED_VERDICTS]
         )
     terminal.table(
         "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
@@ -137,19 +152,26 @@ class _Trainee:
         """Go back to the arm's last checkpoint, or, when there is none, to nothing. Whether there was one.
 
         Raises:
-            CheckpointError: it is damaged, or its policy or tasks were others.
+            CheckpointError: it is damaged, or its policy, tasks or pairs were others. Nothing is forgotten then.
         """
         saved = latest_checkpoint(self.checkpoints)
-        self.workshop.run_dir.truncate_after(self.arm, -1 if saved is None else step_of(saved))
         if saved is None:
+            self.workshop.run_dir.truncate_after(self.arm, -1)
             return False
-        state = load_checkpoint(saved, self.learner)
+        state = read_checkpoint(saved)
         for name, digest in self.fingerprint.items():
             if state["fingerprint"][name] != digest:
                 raise CheckpointError(
                     f"{saved} was made with other {name} than the run file names now",
                     fix=f"restore the {name}, or give the new run another name",
                 )
+        if state["pairs"] != pairs_digest(self.workshop, self.arm):
+            raise CheckpointError(
+                f"{self.checkpoints / 'pairs.jsonl'}: missing or not what was collected",
+                fix="restore it, or give the new run another name",
+            )
+        load_checkpoint(saved, self.learner)
+        self.workshop.run_dir.truncate_after(self.arm, self.learner.version)
         self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
         self.spending.start_from(state["cpu_s"])
         torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
@@ -235,6 +257,7 @@ class _Trainee:
             "cpu_s": self.spending.cpu_s(),
             "rng": torch.get_rng_state().tolist(),
             "fingerprint": dict(self.fingerprint),
+            "pairs": pairs_digest(self.workshop, self.arm),
         }
         save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)
 

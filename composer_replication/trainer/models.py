@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -23,7 +24,12 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError("model.device is cuda, but torch finds no CUDA device", fix="set model.device to auto or cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            raise ModelError(f"model.device is {name}, but torch finds {torch.cuda.device_count()} CUDA devices", fix="lower it")
+        torch.cuda.set_device(device)  # accelerate puts models on the current device
+    return device
 
 
 def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -37,7 +43,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
             model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"model.path: {config.path} cannot be loaded: {first}",

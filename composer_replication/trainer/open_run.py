@@ -20,13 +20,13 @@ def open_run(config: RunConfig, *, resume: bool) -> RunDir:
     """The run's directory, with its resolved configuration in it.
 
     Raises:
-        ConfigError: it exists and `resume` is False, or it was made by a configuration that differs in more than where and how
+        ConfigError: it has begun and `resume` is False, or it was made by a configuration that differs in more than where and how
             fast it runs.
         StorageError: it cannot be written.
     """
     path = config.out / config.name
     text = to_toml(config)
-    if not (resume and (path / "metrics.jsonl").exists()):
+    if not (resume and RunDir.has_begun(path)):
         run_dir = RunDir.create(path)
     else:
         run_dir = RunDir(path)

@@ -11,15 +11,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from composer_replication.config import RunConfig, TeacherConfig, resolve_arm
-from composer_replication.errors import ConfigError, TaskError
-from composer_replication.sandbox import Sandbox
+from composer_replication.config import RunConfig, SandboxConfig, TeacherConfig, resolve_arm
+from composer_replication.errors import ConfigError, SandboxError, TaskError
+from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.sandbox.grading import grade
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.teachers import Teacher, check_teachers
+from composer_replication.types import Unscored
 
-__all__ = ["Checked", "check_run", "fingerprint", "prove_interpreter", "teacher"]
+__all__ = ["Checked", "check_run", "fingerprint", "limits_of", "prove_solutions", "teacher"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def check_run(config: RunConfig) -> Checked:
                 fix="lower rollout.groups or build more tasks",
             )
         if variant.loss.replay.weight > 0 and variant.teachers:
-            check_teachers([teacher(t) for t in variant.teachers], variant.loss.replay.max_total_usd)
+            _check_teachers(arm, variant)
     both = {t.spec.task_id for t in train} & {t.spec.task_id for t in held_out}
     if both:
         raise ConfigError(
@@ -64,6 +65,25 @@ def check_run(config: RunConfig) -> Checked:
     return Checked(train, held_out, pythons)
 
 
+def _check_teachers(arm: str, config: RunConfig) -> None:
+    """That they can be asked, paid, and agree."""
+    replay, teachers = config.loss.replay, [teacher(t) for t in config.teachers]
+    check_teachers(teachers, replay.max_total_usd)
+    families = len({t.vote_family for t in teachers})
+    if families < replay.agreement_threshold:
+        raise ConfigError(
+            f"arm {arm}: loss.replay.agreement_threshold is {replay.agreement_threshold}, but the teachers are of "
+            + (f"{families} families" if families > 1 else "one family"),
+            fix="lower it, or name teachers of more families",
+        )
+    costly = [t.name for t in teachers if t.price(1, 1)]
+    if costly and replay.max_total_usd == 0:
+        raise ConfigError(
+            f"arm {arm}: teacher {costly[0]!r} has a price and loss.replay.max_total_usd is 0",
+            fix="set loss.replay.max_total_usd to what may be spent",
+        )
+
+
 def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
     """Training and held-out tasks: the latter are those whose ids hash lowest, so more tasks move few."""
     by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task.spec.task_id.encode()).hexdigest())
@@ -71,21 +91,38 @@ def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]
     return [t for t in tasks if t.spec.task_id not in kept], [t for t in tasks if t.spec.task_id in kept]
 
 
-def prove_interpreter(checked: Checked, sandbox: Sandbox) -> None:
-    """Grade one reference solution per folder: with the wrong interpreter every reward would be 0 and nothing would say why.
+def limits_of(config: SandboxConfig, task: Task) -> Limits:
+    """What one box of a task may use."""
+    return Limits(
+        wall_s=task.spec.test_timeout_s,
+        cpu_s=task.spec.test_timeout_s,
+        memory_mb=config.memory_mb,
+        processes=config.processes,
+        disk_mb=config.disk_mb,
+    )
+
+
+def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> None:
+    """Grade one reference solution per folder, as the run will grade.
+
+    With the wrong interpreter or too little memory every reward would be 0, and nothing would say why.
 
     Raises:
         TaskError: a solution does not score 1; names the task, the interpreter and the first reason.
+        SandboxError: the box broke.
     """
     for tasks in (checked.train, checked.held_out):
         for task in tasks[:1]:
             python = checked.pythons[task.spec.task_id]
-            report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python)
+            limits = limits_of(config.sandbox, task)
+            report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python, limits=limits)
+            if isinstance(report.reward, Unscored):
+                raise SandboxError(f"no test could be run: {report.reward.reason}", fix="composer grade shows more")
             if report.reward != 1.0:
                 why = "; ".join(report.reasons[:1]) or "no reason given"
                 raise TaskError(
                     f"the solution of {task.root} does not pass its tests with {python}: {why}",
-                    fix="name the interpreter the tasks were built with: tasks.python = PATH, or --python PATH",
+                    fix="set tasks.python to the interpreter they were built with, or give sandbox more memory_mb or processes",
                 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from composer_replication.trainer.preflight import teacher
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Message, Pair, ToolCall, Trajectory, Unscored, to_json
 
-__all__ = ["collect_pairs", "pairs_of_step", "stored_pairs", "verify_pair"]
+__all__ = ["collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "verify_pair"]
 
 _DECISIVE = frozenset({"edit_file", "write_file", "submit"})
 """Actions after which only the tests can tell."""
@@ -81,6 +82,12 @@ def _report_failures(workshop: Workshop, config: RunConfig, answers: Sequence[Te
 def stored_pairs(workshop: Workshop, arm: str) -> list[Pair]:
     """The pairs an arm has collected before its first checkpoint."""
     return [_pair(line) for line in files.read_lines(_store(workshop, arm))]
+
+
+def pairs_digest(workshop: Workshop, arm: str) -> str | None:
+    """SHA-256 of the stored pairs; None when nothing was collected."""
+    store = _store(workshop, arm)
+    return hashlib.sha256(store.read_bytes()).hexdigest() if store.is_file() else None
 
 
 def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:

@@ -11,10 +11,10 @@ from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.hints import HintContext
 from composer_replication.observe import RunDir, Terminal
-from composer_replication.sandbox import Limits, Sandbox, open_sandbox
+from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.preflight import check_run, prove_interpreter
+from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 
 __all__ = ["Workshop"]
 
@@ -44,7 +44,7 @@ class Workshop:
         checked = check_run(config)
         sandbox = open_sandbox(config.sandbox.kind)
         terminal.isolation(sandbox.isolation.summary())
-        prove_interpreter(checked, sandbox)
+        prove_solutions(config, checked, sandbox)
         return cls(
             config=config,
             run_dir=run_dir,
@@ -61,18 +61,11 @@ class Workshop:
 
     def make_env(self, task: Task) -> CodingEnv:
         """A fresh episode of a task."""
-        limits = self.config.sandbox
         return CodingEnv(
             task,
             sandbox=self.sandbox,
             python=self.pythons[task.spec.task_id],
-            limits=Limits(
-                wall_s=task.spec.test_timeout_s,
-                cpu_s=task.spec.test_timeout_s,
-                memory_mb=limits.memory_mb,
-                processes=limits.processes,
-                disk_mb=limits.disk_mb,
-            ),
+            limits=limits_of(self.config.sandbox, task),
             grade_cache=self.verdicts,
             test_cache=self.test_runs,
         )

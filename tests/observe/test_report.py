@@ -115,6 +115,14 @@ def test_the_static_part_names_model_isolation_results_and_notes(fake: dict[str,
     assert "<strong>three_channels</strong>: replay off at 10 of 41 steps (no pairs yet)" in text
 
 
+def test_a_step_repeated_after_a_resume_counts_once(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    for step, off in ((1, {"hint": "none"}), (2, {"hint": "none"}), (2, {}), (3, {"hint": "none"})):
+        run.log_event("step", "a step", arm="main", step=step, off=off)
+    text = write_report(run, title="T", summary_rows=[ROW], notes=[]).read_text()
+    assert "hint off at 2 of 3 steps (none)" in text
+
+
 def test_two_builds_of_one_run_are_the_same_file(fake_run: RunDir) -> None:
     first = write_report(fake_run, title="T", summary_rows=[ROW], notes=[]).read_bytes()
     assert rebuild_report(RunDir(fake_run.path)).read_bytes() == first

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe import RunDir, deterministic
-from composer_replication.observe.files import append_line, dump_line, read_lines, replace_file
+from composer_replication.observe.files import append_line, dump_line, exclusive, read_lines, replace_file
 from composer_replication.types import GradeReport, Hint, Outcome, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 
 
@@ -114,6 +114,8 @@ def test_pairs_merge_by_their_id(run: RunDir) -> None:
 
 
 def test_a_run_is_not_overwritten_and_a_folder_is_not_taken_for_one(run: RunDir, tmp_path: Path) -> None:
+    RunDir.create(run.path)  # nothing was measured yet: started over
+    run.log_metrics("a", 0, {"reward/mean": 0.5})
     with pytest.raises(ConfigError, match="already holds a run") as caught:
         RunDir.create(run.path)
     assert caught.value.fix is not None
@@ -404,3 +406,19 @@ def test_a_replaced_file_is_old_or_new_for_every_reader(tmp_path: Path) -> None:
     stop.set()
     reader.join()
     assert seen <= {b"a" * 100_000, b"b" * 100_000}
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    hold = "import sys; from pathlib import Path; from composer_replication.observe.files import exclusive\n"
+    hold += "with exclusive(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match="another process"), exclusive(tmp_path):
+        pass
+    other.kill()
+    other.communicate()
+    with exclusive(tmp_path):
+        pass

@@ -19,6 +19,8 @@ class Reply:
     cost: float | None = None
     prompt_tokens: int = 10
     completion_tokens: int = 5
+    usage: bool = True
+    """Report the two, and the cost."""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
@@ -52,7 +54,9 @@ class Reply:
             usage["cost"] = self.cost
         reason = self.finish_reason or ("tool_calls" if self.calls else "stop")
         choice = {"index": 0, "message": message, "finish_reason": reason}
-        completion = {"id": "x", "object": "chat.completion", "created": 0, "model": model, "choices": [choice], "usage": usage}
+        completion = {"id": "x", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
+        if self.usage:
+            completion["usage"] = usage
         return json.dumps(completion).encode()
 
 

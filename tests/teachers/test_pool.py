@@ -84,6 +84,18 @@ def test_price_table_when_the_endpoint_reports_no_cost():
     assert a.usd == pytest.approx(0.003)
 
 
+def test_an_answer_without_usage_is_booked_at_the_most_it_can_have_cost():
+    """Booked as free it would never reach the cap."""
+    with TeacherServer(lambda body, n: Reply(content="x", usage=False)) as server:
+        dear = teacher(server, usd_per_million_input=2.0, usd_per_million_output=100.0)
+        (asked,) = questions(1)
+        (a,) = ask([dear], [asked], cap=1.0)
+        assert a.usd == dear.most_expensive(asked) > 0.01
+        with Ledger() as ledger:
+            answers = ask([dear], questions(10), ledger=ledger, cap=2.5 * a.usd)
+    assert [a.error for a in answers].count(None) == 2
+
+
 def test_second_run_is_free(tmp_path):
     with TeacherServer(echo) as server, Ledger(tmp_path / "l.sqlite") as ledger:
         first = ask([teacher(server)], questions(5), ledger=ledger)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,13 @@ def test_a_pass_takes_every_task_once_in_another_order() -> None:
     assert sorted(first) == sorted(second) == TASKS
     assert first != second
     assert first != [t for step in (1, 2) for t in choose_tasks(TASKS, 1, step, 5)]
+
+
+@given(count=st.integers(1, len(TASKS)), seed=st.integers(0, 3))
+def test_no_task_is_practised_more_than_another(count: int, seed: int) -> None:
+    """Also where steps span two passes: after as many steps as there are tasks, each was taken `count` times."""
+    taken = Counter(t for step in range(1, len(TASKS) + 1) for t in choose_tasks(TASKS, seed, step, count))
+    assert taken == dict.fromkeys(TASKS, count)
 
 
 @given(step=st.integers(1, 50), count=st.integers(1, len(TASKS)), seed=st.integers(0, 3))

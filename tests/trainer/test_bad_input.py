@@ -129,6 +129,8 @@ def test_an_arm_that_cannot_be_trained(run_file: Path, words: list[str], arm: st
     run_file.write_text(run_file.read_text() + f"[arms]\nmain = {{}}\nodd = {arm}\n")
     assert told in refused("train", str(run_file), *words, cwd=run_file.parent, code=2)
     assert not list((run_file.parent / "runs").rglob("step_*"))
+    run_file.write_text(run_file.read_text().replace(arm, "{}"))
+    finish("train", str(run_file), *words, "--steps", "1", cwd=run_file.parent)  # under the same name
 
 
 def test_a_teacher_without_its_key(run_file: Path) -> None:

@@ -15,9 +15,14 @@ from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 
 
-def learner(config: RunConfig) -> Learner:
+def learner(config: RunConfig, *, moved: bool = False) -> Learner:
+    """`moved`: from other weights, so that whatever is not restored shows."""
     torch.manual_seed(0)
-    return Learner(load_policy(config.model)[0], config)
+    policy, _ = load_policy(config.model)
+    if moved:
+        for parameter in policy.parameters():
+            parameter.data.add_(0.1)
+    return Learner(policy, config)
 
 
 def batch(config: RunConfig) -> dict[str, torch.Tensor]:
@@ -50,17 +55,19 @@ def test_a_linear_schedule_falls_to_zero_at_the_end(run_file: Path) -> None:
     ids=str,
 )
 def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: Path, options: dict[str, str]) -> None:
-    """Two steps, a checkpoint, two more: as four steps without one, whatever else the channel keeps."""
+    """Two steps, a checkpoint, two more from another start: as four steps without one, whatever else the channel keeps."""
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
     config = load_config(run_file, ["--loss.hint.weight", "0.5", "--loss.replay.weight", "0.5", *words])
     inputs = batch(config)
+    if config.loss.rlvr.kl_beta > 0:
+        inputs |= {"advantages": torch.ones(len(inputs["input_ids"]))}
     whole = learner(config)
     expected = [dict(whole.update(inputs).metrics) for _ in range(4)]
     first = learner(config)
     for _ in range(2):
         first.update(inputs)
     save_checkpoint(tmp_path / "ckpt", 2, first, load_policy(config.model)[1], {})
-    second = learner(config)
+    second = learner(config, moved=True)
     saved = latest_checkpoint(tmp_path / "ckpt")
     assert saved is not None
     load_checkpoint(saved, second)
@@ -68,6 +75,8 @@ def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: P
     seen = [dict(second.update(inputs).metrics) for _ in range(2)]
     assert seen == expected[2:]
     assert expected[0]["hint/loss"] != 0.0
+    if config.loss.rlvr.kl_beta > 0:
+        assert expected[2]["rlvr/kl_ref/mean"] > 0.0
     if "loss.hint.wrapper" in options and options["loss.hint.wrapper"] == "taid":
         clock = [metrics["hint/taid_t"] for metrics in expected]
         assert clock == sorted(clock)

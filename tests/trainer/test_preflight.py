@@ -14,22 +14,53 @@ import torch
 from world import World
 
 from composer_replication.config import ModelConfig, load_config
-from composer_replication.errors import TaskError
+from composer_replication.errors import ComposerError, ConfigError, TaskError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.trainer.models import load_policy
-from composer_replication.trainer.preflight import check_run, fingerprint, prove_interpreter
+from composer_replication.trainer.preflight import check_run, fingerprint, prove_solutions
 
 
 def test_a_solution_that_fails_stops_the_run(run_file: Path) -> None:
     checked = check_run(load_config(run_file))
     box = open_sandbox()
-    prove_interpreter(checked, box)
+    config = load_config(run_file)
+    prove_solutions(config, checked, box)
     first = checked.train[0]
     needs_more = replace(first, spec=replace(first.spec, fail_to_pass=("tests/test_absent.py::test_it",)))
     with pytest.raises(TaskError, match=r"does not pass its tests with .*python") as raised:
-        prove_interpreter(replace(checked, train=[needs_more]), box)
+        prove_solutions(config, replace(checked, train=[needs_more]), box)
     assert "tasks.python" in str(raised.value)
+
+
+def test_the_limits_are_those_of_the_run(run_file: Path) -> None:
+    config = load_config(run_file, ["--sandbox.processes", "1", "--sandbox.memory_mb", "1", "--sandbox.disk_mb", "1"])
+    with pytest.raises(ComposerError) as raised:
+        prove_solutions(config, check_run(config), open_sandbox())
+    assert raised.value.fix is not None
+
+
+@pytest.mark.parametrize(
+    ("families", "price", "options", "told"),
+    [
+        (["one", "one"], 0.0, {}, "agreement_threshold is 2, but the teachers are of one family"),
+        (["one", "two"], 1.0, {}, "has a price and loss.replay.max_total_usd is 0"),
+        (["one", "two"], 1.0, {"max_total_usd": 1.0, "agreement_threshold": 3}, "are of 2 families"),
+        (["one", "one"], 1.0, {"max_total_usd": 1.0, "agreement_threshold": 1}, None),
+    ],
+)
+def test_teachers_that_can_give_no_pair(
+    run_file: Path, families: list[str], price: float, options: dict[str, float], told: str | None
+) -> None:
+    prices = {"usd_per_million_input": price, "usd_per_million_output": price}
+    rows = [{"name": f"t{i}", "model": "m", "api_key_env": "", "family": f, **prices} for i, f in enumerate(families)]
+    run_file.write_text(tomli_w.dumps(tomllib.loads(run_file.read_text()) | {"teachers": rows, "loss": {"replay": options}}))
+    config = load_config(run_file)
+    if told is None:
+        check_run(config)
+    else:
+        with pytest.raises(ConfigError, match=told):
+            check_run(config)
 
 
 def test_a_share_of_the_tasks_is_held_out(run_file: Path) -> None:

@@ -97,6 +97,30 @@ def test_a_damaged_checkpoint_is_named(run_file: Path) -> None:
     assert "Traceback" not in output
 
 
+def test_pairs_belong_to_the_checkpoint_and_strangers_do_not(run_file: Path) -> None:
+    """What is refused loses nothing."""
+    folder = run_file.parent
+    with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
+        name_teachers(run_file, server.base_url)
+        finish("train", str(run_file), "--steps", "1", cwd=folder)
+    run = RunDir(folder / "runs" / "run")
+    (run.ckpt_path / "main" / "step_00001.bad").mkdir()
+    finish("train", str(run_file), "--steps", "1", "--resume", cwd=folder)
+    pairs = run.ckpt_path / "main" / "pairs.jsonl"
+    kept = pairs.read_bytes()
+    assert kept
+    pairs.unlink()
+    shutil.rmtree(run.ckpt_path / "main" / "step_00001")
+    before = run.read_metrics()
+    process = composer("train", str(run_file), "--steps", "1", "--resume", cwd=folder)
+    output, _ = process.communicate()
+    assert process.returncode == 7, output
+    assert "pairs.jsonl: missing" in output
+    assert run.read_metrics() == before
+    pairs.write_bytes(kept)
+    finish("train", str(run_file), "--steps", "1", "--resume", cwd=folder)
+
+
 def test_changed_tasks_are_named(run_file: Path, world: World, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks"
     shutil.copytree(world.tasks, tasks)
