@@ -37,7 +37,7 @@ type: env ## Check types: mypy in strict mode
 imports: env ## Check the layers: imports only go down
 	@$(BIN)/lint-imports
 
-docs: env ## Execute the examples of README.md and docs/
+docs: env ## Execute the examples of README.md
 	@$(BIN)/python scripts/run_docs.py
 
 extras: env ## Resolve every optional extra beside the core's torch (needs the package index)

@@ -16,6 +16,7 @@ from composer_replication.errors import ConfigError
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import grade as grade_workspace
 from composer_replication.tasks.build import build_python
+from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import load_task
 from composer_replication.types import GradeReport, Outcome, Unscored, to_json
 
@@ -27,7 +28,7 @@ EXIT_UNSCORED = 4
 
 def grade(
     task: Annotated[Path, typer.Argument(help="Folder of the task.")],
-    workspace: Annotated[Path, typer.Option(help="Folder with the tree to grade.")],
+    workspace: Annotated[Path, typer.Option(help="Root of the tree to grade, e.g. an edited copy of TASK/repo.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the task was built with.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
@@ -39,6 +40,8 @@ def grade(
     loaded = load_task(task)
     if not workspace.is_dir():
         raise ConfigError(f"{workspace} is not a folder", fix="name the folder that holds the tree: --workspace PATH")
+    if not any((workspace / path).exists() for path in tree_files(loaded.repo)):
+        raise ConfigError(f"{workspace} has no file of the task's tree", fix=f"name the root of an edited copy of {loaded.repo}")
     report = grade_workspace(
         loaded.spec,
         loaded.repo,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,12 +27,35 @@ __all__ = ["app", "main"]
 
 INTERRUPTED = 130
 
+_EXIT_CODES = (
+    "Exit codes: 2 configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, 8 a channel "
+    "is off under strict, 10 the verdict is no (grade, rollout), 130 interrupted."
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version("composer-replication"))
+        raise typer.Exit
+
+
 app = typer.Typer(
-    help="RL post-training of any Hugging Face model into an agentic coder: tests-pass RL, hints and replay in one loss.",
+    epilog=_EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """RL post-training of any Hugging Face model into an agentic coder: tests-pass RL, hints and replay in one loss."""
+
+
 app.command()(quickstart)
 app.add_typer(tasks_app, name="tasks")
 app.command()(grade)

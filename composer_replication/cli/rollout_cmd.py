@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, noop_script, oracle_script
+from composer_replication.envs.oracle import prove_solution
 from composer_replication.errors import StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
@@ -40,7 +41,10 @@ _REQUIRED = {"oracle": 1.0, "noop": 0.0}
 
 def rollout(
     tasks: Annotated[Path, typer.Option(help="Folder of tasks, as `composer tasks build` writes it.")],
-    policy: Annotated[str, typer.Option(help="oracle, noop, random, or a model: a folder or a Hugging Face id.")],
+    policy: Annotated[
+        str,
+        typer.Option(help="oracle (the solution), noop (submit at once), random (random calls), or a model: a folder or an id."),
+    ],
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Take only the first N tasks.")] = None,
     seed: Annotated[int, typer.Option(help="Determines every draw.")] = 0,
@@ -51,7 +55,7 @@ def rollout(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write trajectories.jsonl and summary.json to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for trajectories.jsonl and summary.json; replaces old ones.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
@@ -66,6 +70,8 @@ def rollout(
     interpreter = (python or build_python(tasks)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
+    if policy not in _REQUIRED:
+        prove_solution(chosen[0], sandbox=box, python=interpreter)
     actor = _actor(policy, chosen)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
     given |= {"context_tokens": context_tokens, "max_turns": max_turns}

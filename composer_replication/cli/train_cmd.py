@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from composer_replication.config import RunConfig, field_lines, load_config, to_toml
-from composer_replication.observe import Terminal
+from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
+from composer_replication.observe import RunDir, Terminal
 
 __all__ = ["train"]
 
@@ -32,16 +32,21 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check everything that can be checked without training, print the resolved run file and stop."
+            "--dry-run", help="Check run file, teachers, tasks, their solutions and the model; print the resolved run and stop."
         ),
     ] = False,
     fields: Annotated[  # noqa: ARG001  its callback has done the work
         bool, typer.Option("--fields", callback=_show_fields, is_eager=True, help="List every field of a run file and stop.")
     ] = False,
 ) -> None:
-    """Train every arm of a run. Any field of the run file can be overridden, e.g. --loss.hint.weight 2."""
+    """Train every arm of a run. Any field of the run file can be overridden, e.g. --loss.hint.weight 2.
+
+    Paths are relative to the run file's folder, those on the command line too.
+    """
     config = load_config(run, context.args)
     if dry_run:
+        if not resume:
+            RunDir.refuse_begun(config.out / config.name)
         _check(config)
         return
     from composer_replication.trainer.loop import train as run_training
@@ -52,7 +57,7 @@ def train(
 
 
 def _check(config: RunConfig) -> None:
-    """Everything that can be checked without training."""
+    """What can be checked without training, and what the run will do."""
     from composer_replication.sandbox import open_sandbox
     from composer_replication.tokens import ChatRenderer
     from composer_replication.trainer.models import load_policy
@@ -64,10 +69,25 @@ def _check(config: RunConfig) -> None:
     prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
     model, tokenizer = load_policy(config.model)
     ChatRenderer(tokenizer)
-    tasks = f"{len(checked.train)} to train on, {len(checked.held_out)} held out"
-    rollouts = config.steps * config.rollout.groups * config.rollout.group_size
+    console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
+    held_out = ", ".join(task.spec.task_id for task in checked.held_out) or "none, so pass@1 is not measured"
+    console.print(f"tasks: {len(checked.train)} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
+    for arm in config.arms:
+        _say(console, arm, resolve_arm(config, arm), len(checked.train))
+    console.print("no rollout was made")
+
+
+def _say(console: Console, arm: str, config: RunConfig, tasks: int) -> None:
+    """One arm's channels and rollouts in a line."""
+    loss, teachers = config.loss, len(config.teachers)
+    replay = (
+        "off (weight 0)" if loss.replay.weight == 0 else f"{teachers} teachers" if teachers else "off (the run names no teachers)"
+    )
+    hint = "off (weight 0)" if loss.hint.weight == 0 else "on"
+    practice = config.steps * config.rollout.groups * config.rollout.group_size
+    traces = tasks * loss.replay.traces_per_task if loss.replay.weight > 0 and teachers else 0
     console.print(
-        f"policy: {model.num_parameters():,} parameters; tasks: {tasks}; "
-        f"{len(config.arms)} arm(s) of {rollouts:,} rollouts each; no rollout was made",
+        f"arm {arm}: rlvr {loss.rlvr.objective}, hint {hint}, replay {replay}; {practice:,} training rollouts, {traces:,} traces",
         soft_wrap=True,
+        highlight=False,
     )

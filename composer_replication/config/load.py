@@ -40,7 +40,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: not valid TOML: {error}", fix="correct the line it names") from None
     for key, value in _parse_overrides(overrides):
         _set(data, key, value, where="the command line")
-    return _validate(data, str(path), base=path.parent)
+    return _validate(data, f"{path} and the command line" if overrides else str(path), base=path.parent)
 
 
 def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
@@ -86,9 +86,11 @@ def _value(text: str) -> Any:
 def _set(data: dict[str, Any], key: str, value: Any, *, where: str) -> None:
     *folders, last = key.split(".")
     for folder in folders:
-        data = data.setdefault(folder, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"{where}: {key}: {folder!r} is a value, not a section", fix="name a field of a section")
+        inner: Any = data.setdefault(folder, {})
+        if not isinstance(inner, dict):
+            what = "a list, which only the run file can set" if isinstance(inner, list) else "a value, not a section"
+            raise ConfigError(f"{where}: {key}: {folder!r} is {what}", fix="name a field of a section")
+        data = inner
     data[last] = value
 
 
@@ -131,7 +133,8 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
     field = ".".join(str(part) for part in location)
     if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1)
-        known = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(_fields_at(location[:-1]))}"
+        meant = ".".join(str(part) for part in (*location[:-1], *close))
+        known = f"did you mean {meant!r}?" if close else f"known here: {', '.join(_fields_at(location[:-1]))}"
         return f"unknown key {field!r}", f"remove it; {known}"
     if kind == "missing":
         return f"{field} is missing", f"set {field}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 __all__ = [
     "EvalConfig",
@@ -29,6 +29,19 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+_Override = dict[str, str | int | float | bool]
+
+
+def _flat(arm: Any) -> Any:
+    """TOML reads an unquoted `loss.hint.weight = 0` as nested tables: the same override, with its key in one piece."""
+    if not isinstance(arm, dict):
+        return arm
+    flat: dict[str, Any] = {}
+    for key, value in arm.items():
+        flat |= {f"{key}.{rest}": v for rest, v in _flat(value).items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
 
@@ -46,11 +59,12 @@ class TasksConfig(_Section):
     """What to practise on."""
 
     train: Path
-    """A folder of task folders, made by `composer tasks build`."""
+    """A folder of task folders, made by `composer tasks build`. Paths are relative to the run file's folder."""
     held_out: Path | None = None
     """A folder of tasks the policy never trains on, for pass@1."""
     held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Instead of such a folder: this share of the tasks in `train`, chosen by their ids. Neither: pass@1 is not measured."""
+    """Instead of such a folder: this share of the tasks in `train`, chosen by their ids. Neither: pass@1 is not measured.
+    Tasks of one repository hold each other's solutions; only the tasks of another repository measure generalisation."""
     python: Path | None = None
     """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says."""
 
@@ -240,6 +254,6 @@ class RunConfig(_Section):
     eval: EvalConfig = EvalConfig()
     teachers: tuple[TeacherConfig, ...] = ()
     """Whom the replay channel asks."""
-    arms: Annotated[dict[Name, dict[str, str | int | float | bool]], Field(min_length=1)] = {"main": {}}
+    arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(_flat)]], Field(min_length=1)] = {"main": {}}
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
     share (`name`, `out`, `threads`, `model`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any, Protocol
 
 from composer_replication.envs.coding import CodingTask
 from composer_replication.envs.workspace import Workspace
-from composer_replication.errors import TaskError
-from composer_replication.types import Message
+from composer_replication.errors import SandboxError, TaskError
+from composer_replication.sandbox import Limits, Sandbox
+from composer_replication.sandbox.grading import grade
+from composer_replication.types import Message, Unscored
 
-__all__ = ["SolvedTask", "noop_script", "oracle_script"]
+__all__ = ["SolvedTask", "noop_script", "oracle_script", "prove_solution"]
 
 _MOST_CONTEXT = 12
 
@@ -22,6 +25,23 @@ class SolvedTask(CodingTask, Protocol):
     def gold_files(self) -> Mapping[str, bytes]:
         """The deleted code's files as they were, by POSIX path."""
         ...
+
+
+def prove_solution(task: SolvedTask, *, sandbox: Sandbox, python: Path, limits: Limits | None = None) -> None:
+    """Grade a task's own solution. With the wrong interpreter every reward would be 0, and nothing would say why.
+
+    Raises:
+        TaskError: it does not score 1; names the task, the interpreter and the first reason.
+        SandboxError: the box broke.
+    """
+    report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python, limits=limits)
+    if isinstance(report.reward, Unscored):
+        raise SandboxError(f"no test could be run: {report.reward.reason}", fix="`composer grade` on any tree shows more")
+    if report.reward != 1.0:
+        raise TaskError(
+            f"the solution of {task.spec.task_id} does not pass its tests with {python}: {'; '.join(report.reasons[:1])}",
+            fix="name the interpreter the task was built with (--python, or tasks.python in a run file), or allow more memory",
+        )
 
 
 def noop_script() -> list[Message]:

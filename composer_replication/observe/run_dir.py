@@ -66,10 +66,7 @@ class RunDir:
             StorageError: the folder cannot be written.
         """
         path = Path(path)
-        if cls.has_begun(path):
-            raise ConfigError(
-                f"{path} already holds a run", fix="continue it with --resume, or choose another name for the new run"
-            )
+        cls.refuse_begun(path)
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path} is a file, not a folder", fix="choose another name for the run")
         for folder in ("trajectories", "ckpt"):
@@ -83,6 +80,14 @@ class RunDir:
         """Whether a run at `path` has measured anything yet; one that has not can be started over."""
         metrics = path / "metrics.jsonl"
         return metrics.exists() and metrics.stat().st_size > 0
+
+    @classmethod
+    def refuse_begun(cls, path: Path) -> None:
+        """Raises ConfigError when there is a run at `path` that a new one would replace."""
+        if cls.has_begun(path):
+            raise ConfigError(
+                f"{path} already holds a run", fix="continue it with --resume, or choose another name for the new run"
+            )
 
     # --- where things are
 

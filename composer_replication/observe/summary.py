@@ -52,7 +52,10 @@ class Summary:
 
 def save_summary(run: RunDir, summary: Summary) -> None:
     """Write summary.json, from which the report can be rebuilt. Raises StorageError."""
-    files.replace_file(run.summary_path, (json.dumps(asdict(summary), indent=1) + "\n").encode())
+    data = asdict(summary)
+    for row in data["rows"]:
+        row |= {name: None for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+    files.replace_file(run.summary_path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
 
 
 def load_summary(run: RunDir) -> Summary:
@@ -67,7 +70,7 @@ def load_summary(run: RunDir) -> Summary:
         text = run.summary_path.read_text()
     try:
         data = json.loads(text)
-        rows = tuple(SummaryRow(**row) for row in data["rows"])
+        rows = tuple(SummaryRow(**{**row, **{k: _nan(row[k]) for k in ("pass_at_1", "pass_at_1_se")}}) for row in data["rows"])
         saved = Summary(title=data["title"], rows=rows, notes=tuple(data["notes"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
@@ -97,6 +100,11 @@ def _with_unfinished(run: RunDir, saved: Summary) -> Summary:
     )
     note = f"Not finished: {', '.join(unfinished)}. The table shows the last evaluation so far, from metrics.jsonl."
     return Summary(title=saved.title, rows=(*saved.rows, *rows), notes=(*saved.notes, note))
+
+
+def _nan(value: float | None) -> float:
+    """JSON has no NaN."""
+    return math.nan if value is None else float(value)
 
 
 def _count(value: float | None) -> int | None:

@@ -75,6 +75,8 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
     terminal.table(
         "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
     )
+    for arm in config.arms:
+        terminal.note(f"weights of {arm}: {latest_checkpoint(run_dir.ckpt_path / arm)}")
     terminal.note(f"report: {report}")
     return rows
 

@@ -39,26 +39,43 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
     """
     local = Path(config.path).is_dir()
+    if local:
+        _refuse_incomplete(Path(config.path))
+    elif config.path.startswith((".", "/", "~")):
+        raise ModelError(f"no such folder: {config.path}", fix="give a model folder or a Hugging Face model id")
     try:
         with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
             model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=torch.float32)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        what = (
+            f"the folder {config.path}" if local else f"{config.path} (there is no such folder, so it was taken for a model id)"
+        )
         raise ModelError(
-            f"model.path: {config.path} cannot be loaded: {first}",
+            f"the model cannot be loaded from {what}: {why}",
             fix="give a folder written by save_pretrained, or a Hugging Face model id that can be downloaded",
         ) from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ModelError(
-            f"model.path: the tokenizer of {config.path} has no chat template",
+            f"the tokenizer of {config.path} has no chat template",
             fix="use an instruction-tuned model, or put a chat_template.jinja with tool calls beside its tokenizer",
         )
     if tokenizer.eos_token_id is None:
-        raise ModelError(f"model.path: the tokenizer of {config.path} has no EOS token", fix="set eos_token in its configuration")
+        raise ModelError(f"the tokenizer of {config.path} has no EOS token", fix="set eos_token in its configuration")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
     return model.to(resolve_device(config.device)), tokenizer
+
+
+def _refuse_incomplete(folder: Path) -> None:
+    """What transformers says of these is hard to read."""
+    for names, what in ((("config.json",), "model"), (("tokenizer.json", "tokenizer_config.json"), "tokenizer")):
+        if not any((folder / name).is_file() for name in names):
+            raise ModelError(
+                f"the model cannot be loaded from the folder {folder}: it holds no {what} (no {' or '.join(names)})",
+                fix="give a folder that model and tokenizer were written to with save_pretrained",
+            )
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

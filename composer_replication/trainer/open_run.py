@@ -12,8 +12,10 @@ from composer_replication.observe import RunDir
 
 __all__ = ["open_run"]
 
-_MAY_CHANGE = frozenset({"checkpoint_every", "out", "rollout.env_workers", "sandbox.kind"})
-"""Fields that change no result."""
+_MAY_CHANGE = frozenset({"checkpoint_every", "out", "rollout.env_workers", "sandbox.kind", "loss.replay.max_total_usd"})
+"""Fields that change no result. A cap that was reached has to be raised for the run to go on."""
+_OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_million_input", ".usd_per_million_output")
+"""Likewise: where it is asked and what it costs. Answers bought at another address are asked for again."""
 
 
 def open_run(config: RunConfig, *, resume: bool) -> RunDir:
@@ -48,8 +50,7 @@ def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: Ru
 
 
 def _may_change(key: str) -> bool:
-    """A teacher may be served at another address; its answers are in the ledger under the old one and are asked for again."""
-    return key in _MAY_CHANGE or (key.startswith("teachers.") and key.endswith(".base_url"))
+    return key in _MAY_CHANGE or (key.startswith("teachers.") and key.endswith(_OF_A_TEACHER))
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

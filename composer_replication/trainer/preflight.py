@@ -12,13 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from composer_replication.config import RunConfig, SandboxConfig, TeacherConfig, resolve_arm
-from composer_replication.errors import ConfigError, SandboxError, TaskError
+from composer_replication.envs.oracle import prove_solution
+from composer_replication.errors import ConfigError
 from composer_replication.sandbox import Limits, Sandbox
-from composer_replication.sandbox.grading import grade
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.teachers import Teacher, check_teachers
-from composer_replication.types import Unscored
 
 __all__ = ["Checked", "check_run", "fingerprint", "limits_of", "prove_solutions", "teacher"]
 
@@ -103,27 +102,11 @@ def limits_of(config: SandboxConfig, task: Task) -> Limits:
 
 
 def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> None:
-    """Grade one reference solution per folder, as the run will grade.
-
-    With the wrong interpreter or too little memory every reward would be 0, and nothing would say why.
-
-    Raises:
-        TaskError: a solution does not score 1; names the task, the interpreter and the first reason.
-        SandboxError: the box broke.
-    """
+    """Grade one reference solution per folder, as the run will grade. Raises TaskError or SandboxError."""
     for tasks in (checked.train, checked.held_out):
         for task in tasks[:1]:
             python = checked.pythons[task.spec.task_id]
-            limits = limits_of(config.sandbox, task)
-            report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python, limits=limits)
-            if isinstance(report.reward, Unscored):
-                raise SandboxError(f"no test could be run: {report.reward.reason}", fix="composer grade shows more")
-            if report.reward != 1.0:
-                why = "; ".join(report.reasons[:1]) or "no reason given"
-                raise TaskError(
-                    f"the solution of {task.root} does not pass its tests with {python}: {why}",
-                    fix="set tasks.python to the interpreter they were built with, or give sandbox more memory_mb or processes",
-                )
+            prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
 
 
 def teacher(config: TeacherConfig) -> Teacher:

@@ -130,3 +130,10 @@ def test_the_run_file_of_the_readme_is_one(tmp_path: Path) -> None:
 def test_held_out_tasks_are_named_once(run_file: Path) -> None:
     error = refusal(run_file, "--tasks.held_out", "tasks", "--tasks.held_out_share", "0.2")
     assert "both given" in error.message
+
+
+def test_arms_may_be_written_as_sections(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text() + "[arms.alone]\nloss.hint.weight = 0\n[arms.my-arm.loss.replay]\nweight = 0.5\n")
+    config = load_config(run_file, ["--arms.my-arm.steps", "3"])
+    assert config.arms == {"alone": {"loss.hint.weight": 0}, "my-arm": {"loss.replay.weight": 0.5, "steps": 3}}
+    assert resolve_arm(config, "alone").loss.hint.weight == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from teacher_server import Reply, TeacherServer
 from world import COMPOSER, World, composer, finish
 
 from composer_replication.observe import RunDir
@@ -57,7 +58,14 @@ def test_a_model_without_chat_template(run_file: Path, world: World, tmp_path: P
 
 def test_a_model_that_is_none(run_file: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "cannot be loaded" in refused("train", str(run_file), "--model.path", "empty", cwd=tmp_path, code=5)
+    assert "it holds no model (no config.json)" in refused("train", str(run_file), "--model.path", "empty", cwd=tmp_path, code=5)
+
+
+def test_damaged_weights(run_file: Path, world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.policy, tmp_path / "torn")
+    weights = tmp_path / "torn" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert "cannot be loaded" in refused("train", str(run_file), "--model.path", "torn", cwd=tmp_path, code=5)
 
 
 @pytest.mark.parametrize("damage", ["task.toml", "repo"])
@@ -131,6 +139,39 @@ def test_an_arm_that_cannot_be_trained(run_file: Path, words: list[str], arm: st
     assert not list((run_file.parent / "runs").rglob("step_*"))
     run_file.write_text(run_file.read_text().replace(arm, "{}"))
     finish("train", str(run_file), *words, "--steps", "1", cwd=run_file.parent)  # under the same name
+
+
+def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
+    output = finish("train", str(run_file), "--dry-run", cwd=run_file.parent)
+    assert "tasks: 4 to train on; held out: " in output
+    assert "arm main: rlvr dapo, hint on, replay off (the run names no teachers); 24 training rollouts, 0 traces" in output
+    finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    assert "already holds a run" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
+
+
+def test_a_cap_that_is_too_low_can_be_raised(run_file: Path) -> None:
+    folder = run_file.parent
+    prices = {"usd_per_million_input": 1.0, "usd_per_million_output": 1.0}
+    with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
+        rows = [{"name": n, "model": n, "base_url": server.base_url, "api_key_env": "", **prices} for n in ("one", "other")]
+        run_file.write_text(tomli_w.dumps(tomllib.loads(run_file.read_text()) | {"teachers": rows}))
+        words = ["train", str(run_file), "--steps", "1", "--loss.replay.verify", "false", "--loss.replay.max_total_usd"]
+        assert "no call fits under the cap" in refused(*words, "0.000001", cwd=folder, code=6)
+        finish(*words, "10", "--resume", cwd=folder)
+    assert RunDir(folder / "runs" / "run").read_pairs("main")
+
+
+def test_a_teacher_that_fails_is_told(run_file: Path) -> None:
+    """Two teachers have to agree and one answers: that is no run with replay, whatever it found."""
+    prices = {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0, "api_key_env": ""}
+    with TeacherServer(
+        lambda body, _number: Reply(status=401) if body["model"] == "other" else Reply(calls=[("list_files", {})])
+    ) as server:
+        rows = [{"name": n, "model": n, "base_url": server.base_url, **prices} for n in ("one", "other")]
+        run_file.write_text(tomli_w.dumps(tomllib.loads(run_file.read_text()) | {"teachers": rows}))
+        output = refused("train", str(run_file), cwd=run_file.parent, code=6)
+    assert "1 of the teachers' families answered, loss.replay.agreement_threshold is 2: other: HTTP 401" in output
+    assert not list((run_file.parent / "runs").rglob("step_*.safetensors"))
 
 
 def test_a_teacher_without_its_key(run_file: Path) -> None:
