@@ -108,7 +108,7 @@ def quickstart_config(
         sandbox=SandboxConfig(kind=sandbox),
         rollout=RolloutConfig(groups=8, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
         loss=LossConfig(hint=HintConfig(weight=0.3, beta=0.5), replay=ReplayConfig(weight=0.3, dpo_beta=0.5, pairs_per_step=12)),
-        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=64),
+        optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=16),
         eval=EvalConfig(every=10, samples=4),
         teachers=teachers,
         arms=ARMS,
