@@ -29,10 +29,10 @@ from composer_replication.observe import Terminal
 from composer_replication.trainer.loop import train
 from composer_replication.trainer.open_run import open_run
 
-RATES = (3e-4, 1e-3)
+RATES = (5e-4, 1e-3)
 WEIGHTS = (0.3, 1.0)
 GRPO_RATES = (1e-4, 3e-4, 6e-4, 1e-3)
-LAST_STEPS = 10
+LAST_STEPS = 20
 """The training reward that chooses a setting is a mean over so many steps."""
 
 Overrides = dict[str, str | int | float | bool]
