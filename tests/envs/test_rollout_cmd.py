@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import venv
 from dataclasses import replace
 
 import pytest
@@ -89,7 +90,7 @@ def test_a_model_from_a_folder(folder, tmp_path):
 
 
 def test_errors_say_what_to_do(folder, tmp_path):
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="no such folder"):
         run("--tasks", folder, "--policy", tmp_path / "nothing")
     with pytest.raises(TaskError):
         run("--tasks", tmp_path / "none", "--policy", "oracle")
@@ -97,3 +98,10 @@ def test_errors_say_what_to_do(folder, tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         run("--tasks", folder, "--policy", "noop", "--out", tmp_path / "file")
     assert len(load_tasks(folder)) == 2
+
+
+def test_tasks_without_their_interpreter_are_not_rolled_out(folder, tmp_path):
+    """A model would score 0 on every one, and nothing would say why."""
+    venv.create(tmp_path / "bare", with_pip=False)
+    with pytest.raises(TaskError, match="pytest"):
+        run("--tasks", folder, "--policy", "random", "--python", tmp_path / "bare" / "bin" / "python")

@@ -87,7 +87,8 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
     cases = {
         ("grade", copy, "--workspace", tmp_path): (3, "repo/tide.py was changed"),
         ("grade", task, "--workspace", tmp_path / "absent"): (2, "is not a folder"),
-        ("grade", task, "--workspace", tmp_path, "--python", tmp_path / "absent"): (3, "not a working Python interpreter"),
+        ("grade", task, "--workspace", tmp_path): (2, "has no file of the task's tree"),
+        ("grade", task, "--workspace", task / "repo", "--python", tmp_path / "absent"): (3, "not a working Python interpreter"),
         ("tasks", "show", tmp_path): (3, "holds no complete task"),
         ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
         ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is no folder"),
