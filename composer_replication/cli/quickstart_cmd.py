@@ -16,13 +16,15 @@ def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run.")] = "quickstart",
     seed: Annotated[int, typer.Option(min=0, help="Of the warm start and of the run.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each arm.")] = 30,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimizer steps of each arm; the standard number when left out.")
+    ] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
 ) -> None:
     """Build tasks, warm-start a tiny policy, then train it twice: with GRPO alone and with all three channels.
 
     Needs no GPU, no key and no download. Run again after an interruption, it goes on where it stopped.
     """
-    from composer_replication.embedded.quickstart import run_quickstart
+    from composer_replication.embedded.quickstart import ARM_STEPS, run_quickstart
 
-    run_quickstart(out / name, seed=seed, steps=steps, sandbox=sandbox)
+    run_quickstart(out / name, seed=seed, steps=steps or ARM_STEPS, sandbox=sandbox)
