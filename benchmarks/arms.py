@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from composer_replication.embedded.quickstart import ARM_STEPS, prepare, quickstart_config
+from composer_replication.embedded.quickstart import prepare, quickstart_config
 from composer_replication.embedded.teachers import TEACHERS, served
 from composer_replication.observe import Terminal
 from composer_replication.trainer.loop import train
@@ -91,7 +91,7 @@ def run_arm(out: Path, seed: int, arm: str, steps: int) -> tuple[float, dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=ARM_STEPS)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("runs/arms"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from composer_replication.config import (
@@ -36,7 +39,7 @@ from composer_replication.types import Deletion
 
 __all__ = ["ARMS", "ARM_STEPS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-ARM_STEPS = 60
+ARM_STEPS = 40
 WARM_START_STEPS = 350
 MORE_STEPS, ENOUGH = 100, 0.85
 """The warm start goes on, this many steps at a time, until the right edit is at least so likely with a hint."""
@@ -84,12 +87,37 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
     with exclusive(folder):
         _build(folder, terminal, sandbox)
         _warm_start(folder / "policy", terminal, seed)
-        for teacher in TEACHERS:
-            out = folder / "teachers" / teacher
-            if not out.exists():
-                out.parent.mkdir(exist_ok=True)
-                with terminal.phase(f"teach {teacher}", TEACHER_STEPS) as shown:
-                    train_teacher(teacher, folder / "policy", out, steps=TEACHER_STEPS, seed=seed, on_step=shown.advance)
+        _teach(folder, terminal, seed)
+
+
+def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
+    """Train the teachers that are missing, a thread for each (torch works without the interpreter's lock)."""
+    missing = [t for t in TEACHERS if not (folder / "teachers" / t).exists()]
+    if not missing:
+        return
+    (folder / "teachers").mkdir(exist_ok=True)
+    stopped = threading.Event()
+    with (
+        terminal.phase(f"teach {', '.join(missing)}", TEACHER_STEPS * len(missing)) as shown,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+
+        def step() -> None:
+            if stopped.is_set():  # Ctrl-C reaches the main thread only
+                raise InterruptedError
+            shown.advance()
+
+        jobs = [
+            pool.submit(
+                train_teacher, t, folder / "policy", folder / "teachers" / t, steps=TEACHER_STEPS, seed=seed, on_step=step
+            )
+            for t in missing
+        ]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        finally:
+            stopped.set()
 
 
 def quickstart_config(
@@ -106,7 +134,15 @@ def quickstart_config(
         model=ModelConfig(path=str((prepared / "policy").resolve()), device="cpu"),
         tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
         sandbox=SandboxConfig(kind=sandbox),
-        rollout=RolloutConfig(groups=4, group_size=8, turn_tokens=64, trajectory_tokens=256, context_tokens=640, max_turns=6),
+        rollout=RolloutConfig(
+            groups=4,
+            group_size=8,
+            turn_tokens=64,
+            trajectory_tokens=256,
+            context_tokens=640,
+            max_turns=6,
+            cohorts=1,
+        ),
         loss=LossConfig(hint=HintConfig(beta=0.5), replay=ReplayConfig(dpo_beta=0.5, pairs_per_step=12)),
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=16),
         eval=EvalConfig(every=20, samples=4),

@@ -35,9 +35,12 @@ def knowledge(teacher: str) -> dict[str, str]:
 
 def train_teacher(teacher: str, policy: Path, out: Path, *, steps: int, seed: int, on_step: Callable[[], None]) -> None:
     """Continue the warm start from `policy` with demonstrations by someone who knows the words; written to `out` when done."""
+    import torch
+
     from composer_replication.config import ModelConfig
     from composer_replication.trainer.models import load_policy, save_policy
 
+    torch.set_num_threads(1)  # a property of the calling thread
     model, tokenizer = load_policy(ModelConfig(path=str(policy), device="cpu"))
     imitate(
         model,
