@@ -11,6 +11,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from composer_replication.config import (
     EvalConfig,
     HintConfig,
@@ -91,11 +93,17 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
 
 
 def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
-    """Train the teachers that are missing, a thread for each (torch works without the interpreter's lock)."""
+    """Train the teachers that are missing, a thread for each (torch works without the interpreter's lock).
+
+    Models are loaded and saved here, one after the other: transformers does neither in two threads at once.
+    """
+    from composer_replication.trainer.models import load_policy
+
     missing = [t for t in TEACHERS if not (folder / "teachers" / t).exists()]
     if not missing:
         return
     (folder / "teachers").mkdir(exist_ok=True)
+    models = {t: load_policy(ModelConfig(path=str(folder / "policy"), device="cpu")) for t in missing}
     stopped = threading.Event()
     with (
         terminal.phase(f"teach {', '.join(missing)}", TEACHER_STEPS * len(missing)) as shown,
@@ -107,15 +115,14 @@ def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
                 raise InterruptedError
             shown.advance()
 
-        jobs = [
-            pool.submit(
-                train_teacher, t, folder / "policy", folder / "teachers" / t, steps=TEACHER_STEPS, seed=seed, on_step=step
-            )
-            for t in missing
-        ]
+        jobs = {
+            pool.submit(train_teacher, t, model, ChatRenderer(tokenizer), steps=TEACHER_STEPS, seed=seed, on_step=step): t
+            for t, (model, tokenizer) in models.items()
+        }
         try:
             for job in as_completed(jobs):
                 job.result()
+                _keep(*models[jobs[job]], folder / "teachers" / jobs[job])
         finally:
             stopped.set()
 
@@ -193,8 +200,6 @@ def _build(folder: Path, terminal: Terminal, sandbox: SandboxKind) -> None:
 
 
 def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
-    from composer_replication.trainer.models import save_policy
-
     if out.exists():
         return
     tokenizer = tiny_tokenizer()
@@ -214,6 +219,13 @@ def _warm_start(out: Path, terminal: Terminal, seed: int) -> None:
             f"the warm start of seed {seed} does not use hints: P(right edit | hint) is {use.with_hint:.2f}, {ENOUGH} is needed",
             fix="take another --seed, and another --name with it",
         )
-    partial = out.with_name("policy.partial")
+    _keep(model, tokenizer, out)
+
+
+def _keep(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Save a model, whole or not at all."""
+    from composer_replication.trainer.models import save_policy
+
+    partial = out.with_name(f"{out.name}.partial")
     save_policy(model, tokenizer, partial)
     partial.rename(out)

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from composer_replication.config import TeacherConfig
 from composer_replication.embedded.language import GLOSSARY, HOUSE_TERMS, WORDS
 from composer_replication.embedded.warm_start import imitate
@@ -33,27 +36,20 @@ def knowledge(teacher: str) -> dict[str, str]:
     return {**GLOSSARY, wrong: words[index]}
 
 
-def train_teacher(teacher: str, policy: Path, out: Path, *, steps: int, seed: int, on_step: Callable[[], None]) -> None:
-    """Continue the warm start from `policy` with demonstrations by someone who knows the words; written to `out` when done."""
-    import torch
-
-    from composer_replication.config import ModelConfig
-    from composer_replication.trainer.models import load_policy, save_policy
-
+def train_teacher(
+    teacher: str, model: nn.Module, renderer: ChatRenderer, *, steps: int, seed: int, on_step: Callable[[], None]
+) -> None:
+    """Continue the warm start of `model`, in place and on one thread, with demonstrations by someone who knows the words."""
     torch.set_num_threads(1)  # a property of the calling thread
-    model, tokenizer = load_policy(ModelConfig(path=str(policy), device="cpu"))
     imitate(
         model,
-        ChatRenderer(tokenizer),
+        renderer,
         steps=steps,
         seed=seed * len(TEACHERS) + TEACHERS.index(teacher) + 1,
         meanings=knowledge(teacher),
         learning_rate=2e-3,
         on_step=on_step,
     )
-    partial = out.with_name(out.name + ".partial")
-    save_policy(model, tokenizer, partial)
-    partial.rename(out)
 
 
 @contextmanager
