@@ -49,7 +49,7 @@ bench: env ## Run every benchmark; each ends with one line of JSON
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)
 
-arms: env ## Run the three-seed experiment: every arm over one grid (about an hour)
+arms: env ## Run the three-seed experiment: four settings of every arm (an hour and a half)
 	@$(BIN)/python benchmarks/arms.py
 
 clean: ## Remove caches and build outputs (.venv and runs/ stay)
