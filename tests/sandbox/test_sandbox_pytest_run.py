@@ -205,14 +205,17 @@ def test_hash_order_is_fixed(sandbox, repo):
     assert first == second
 
 
-def test_limits_end_the_run_with_everything_missing(sandbox, repo):
+def test_limits_end_the_run_and_nothing_has_passed(sandbox, repo):
+    """Without control groups the interpreter itself runs out of memory, and pytest may live on to say so as an error."""
     ids = [f"{F}::test_warns", f"{F}::test_fails"]
     hang = run(sandbox, repo, ids, {"src/calc.py": "while True: pass\n"}, limits=Limits(wall_s=2))
     hog = run(
         sandbox, repo, ids, {"src/calc.py": "x = []\nwhile True: x.append(bytearray(1 << 23))\n"}, limits=Limits(memory_mb=256)
     )
     for outcome, ending in ((hang, Ending.TIMEOUT), (hog, Ending.OUT_OF_MEMORY)):
-        assert (outcome.ending, set(outcome.outcomes.values())) == (ending, {Outcome.MISSING})
+        assert outcome.ending is ending
+        assert set(outcome.outcomes) == set(ids)
+        assert set(outcome.outcomes.values()) <= {Outcome.MISSING, Outcome.ERROR}
 
 
 def test_collecting_runs_nothing(sandbox, repo):
