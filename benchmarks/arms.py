@@ -1,7 +1,7 @@
 """The experiment behind the claim: three seeds with warm starts of their own, four settings of every arm, equal rollouts.
 
 For every seed: tasks, warm start and teachers as in the quickstart, then each arm at four settings: two learning rates by two
-weights of the hint and replay channels, or, for GRPO alone, which has no such weight, four learning rates in the same range. An
+weights of the hint and replay channels, or, for GRPO alone, which has no such weight, four learning rates around theirs. An
 arm's setting is chosen by the reward on TRAINING tasks over its last steps, a mean over the seeds; what is reported is pass@1 on
 the held-out tasks, and the table gives it for every setting. The traces that replay freezes are rollouts too: GRPO alone gets one
 more step instead. The control arm gets every hint's text from another task. Everything lies under `runs/arms`, with a log and a

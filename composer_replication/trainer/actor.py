@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -100,7 +101,9 @@ def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> lis
     first = (step - 1) * count
     before: list[int] = []
     order: list[int] = []
-    for epoch in range((first + count - 1) // len(tasks) + 1):
+    period = count // math.gcd(count, len(tasks))  # so many passes on, a pass begins with a step again
+    begin = first // len(tasks) // period * period
+    for epoch in range(begin, (first + count - 1) // len(tasks) + 1):
         before, order = order, list(range(len(tasks)))
         random.Random(f"{seed}/{epoch}").shuffle(order)
         begun = epoch * len(tasks) % count

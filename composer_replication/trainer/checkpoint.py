@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.models import save_policy
+from composer_replication.trainer.models import load_weights, save_policy
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
 
@@ -88,8 +88,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def load_checkpoint(path: Path, learner: Learner) -> None:
     """Restore a learner from a checkpoint that `read_checkpoint` found intact."""
     state = torch.load(path / "learner.pt", map_location=learner.accelerator.device, weights_only=True)
-    policy = type(learner.policy).from_pretrained(path, dtype=torch.float32)  # reads whatever form save_pretrained chose
-    learner.load_state_dict(state, policy.state_dict())
+    learner.load_state_dict(state, load_weights(path, like=learner.policy))
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
 
-__all__ = ["load_policy", "resolve_device", "save_policy"]
+__all__ = ["load_policy", "load_weights", "resolve_device", "save_policy"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -76,6 +76,12 @@ def _refuse_incomplete(folder: Path) -> None:
                 f"the model cannot be loaded from the folder {folder}: it holds no {what} (no {' or '.join(names)})",
                 fix="give a folder that model and tokenizer were written to with save_pretrained",
             )
+
+
+def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others."""
+    with _no_progress_bars():
+        return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -66,15 +66,18 @@ def _counts(reasons: Counter[str]) -> str:
 
 def _report_failures(workshop: Workshop, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
     """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
-    failed = Counter((a.teacher, a.error) for a in answers if a.error is not None)
-    for (name, error), count in failed.items():
-        workshop.terminal.note(f"teacher {name}: {count} of its answers failed: {error}")
+    failed: defaultdict[str, list[str]] = defaultdict(list)
+    for answer in answers:
+        if answer.error is not None:
+            failed[answer.teacher].append(answer.error)
+    for name, errors in failed.items():
+        workshop.terminal.note(f"teacher {name}: {len(errors)} of its answers failed, the first: {errors[0]}")
     answering = {a.family or a.teacher for a in answers if a.error is None}
     needed = config.loss.replay.agreement_threshold
     if answers and len(answering) < needed:
         raise TeacherError(
             f"{len(answering)} of the teachers' families answered, loss.replay.agreement_threshold is {needed}: "
-            + "; ".join(f"{name}: {error}" for name, error in failed),
+            + "; ".join(f"{name}: {errors[0]}" for name, errors in failed.items()),
             fix="repair what the errors name, then --resume; answers that were given are kept and not paid for again",
         )
 
@@ -120,7 +123,7 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
     if any(call.name in _DECISIVE for call in calls):
         if not _passes(env):
             return "the tests do not pass after the chosen action"
-        if not any(call.name in _DECISIVE for call in own.tool_calls):
+        if not any(result.name in _DECISIVE for result in own.results):
             return None
         _go_to(env, trajectory, turn + 1)
         return "the tests pass after the student's own action too" if _passes(env) else None
@@ -129,10 +132,10 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
 
 
 def _go_to(env: Env, trajectory: Trajectory, turn: int) -> None:
-    """Bring the environment to where it stood before a turn."""
+    """Bring the environment to where it stood before a turn, by the calls that were carried out: none is after a submission."""
     env.reset()
     for earlier in trajectory.turns[:turn]:
-        for call in earlier.tool_calls:
+        for call, _ in zip(earlier.tool_calls, earlier.results, strict=False):
             env.step(call)
 
 

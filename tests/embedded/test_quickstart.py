@@ -10,7 +10,7 @@ import pytest
 
 from composer_replication.embedded import quickstart
 from composer_replication.embedded.language import HOUSE_TERMS, modules, project_path
-from composer_replication.errors import ConfigError
+from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.tasks.functions import find_functions
 from composer_replication.tasks.store import load_tasks
@@ -63,3 +63,14 @@ def test_every_term_is_trained_and_held_out() -> None:
             term = (root / module.path).read_text().split(f"def {function.qualname}(")[1].split("The ")[1].split()[0]
             sides[term, quickstart.is_held_out(deleted)] += 1
     assert sides == {(term, held_out): 2 if held_out else 4 for term in HOUSE_TERMS for held_out in (False, True)}
+
+
+def test_a_warm_start_that_ignores_hints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without use of hints the hint channel would teach noise."""
+    for name in ("WARM_START_STEPS", "MORE_STEPS"):
+        monkeypatch.setattr(quickstart, name, 1)
+    monkeypatch.setattr(quickstart, "_build", lambda *_: None)
+    with pytest.raises(ModelError, match="the warm start of seed 5 does not use hints") as raised:
+        quickstart.prepare(tmp_path / "world", Terminal(), seed=5, sandbox="auto")
+    assert "--seed" in str(raised.value)
+    assert not (tmp_path / "world" / "policy").exists()

@@ -10,6 +10,7 @@ from world import World
 
 from composer_replication.batch import build_batch
 from composer_replication.config import RunConfig, load_config
+from composer_replication.errors import ModelError
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
@@ -81,3 +82,27 @@ def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: P
         clock = [metrics["hint/taid_t"] for metrics in expected]
         assert clock == sorted(clock)
         assert clock[-1] > clock[0]
+
+
+def test_a_gradient_that_is_not_finite_is_refused(run_file: Path) -> None:
+    """AdamW would carry it into every weight."""
+    config = load_config(run_file)
+    inputs = batch(config)
+    trained = learner(config)
+    before = {name: p.clone() for name, p in trained.policy.named_parameters()}
+    with pytest.raises(ModelError, match="the gradient of step 1 is not finite"):
+        trained.update(inputs | {"dpo_chosen_ref_logprobs": inputs["dpo_chosen_ref_logprobs"] * float("nan")})
+    assert trained.version == 0
+    assert all(torch.equal(p, before[name]) for name, p in trained.policy.named_parameters())
+
+
+def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(_part: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    config = load_config(run_file)
+    trained = learner(config)
+    monkeypatch.setattr(trained, "_backward", exhausted)
+    with pytest.raises(ModelError, match="ran out of memory in step 1: no room") as raised:
+        trained.update(batch(config))
+    assert "optimizer.micro_batch_size" in str(raised.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ def test_nothing_can_follow_a_submission(env: CodingEnv) -> None:
     both = call("submit")
     both["tool_calls"] = [*both["tool_calls"], *call("list_files")["tool_calls"]]
     assert verify_pair(env, recorded(env, SEARCH), 0, both) == "the chosen action goes on after it has submitted"
+
+
+def test_what_the_student_did_not_get_to_is_not_carried_out(env: CodingEnv, task: Task) -> None:
+    """A call behind its submission was parsed and never made."""
+    student = recorded(env, SEARCH, edit(task, WRONG), call("submit"))
+    last = student.turns[-1]
+    beyond = replace(last, tool_calls=(*last.tool_calls, ToolCall(call_id="x", name="list_files", arguments={})))
+    student = replace(student, turns=(*student.turns[:-1], beyond))
+    assert verify_pair(env, student, 2, edit(task, solution(task), old=WRONG)) is None
 
 
 def test_a_verdict_that_cannot_be_had_is_no_verdict(env: CodingEnv, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
