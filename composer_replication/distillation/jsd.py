@@ -29,10 +29,17 @@ Reduction: TypeAlias = Literal["batchmean", "sum", "mean", "none"]
 
 
 def generalized_jsd_per_token(
-    student_logits: Tensor, teacher_logits: Tensor, *, beta: float, temperature: float = 1.0, scale: JsdScale = "trl"
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    beta: float,
+    temperature: float = 1.0,
+    scale: JsdScale = "trl",
+    token_clip: float | None = None,
 ) -> Tensor:
     """D_b per row, in nats: [..., V] and [..., V] -> [...].
 
+    `token_clip` is the upper limit on each vocabulary entry's term before the sum (arXiv:2601.18734).
     `temperature` divides both logits (no T^2 factor). The teacher is detached; bf16 and fp16 are computed in float32. Raises
     ValueError on a shape mismatch, a beta outside [0, 1], a temperature not above 0 or an unknown scale. Warns when beta is
     so near an end that the "trl" scale makes the loss more than ten times weaker than at the end itself.
@@ -46,7 +53,8 @@ def generalized_jsd_per_token(
             f"jsd beta={beta} makes D_b far weaker than the KL at the end it is near; use beta 0 or 1, or scale 'continuous'",
             stacklevel=2,
         )
-    terms = _terms(log_probs(student_logits, temperature), log_probs(teacher_logits.detach(), temperature), beta)
+    log_s, log_t = log_probs(student_logits, temperature), log_probs(teacher_logits.detach(), temperature)
+    terms = _terms(log_s, log_t, beta) if token_clip is None else _plain_terms(log_s, log_t, beta).clamp(max=token_clip)
     divergence = terms.sum(-1)
     return divergence / (beta * (1.0 - beta)) if inside and scale == "continuous" else divergence
 

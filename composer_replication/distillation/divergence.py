@@ -1,0 +1,59 @@
+"""What the hint channel's student is compared with its teacher by: each form of the loss as a small value.
+
+`per_token` is plain and differentiable, on logits [..., V]. `fused.py` forms the same values and gradients from hidden states,
+without the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from composer_replication.distillation.entropy_opd import entropy_aware_opd_per_token
+from composer_replication.distillation.jsd import JsdScale, generalized_jsd_per_token
+from composer_replication.distillation.taid import taid_per_token
+
+__all__ = ["TAID", "Divergence", "EntropyAwareOPD", "GeneralizedJSD"]
+
+
+class Divergence(Protocol):
+    """A loss between a student's and a teacher's distribution over the vocabulary."""
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Loss [...] of student and teacher logits [..., V]; no gradient goes to the teacher."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GeneralizedJSD:
+    """See `jsd.py`; beta 0 is the forward KL(teacher || student) and beta 1 the reverse."""
+
+    beta: float = 0.0
+    scale: JsdScale = "trl"
+    token_clip: float | None = None
+    """Upper limit on every vocabulary entry's term (arXiv:2601.18734)."""
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return generalized_jsd_per_token(student, teacher, beta=self.beta, scale=self.scale, token_clip=self.token_clip)
+
+
+@dataclass(frozen=True, slots=True)
+class TAID:
+    """See `taid.py`; `t` in [0, 1] moves the target from the student to the teacher."""
+
+    t: float
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return taid_per_token(student, teacher, t=self.t)
+
+
+@dataclass(frozen=True, slots=True)
+class EntropyAwareOPD:
+    """See `entropy_opd.py`; `h_max` in nats, None means log V."""
+
+    h_max: float | None = None
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return entropy_aware_opd_per_token(student, teacher, h_max=self.h_max)

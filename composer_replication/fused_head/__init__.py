@@ -1,0 +1,20 @@
+"""Losses on the output of a language-model head, without its [tokens, vocabulary] logits. Knows only torch."""
+
+from __future__ import annotations
+
+from composer_replication.fused_head.head import Head
+from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, blocks, total_loss
+from composer_replication.fused_head.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
+
+__all__ = [
+    "Head",
+    "RowGradient",
+    "RowKernel",
+    "TeacherRows",
+    "TokenLoss",
+    "TokenScores",
+    "blocks",
+    "fused_logprobs",
+    "fused_token_loss",
+    "total_loss",
+]

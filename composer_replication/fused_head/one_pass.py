@@ -1,0 +1,222 @@
+"""One pass over the rows: lm_head, loss and both gradients, a chunk of rows at a time.
+
+With N rows, hidden size H and vocabulary V, a loss on the logits costs four matrix products of N x H x V in all where there are
+two sets of logits (student and teacher) and three where there is one: the projections, the gradient of the hidden states and
+the gradient of the weight. Forming the gradients while a chunk's logits are at hand needs no more than that; recomputing the
+logits in the backward pass, as checkpointing does, needs one or two more. Memory is a few buffers of [chunk, V].
+
+The gradient of a chunk with respect to the product hidden @ weight.T is held as
+
+    row[:, None] * dense + onehot at the targets
+
+so that scaling by a row's weight is done on the H side, which is smaller than V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from composer_replication.fused_head.head import Head, accumulation_dtype
+
+__all__ = ["CHUNK_BYTES", "Gradients", "RowGradient", "RowKernel", "TeacherRows", "blocks", "chunk_rows", "one_pass", "total_loss"]
+
+CHUNK_BYTES = 1 << 28
+"""Most bytes of one [chunk, V] buffer."""
+_BLOCK_BYTES = 1 << 20
+"""On a CPU element-wise work goes block by block of rows, so that its passes find their data in the cache."""
+_TILE_COLUMNS = 16_384
+"""Columns that are converted at a time where a product has to be formed in a wider type than the weight's."""
+
+
+class TeacherRows(NamedTuple):
+    """One part of the teacher: its logits are the sum of coefficient * head(hidden) over the parts."""
+
+    hidden: Tensor
+    """[N, H of the teacher], without gradient."""
+    head: Head
+    coefficient: float = 1.0
+
+
+class RowGradient(NamedTuple):
+    """What a kernel leaves besides the dense part, which overwrites the chunk's products."""
+
+    row: Tensor
+    """[n], factor of the dense part."""
+    targets: Tensor | None = None
+    """[n] int64 and"""
+    at_targets: Tensor | None = None
+    """[n], what is added at the targets."""
+
+
+class RowKernel(Protocol):
+    """Loss and gradient of some rows."""
+
+    losses: Tensor
+    """[N], each row's weighted loss, filled in call by call."""
+
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:
+        """`product` [n, V] = hidden @ weight.T of `rows`, overwritten with the dense part of the gradient with respect to itself;
+        `teacher` [n, V] logits, free to be overwritten."""
+        ...
+
+
+class Gradients(NamedTuple):
+    """Of the sum of the rows' losses; None where not asked for. All in the accumulation type."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def one_pass(
+    hidden: Tensor,
+    head: Head,
+    kernel: RowKernel,
+    *,
+    teacher: Sequence[TeacherRows] = (),
+    wanted: tuple[bool, bool, bool] = (True, True, True),
+    rows_per_chunk: int | None = None,
+) -> Gradients:
+    """Run `kernel` over all rows of `hidden` [N, H]; `wanted` says which of the gradients of hidden, weight and bias to form."""
+    n, vocabulary = hidden.shape[0], head.weight.shape[0]
+    dtype = accumulation_dtype(head.weight.dtype)
+    step = min(max(n, 1), rows_per_chunk or chunk_rows(vocabulary, dtype))
+    need_hidden, need_weight, need_bias = wanted[0], wanted[1], wanted[2] and head.bias is not None
+    new = hidden.new_zeros
+    grad_hidden = new(hidden.shape, dtype=dtype) if need_hidden else None
+    grad_weight = new(head.weight.shape, dtype=dtype) if need_weight else None
+    grad_bias = new(head.weight.shape[:1], dtype=dtype) if need_bias else None
+    product = hidden.new_empty((step, vocabulary), dtype=dtype)
+    taught = torch.empty_like(product) if teacher else None
+    part = torch.empty_like(product) if len(teacher) > 1 else None
+    for start in range(0, n, step):
+        rows = slice(start, min(start + step, n))
+        count = rows.stop - start
+        z = _mm(hidden[rows], head.weight.t(), out=product[:count])
+        found = kernel(z, _teacher_logits(teacher, rows, taught, part), rows)
+        if grad_hidden is not None:
+            _mm(z, head.weight, out=grad_hidden[rows]).mul_(found.row.unsqueeze(-1))
+            if found.targets is not None and found.at_targets is not None:
+                grad_hidden[rows].addcmul_(head.weight[found.targets].to(dtype), found.at_targets.unsqueeze(-1))
+        if grad_weight is not None:
+            chunk = hidden[rows].to(dtype)
+            _add_outer(grad_weight, z, chunk * found.row.unsqueeze(-1))
+            if found.targets is not None and found.at_targets is not None:
+                grad_weight.index_add_(0, found.targets, chunk * found.at_targets.unsqueeze(-1))
+        if grad_bias is not None:
+            grad_bias.addmv_(z.t(), found.row)
+            if found.targets is not None and found.at_targets is not None:
+                grad_bias.index_add_(0, found.targets, found.at_targets)
+    return Gradients(grad_hidden, grad_weight, grad_bias)
+
+
+def total_loss(
+    hidden: Tensor,
+    head: Head,
+    kernel: RowKernel,
+    *,
+    teacher: Sequence[TeacherRows] = (),
+    rows_per_chunk: int | None = None,
+) -> Tensor:
+    """The 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias."""
+    value: Tensor = _TotalLoss.apply(hidden, head.weight, head.bias, head, kernel, teacher, rows_per_chunk)
+    return value
+
+
+class _TotalLoss(torch.autograd.Function):
+    """The gradients are formed in the forward pass; the backward pass scales them in place and gives them away, so that the
+    largest, the weight's, exists once. A second backward pass over a retained graph forms them again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        kernel: RowKernel,
+        teacher: Sequence[TeacherRows],
+        rows_per_chunk: int | None,
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.form = partial(
+            one_pass, head=head, kernel=kernel, teacher=teacher, wanted=ctx.needs_input_grad[:3], rows_per_chunk=rows_per_chunk
+        )
+        ctx.gradients = ctx.form(hidden)
+        return kernel.losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        gradients = ctx.form(inputs[0]) if ctx.gradients is None else ctx.gradients
+        ctx.gradients = None
+        scaled = tuple(
+            None if gradient is None or x is None else gradient.mul_(upstream).to(x.dtype)
+            for gradient, x in zip(gradients, inputs, strict=True)
+        )
+        return (*scaled, None, None, None, None)
+
+
+def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:
+    """Rows whose logits fill one buffer of CHUNK_BYTES."""
+    return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+
+
+def blocks(logits: Tensor) -> Iterator[slice]:
+    """Slices of the rows of `logits` [n, V] for element-wise work: a few rows on a CPU, all rows elsewhere."""
+    n, vocabulary = logits.shape
+    step = max(1, _BLOCK_BYTES // (vocabulary * logits.element_size())) if logits.device.type == "cpu" else max(n, 1)
+    for start in range(0, n, step):
+        yield slice(start, min(start + step, n))
+
+
+def _teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor | None, part: Tensor | None) -> Tensor | None:
+    if out is None:
+        return None
+    out = out[: rows.stop - rows.start]
+    for i, source in enumerate(teacher):
+        target = out if i == 0 or part is None else part[: rows.stop - rows.start]
+        _mm(source.hidden[rows], source.head.weight.t(), out=target)
+        source.head.finish_(target, 1.0)
+        if source.coefficient != 1.0:
+            target.mul_(source.coefficient)
+        if i:
+            out.add_(target)
+    return out
+
+
+def _mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+    """out = a @ b, accumulated and left in the type of `out`, also when `a` or `b` is narrower."""
+    if a.dtype == b.dtype == out.dtype:
+        return torch.mm(a, b, out=out)
+    if out.is_cuda and out.dtype == torch.float32:
+        narrow = a.dtype if a.dtype != torch.float32 else b.dtype
+        return torch.mm(a.to(narrow), b.to(narrow), out_dtype=torch.float32, out=out)
+    a = a.to(out.dtype)
+    if b.dtype == out.dtype:
+        return torch.mm(a, b, out=out)
+    if b.shape[1] >= b.shape[0]:
+        for tile in _tiles(b.shape[1]):
+            torch.mm(a, b[:, tile].to(out.dtype), out=out[:, tile])
+        return out
+    out.zero_()
+    for tile in _tiles(b.shape[0]):
+        out.addmm_(a[:, tile], b[tile].to(out.dtype))
+    return out
+
+
+def _add_outer(total: Tensor, dense: Tensor, scaled_hidden: Tensor) -> None:
+    """total [V, H] += dense.T @ scaled_hidden."""
+    total.addmm_(dense.t(), scaled_hidden)
+
+
+def _tiles(columns: int) -> Iterator[slice]:
+    for start in range(0, columns, _TILE_COLUMNS):
+        yield slice(start, min(start + _TILE_COLUMNS, columns))

@@ -1,0 +1,145 @@
+"""lm_head and log-prob of the chosen tokens, without the [N, V] logits.
+
+Where a loss is a sum of functions of one token's log-prob each (PPO's surrogate, cross-entropy), its derivative is known as soon
+as that log-prob is, and `fused_token_loss` forms all gradients in one pass: three matrix products. Where it is not (a sequence's
+ratio, a pair's margin), `fused_logprobs` gives log-probs that are differentiable and projects a second time in the backward pass:
+four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from composer_replication.fused_head.head import Head, accumulation_dtype
+from composer_replication.fused_head.one_pass import RowGradient, blocks, one_pass, total_loss
+
+__all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
+
+TokenLoss: TypeAlias = Callable[[Tensor, slice], Tensor]
+"""(log-probs [n] with gradient, the rows they are of) -> weighted losses [n], each a function of its own row's log-prob."""
+
+
+class TokenScores(NamedTuple):
+    """Per row, [N], without gradient."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    """Of the distribution the token was drawn from, in nats."""
+
+
+def fused_token_loss(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    loss: TokenLoss,
+    *,
+    temperature: float = 1.0,
+    rows_per_chunk: int | None = None,
+) -> tuple[Tensor, TokenScores]:
+    """Sum over the rows of `loss` of the log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature.
+
+    Returns the 0-dim sum, differentiable once with respect to hidden, weight and bias, and what was found at each row. Nothing
+    is kept of the logits. Raises ValueError unless temperature > 0.
+    """
+    _check(hidden, targets, temperature)
+    kernel = _TokenKernel(hidden, head, targets, temperature, loss)
+    value = total_loss(hidden, head, kernel, rows_per_chunk=rows_per_chunk)
+    return value, TokenScores(kernel.logprobs, kernel.entropy)
+
+
+def fused_logprobs(
+    hidden: Tensor, head: Head, targets: Tensor, *, temperature: float = 1.0, rows_per_chunk: int | None = None
+) -> TokenScores:
+    """Log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature, differentiable once, and entropies without
+    gradient.
+
+    Raises ValueError unless temperature > 0.
+    """
+    _check(hidden, targets, temperature)
+    logprobs, entropy = _LogProbs.apply(hidden, head.weight, head.bias, head, targets, temperature, rows_per_chunk)
+    return TokenScores(logprobs, entropy)
+
+
+class _TokenKernel:
+    """`RowKernel` of a token loss. The dense part is exp(logits - max), its factor -dloss/dlogprob / sum."""
+
+    def __init__(self, hidden: Tensor, head: Head, targets: Tensor, temperature: float, loss: TokenLoss) -> None:
+        self.head, self.targets, self.temperature, self.loss = head, targets, temperature, loss
+        self.logprobs = hidden.new_empty(hidden.shape[:1], dtype=accumulation_dtype(head.weight.dtype))
+        self.entropy, self.losses = torch.empty_like(self.logprobs), torch.zeros_like(self.logprobs)
+
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:  # noqa: ARG002 - no teacher here
+        targets, logprobs, entropy = self.targets[rows], self.logprobs[rows], self.entropy[rows]
+        total, slope_at_target = torch.empty_like(logprobs), torch.ones_like(logprobs)
+        for block in blocks(product):
+            slope = self.head.finish_(product[block], self.temperature)
+            total[block] = _exponentials_(product[block], targets[block], logprobs[block], entropy[block])
+            if slope is not None:
+                product[block].mul_(slope)
+                slope_at_target[block] = slope.gather(-1, targets[block].unsqueeze(-1)).squeeze(-1)
+        with torch.enable_grad():
+            leaf = logprobs.clone().requires_grad_()
+            losses = self.loss(leaf, rows)
+            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        self.losses[rows] = losses.detach()
+        gradient = gradient * (self.head.scale / self.temperature)
+        return RowGradient(-gradient / total, targets, gradient * slope_at_target)
+
+
+def _exponentials_(logits: Tensor, targets: Tensor, logprobs: Tensor, entropy: Tensor) -> Tensor:
+    """Overwrite logits [n, V] with exp(logits - max); fill log-probs and entropies [n]; return the sums [n]."""
+    shifted = logits - logits.amax(-1, keepdim=True)
+    total = torch.exp(shifted, out=logits).sum(-1)
+    log_total = total.log()
+    logprobs.copy_(shifted.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_total)
+    shifted.clamp_(min=-1e4)  # a column of -inf has probability 0, and 0 * inf is NaN
+    entropy.copy_(log_total - torch.linalg.vecdot(logits, shifted) / total)
+    return total
+
+
+class _LogProbs(torch.autograd.Function):
+    """Log-probs in the forward pass; the backward pass is the one pass of the token loss upstream * log-prob."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        targets: Tensor,
+        temperature: float,
+        rows_per_chunk: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.rest = (head, targets, temperature, rows_per_chunk)
+        kernel = _TokenKernel(hidden, head, targets, temperature, _linear(torch.zeros_like(targets, dtype=hidden.dtype)))
+        one_pass(hidden, head, kernel, wanted=(False, False, False), rows_per_chunk=rows_per_chunk)
+        ctx.mark_non_differentiable(kernel.entropy)
+        return kernel.logprobs, kernel.entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, *_ = inputs = ctx.saved_tensors
+        head, targets, temperature, rows_per_chunk = ctx.rest
+        kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream))
+        gradients = one_pass(hidden, head, kernel, wanted=ctx.needs_input_grad[:3], rows_per_chunk=rows_per_chunk)
+        found = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
+        return (*found, None, None, None, None)
+
+
+def _linear(factors: Tensor) -> TokenLoss:
+    return lambda logprobs, rows: factors[rows] * logprobs
+
+
+def _check(hidden: Tensor, targets: Tensor, temperature: float) -> None:
+    if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
+        raise ValueError(f"expected hidden [N, H] and targets [N], got {tuple(hidden.shape)} and {tuple(targets.shape)}")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
