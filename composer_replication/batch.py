@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from composer_replication.causal_lm import sequence_logprobs
 from composer_replication.errors import ModelError
-from composer_replication.policy_gradient import Objective, sequence_logprobs, sequence_weights
+from composer_replication.policy_gradient import Objective, sequence_weights
 from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 
 __all__ = ["Batch", "HintReduction", "build_batch", "collate", "split"]

@@ -28,26 +28,37 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from composer_replication.causal_lm import (
+    Forward,
+    Prefix,
+    can_share_prefix,
+    forward,
+    read_prefix,
+    sequence_logprobs,
+    unwrapped,
+)
+from composer_replication.channels import (
+    DpoVariant,
+    cross_entropy,
+    hint_channel,
+    policy_gradient,
+    replay_channel,
+    token_weights,
+)
 from composer_replication.distillation import (
+    TAID,
+    Divergence,
+    EntropyAwareOPD,
+    GeneralizedJSD,
     JsdScale,
     LiveTeacher,
     SelfTeacher,
-    dpo_loss,
-    entropy_aware_opd_per_token,
-    generalized_jsd_per_token,
-    simpo_loss,
-    taid_per_token,
 )
 from composer_replication.errors import ChannelOffError
-from composer_replication.policy_gradient import causal_logits, clipped_surrogate, kl_k3, sequence_logprobs, token_logprobs
 
 __all__ = ["DpoVariant", "LossComponents", "SdpoWrapper", "compose_loss", "sequence_logprobs"]
 
-DpoVariant: TypeAlias = Literal["dpo", "simpo"]
 SdpoWrapper: TypeAlias = Literal["none", "taid", "entropy_opd"]
-
-_Result: TypeAlias = tuple[Tensor, dict[str, float]]
-"""A channel's unweighted value (0-dim, with gradient) and its metrics."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -118,31 +129,40 @@ def compose_loss(
     zero = _attached_zero(model)
     first, hint, replay = zero, zero, zero
     metrics: dict[str, float] = {}
+    teacher = self_teacher or LiveTeacher()
     if "rlvr" not in off or "hint" not in off:
-        logits = causal_logits(model, batch["input_ids"], batch.get("attention_mask"))
+        student, prefix = _read_student(model, batch, None if "hint" in off else teacher)
     if "rlvr" not in off:
         if "advantages" in batch:
-            first, measured = _policy_gradient(logits, batch, temperature, epsilon_low, epsilon_high, kl_beta)
+            first, measured = policy_gradient(student, batch, temperature, epsilon_low, epsilon_high, kl_beta)
         else:
-            first, measured = _cross_entropy(logits, batch)
+            first, measured = cross_entropy(student, batch)
         metrics |= measured
     if "hint" not in off:
-        student, teacher, weights = _compared_logits(model, logits, batch, self_teacher or LiveTeacher())
-        student, teacher = student / sdpo_temperature, teacher / sdpo_temperature
-        jsd = generalized_jsd_per_token(student, teacher, beta=jsd_beta, scale=jsd_scale)
-        if sdpo_wrapper == "taid" and taid_t is not None:
-            losses = taid_per_token(student, teacher, t=taid_t)
-        elif sdpo_wrapper == "entropy_opd":
-            losses = entropy_aware_opd_per_token(student, teacher, h_max=entropy_opd_h_max)
-        else:
-            losses = jsd
-        hint = _weighted(losses, weights, batch.get("hint_denominator"), "hint_denominator")
-        metrics |= {"hint/loss": hint.item(), "hint/tokens": float(len(weights)), "hint/jsd/mean": jsd.detach().mean().item()}
+        divergence = _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
+        hint, measured = hint_channel(model, student, prefix, batch, teacher, divergence, sdpo_temperature)
+        metrics |= measured
     if "replay" not in off:
-        replay, measured = _replay(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
+        replay, measured = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
         metrics |= measured
     total = zero + first + alpha_sdpo * hint + beta_replay * replay
     return LossComponents(total=total, lm_ce=first, sdpo_jsd=hint, trace_replay_dpo=replay, off=off, metrics=metrics)
+
+
+def _read_student(model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None) -> tuple[Forward, Prefix | None]:
+    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout."""
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    live = teacher is not None and any(part.model is model for part in teacher.parts(model))
+    if live and can_share_prefix(model) and not _has_dropout(model):
+        read, prefix = read_prefix(model, ids, mask)
+        return read, prefix.detach()
+    return forward(model, ids, mask), None
+
+
+def _divergence(wrapper: SdpoWrapper, taid_t: float | None, h_max: float | None, beta: float, scale: JsdScale) -> Divergence:
+    if wrapper == "taid" and taid_t is not None:
+        return TAID(taid_t)
+    return EntropyAwareOPD(h_max) if wrapper == "entropy_opd" else GeneralizedJSD(beta, scale)
 
 
 # --- which channels are on -------------------------------------------------------------------------------------------
@@ -185,7 +205,7 @@ def _first_off(batch: Mapping[str, Tensor]) -> str | None:
         return missing
     if not any(key in batch for key in ("rlvr_weights", "labels", "response_mask")):
         return "the batch has no labels, response_mask or rlvr_weights to say which tokens are trained on"
-    return None if bool(_first_weights(batch).any()) else "no token of the batch has a weight (all masked or unscored)"
+    return None if bool(token_weights(batch).any()) else "no token of the batch has a weight (all masked or unscored)"
 
 
 def _hint_off(batch: Mapping[str, Tensor]) -> str | None:
@@ -216,156 +236,7 @@ def _missing(batch: Mapping[str, Tensor], *keys: str) -> str | None:
     return None
 
 
-# --- the first channel -----------------------------------------------------------------------------------------------
-
-
-def _first_weights(batch: Mapping[str, Tensor]) -> Tensor:
-    """Weight stream [B, T]: the batch's own, or 1 on every token that can be trained on."""
-    old = batch.get("old_logprobs") if "advantages" in batch else None
-    if "rlvr_weights" in batch:
-        weights = batch["rlvr_weights"]
-        if bool(weights[:, 0].any()):
-            raise ValueError("rlvr_weights is not 0 at position 0, which no logits predict")
-        if old is not None and bool((weights[~torch.isfinite(old)] != 0).any()):
-            raise ValueError(
-                "rlvr_weights is not 0 where old_logprobs is not finite: leave such tokens out of the mask of sequence_weights"
-            )
-        return weights
-    use_labels = "labels" in batch and ("advantages" not in batch or "response_mask" not in batch)
-    mask = batch["labels"] != -100 if use_labels else batch["response_mask"] != 0
-    if old is not None:
-        mask = mask & torch.isfinite(old)
-    weights = mask.float()
-    weights[:, 0] = 0.0
-    return weights
-
-
-def _cross_entropy(logits: Tensor, batch: Mapping[str, Tensor]) -> _Result:
-    weights = _first_weights(batch)
-    row, position = weights.nonzero(as_tuple=True)
-    targets = batch.get("labels", batch["input_ids"])[row, position]
-    logprobs, _ = token_logprobs(logits[row, position - 1], targets)
-    value = _weighted(-logprobs, weights[row, position], batch.get("rlvr_denominator"), "rlvr_denominator")
-    return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
-
-
-def _policy_gradient(
-    logits: Tensor, batch: Mapping[str, Tensor], temperature: float, epsilon_low: float, epsilon_high: float, kl_beta: float
-) -> _Result:
-    weights = _first_weights(batch)
-    row, position = weights.nonzero(as_tuple=True)
-    targets = batch["input_ids"][row, position]
-    logprobs, entropy = token_logprobs(logits[row, position - 1], targets, temperature=temperature)
-    old = batch["old_logprobs"][row, position] if "old_logprobs" in batch else logprobs.detach()
-    advantages = batch["advantages"]
-    advantages = advantages[row] if advantages.dim() == 1 else advantages[row, position]
-    surrogate = clipped_surrogate(logprobs, old, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
-    losses = surrogate.loss
-    metrics: dict[str, float] = {}
-    if kl_beta > 0:
-        if "ref_logprobs" not in batch:
-            raise ValueError("kl_beta > 0 needs ref_logprobs [B, T] in the batch: the reference policy's log-prob of each token")
-        kl = kl_k3(logprobs, batch["ref_logprobs"][row, position])
-        losses = losses + kl_beta * kl
-        metrics["rlvr/kl_ref/mean"] = kl.detach().mean().item()
-    value = _weighted(losses, weights[row, position], batch.get("rlvr_denominator"), "rlvr_denominator")
-    metrics |= {
-        "rlvr/loss": value.item(),
-        "rlvr/tokens": float(len(row)),
-        "rlvr/ratio/max": surrogate.ratio.max().item(),
-        "rlvr/clip_frac": surrogate.clipped.float().mean().item(),
-        "rlvr/kl_k3": kl_k3(old, logprobs.detach()).mean().item(),
-        "rlvr/entropy/mean": entropy.mean().item(),
-    }
-    return value, metrics
-
-
-# --- the hint channel ------------------------------------------------------------------------------------------------
-
-
-def _compared_logits(
-    model: nn.Module, logits: Tensor, batch: Mapping[str, Tensor], self_teacher: SelfTeacher
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Student and teacher logits [n, V] that predict the compared tokens, and their weights [n].
-
-    Only those rows leave this function: the softmax never sees the others. Raises ValueError when a compared position lies
-    outside its sequence or holds different tokens on the two sides.
-    """
-    teacher_ids, mask = batch["ctx_teacher_input_ids"], batch["sdpo_loss_mask"]
-    turn, k = (mask > 0).nonzero(as_tuple=True)
-    rows = batch.get("student_row")
-    row = turn if rows is None else rows[turn]
-    student_at, teacher_at = batch["student_response_idx"][turn, k], batch["teacher_response_idx"][turn, k]
-    _check_inside(row, student_at, batch["input_ids"], batch.get("attention_mask"), "student_response_idx")
-    _check_inside(turn, teacher_at, teacher_ids, batch.get("ctx_teacher_attention_mask"), "teacher_response_idx")
-    student_tokens, teacher_tokens = batch["input_ids"][row, student_at], teacher_ids[turn, teacher_at]
-    differ = (student_tokens != teacher_tokens).nonzero().flatten().tolist()
-    if differ:
-        i = differ[0]
-        raise ValueError(
-            f"hinted turn {int(turn[i])}, compared token {int(k[i])}: "
-            f"student row {int(row[i])} has token {int(student_tokens[i])} at position {int(student_at[i])}, "
-            f"its teacher row has token {int(teacher_tokens[i])} at position {int(teacher_at[i])} "
-            f"({len(differ)} of {len(turn)} compared tokens differ)"
-        )
-    teacher_logits = self_teacher.logits(model, teacher_ids, batch.get("ctx_teacher_attention_mask"))
-    weights = mask[turn, k].to(torch.promote_types(mask.dtype, torch.float32))
-    return _upcast(logits[row, student_at - 1]), _upcast(teacher_logits[turn, teacher_at - 1].detach()), weights
-
-
-def _check_inside(row: Tensor, position: Tensor, ids: Tensor, attention_mask: Tensor | None, key: str) -> None:
-    inside = (row >= 0) & (row < ids.shape[0]) & (position >= 1) & (position < ids.shape[1])
-    if bool(inside.all()) and attention_mask is not None:
-        inside = attention_mask[row, position] != 0
-    if not bool(inside.all()):
-        i = int((~inside).nonzero()[0])
-        raise ValueError(
-            f"{key} points to position {int(position[i])} of row {int(row[i])}, outside that row's tokens (or at its first one)"
-        )
-
-
-# --- the replay channel ----------------------------------------------------------------------------------------------
-
-
-def _replay(
-    model: nn.Module, batch: Mapping[str, Tensor], variant: DpoVariant, dpo_beta: float, simpo_beta: float, simpo_gamma: float
-) -> _Result:
-    chosen, chosen_tokens = _pair_logps(model, batch, "chosen")
-    rejected, rejected_tokens = _pair_logps(model, batch, "rejected")
-    if variant == "dpo":
-        ref_chosen, ref_rejected = batch["dpo_chosen_ref_logprobs"], batch["dpo_rejected_ref_logprobs"]
-        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, dpo_beta, reduction="none")
-        margin = dpo_beta * ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
-    else:
-        chosen, rejected = chosen / chosen_tokens.clamp(min=1), rejected / rejected_tokens.clamp(min=1)
-        losses = simpo_loss(chosen, rejected, simpo_beta, simpo_gamma, reduction="none")
-        margin = simpo_beta * (chosen - rejected).detach()
-    weights = batch.get("dpo_weights", torch.ones_like(margin))
-    value = _weighted(losses, weights, batch.get("replay_denominator"), "replay_denominator")
-    return value, {
-        "replay/loss": value.item(),
-        "replay/pairs": float(len(margin)),
-        "replay/accuracy": (margin > 0).float().mean().item(),
-        "replay/margin/mean": margin.mean().item(),
-    }
-
-
-def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor], side: str) -> tuple[Tensor, Tensor]:
-    """Summed log-prob [P] and number of response tokens [P] of one side of the pairs."""
-    mask = batch[f"dpo_{side}_response_mask"]
-    logps = sequence_logprobs(model, batch[f"dpo_{side}_input_ids"], batch.get(f"dpo_{side}_attention_mask"), mask)
-    return logps.sum(-1), (mask != 0).sum(-1)
-
-
 # --- shared ----------------------------------------------------------------------------------------------------------
-
-
-def _weighted(losses: Tensor, weights: Tensor, denominator: Tensor | None, name: str) -> Tensor:
-    """sum(w l) / N over [n]. Raises ValueError when N is not above 0."""
-    divisor = weights.sum() if denominator is None else denominator
-    if not float(divisor) > 0:
-        raise ValueError(f"{name} must be above 0 when the channel has something to learn from, got {float(divisor)}")
-    return (weights * losses).sum() / divisor
 
 
 def _attached_zero(model: nn.Module) -> Tensor:
@@ -376,5 +247,8 @@ def _attached_zero(model: nn.Module) -> Tensor:
     return torch.zeros(())
 
 
-def _upcast(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+def _has_dropout(model: nn.Module) -> bool:
+    """Whether a forward pass in the present mode draws random numbers."""
+    return any(module.training and isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()) or (
+        model.training and bool(getattr(unwrapped(model).config, "attention_dropout", 0.0))
+    )

@@ -6,8 +6,10 @@ No loss here sends a gradient to the teacher. An all-masked input gives a 0 that
 
 from __future__ import annotations
 
+from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
 from composer_replication.distillation.dpo import dpo_loss
 from composer_replication.distillation.entropy_opd import entropy_aware_opd_loss, entropy_aware_opd_per_token, teacher_entropy
+from composer_replication.distillation.fused import fused_divergence
 from composer_replication.distillation.jsd import JsdScale, generalized_jsd_loss, generalized_jsd_per_token
 from composer_replication.distillation.self_teacher import (
     EMATeacher,
@@ -15,6 +17,7 @@ from composer_replication.distillation.self_teacher import (
     LiveTeacher,
     SelfTeacher,
     SelfTeacherKind,
+    TeacherPart,
     TrustRegionTeacher,
     make_self_teacher,
 )
@@ -22,17 +25,23 @@ from composer_replication.distillation.simpo import simpo_loss
 from composer_replication.distillation.taid import TAIDScheduler, taid_loss, taid_per_token
 
 __all__ = [
+    "TAID",
+    "Divergence",
     "EMATeacher",
+    "EntropyAwareOPD",
     "FrozenTeacher",
+    "GeneralizedJSD",
     "JsdScale",
     "LiveTeacher",
     "SelfTeacher",
     "SelfTeacherKind",
     "TAIDScheduler",
+    "TeacherPart",
     "TrustRegionTeacher",
     "dpo_loss",
     "entropy_aware_opd_loss",
     "entropy_aware_opd_per_token",
+    "fused_divergence",
     "generalized_jsd_loss",
     "generalized_jsd_per_token",
     "make_self_teacher",

@@ -7,7 +7,7 @@ without the logits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ __all__ = ["TAID", "Divergence", "EntropyAwareOPD", "GeneralizedJSD"]
 class Divergence(Protocol):
     """A loss between a student's and a teacher's distribution over the vocabulary."""
 
+    name: ClassVar[str]
+    """Of its metric."""
+
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Loss [...] of student and teacher logits [..., V]; no gradient goes to the teacher."""
         ...
@@ -30,6 +33,7 @@ class Divergence(Protocol):
 class GeneralizedJSD:
     """See `jsd.py`; beta 0 is the forward KL(teacher || student) and beta 1 the reverse."""
 
+    name: ClassVar[str] = "jsd"
     beta: float = 0.0
     scale: JsdScale = "trl"
     token_clip: float | None = None
@@ -43,6 +47,7 @@ class GeneralizedJSD:
 class TAID:
     """See `taid.py`; `t` in [0, 1] moves the target from the student to the teacher."""
 
+    name: ClassVar[str] = "taid"
     t: float
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -53,6 +58,7 @@ class TAID:
 class EntropyAwareOPD:
     """See `entropy_opd.py`; `h_max` in nats, None means log V."""
 
+    name: ClassVar[str] = "entropy_opd"
     h_max: float | None = None
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:

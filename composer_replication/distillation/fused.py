@@ -151,7 +151,7 @@ def _log_mixture(d: Tensor, beta: float) -> Tensor:
 def _taid(student: Tensor, teacher: Tensor, t: float) -> Tensor:
     target = torch.lerp(student, teacher, t)
     s, p = _softmax_(student), target.softmax(-1)
-    losses = -torch.linalg.vecdot(p, student)
+    losses: Tensor = -torch.linalg.vecdot(p, student)
     torch.sub(s, p, out=student)
     return losses
 
@@ -167,4 +167,5 @@ def _entropy_aware(student: Tensor, teacher: Tensor, h_max: float | None) -> Ten
     w = weight.unsqueeze(-1)
     # w (s - t) + (1 - w) s (-d - KL(s || t))
     torch.mul(s, d.add_(reverse.unsqueeze(-1)).mul_(w - 1.0), out=student).addcmul_(w, excess)
-    return weight * forward + (1.0 - weight) * reverse
+    losses: Tensor = weight * forward + (1.0 - weight) * reverse
+    return losses

@@ -8,14 +8,13 @@ A live teacher moves with every step and can drag the policy away together with 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from composer_replication.distillation._numerics import upcast
 from composer_replication.errors import CheckpointError
 
 __all__ = [
@@ -24,6 +23,7 @@ __all__ = [
     "LiveTeacher",
     "SelfTeacher",
     "SelfTeacherKind",
+    "TeacherPart",
     "TrustRegionTeacher",
     "make_self_teacher",
 ]
@@ -31,11 +31,20 @@ __all__ = [
 SelfTeacherKind: TypeAlias = Literal["live", "frozen", "ema", "trust_region"]
 
 
+class TeacherPart(NamedTuple):
+    """One model whose logits, times `share`, the teacher's logits are made of."""
+
+    share: float
+    model: nn.Module
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered while the model is run."""
+
+
 class SelfTeacher(Protocol):
     """Gives the distribution that the hint channel's student is pulled towards."""
 
-    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Logits [B, T, V] without gradient, dropout off, over right-padded `input_ids` [B, T]."""
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        """The models to run, without gradient and with dropout off; their shares sum to 1."""
         ...
 
     def update(self, student_model: nn.Module) -> None:
@@ -54,8 +63,8 @@ class SelfTeacher(Protocol):
 class LiveTeacher:
     """The student's current weights."""
 
-    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return _logits(student_model, input_ids, attention_mask)
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        return (TeacherPart(1.0, student_model),)
 
     def update(self, student_model: nn.Module) -> None:
         """Nothing to do: it is the student."""
@@ -75,8 +84,8 @@ class FrozenTeacher:
     def __init__(self, model: nn.Module) -> None:
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
 
-    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:  # noqa: ARG002 - protocol
-        return _logits(self._model, input_ids, attention_mask)
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:  # noqa: ARG002 - protocol
+        return (TeacherPart(1.0, self._model),)
 
     def update(self, student_model: nn.Module) -> None:
         """Nothing to do: it is frozen."""
@@ -127,9 +136,8 @@ class TrustRegionTeacher(FrozenTeacher):
         super().__init__(model)
         self.rate = rate
 
-    def logits(self, student_model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        reference = upcast(_logits(self._model, input_ids, attention_mask))
-        return reference.lerp(upcast(_logits(student_model, input_ids, attention_mask)), self.rate)
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        return (TeacherPart(1.0 - self.rate, self._model), TeacherPart(self.rate, student_model))
 
 
 def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 0.05) -> SelfTeacher:
@@ -146,25 +154,6 @@ def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 
     if kind == "trust_region":
         return TrustRegionTeacher(model, rate)
     raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
-
-
-def _logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    with torch.no_grad(), _evaluating(model):
-        logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-    return logits
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside; every submodule gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _check_rate(rate: float) -> None:

@@ -14,7 +14,7 @@ so that scaling by a row's weight is done on the H side, which is smaller than V
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,17 @@ from torch.autograd.function import once_differentiable
 
 from composer_replication.fused_head.head import Head, accumulation_dtype
 
-__all__ = ["CHUNK_BYTES", "Gradients", "RowGradient", "RowKernel", "TeacherRows", "blocks", "chunk_rows", "one_pass", "total_loss"]
+__all__ = [
+    "CHUNK_BYTES",
+    "Gradients",
+    "RowGradient",
+    "RowKernel",
+    "TeacherRows",
+    "blocks",
+    "chunk_rows",
+    "one_pass",
+    "total_loss",
+]
 
 CHUNK_BYTES = 1 << 28
 """Most bytes of one [chunk, V] buffer."""
@@ -125,8 +135,8 @@ def total_loss(
     rows_per_chunk: int | None = None,
 ) -> Tensor:
     """The 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias."""
-    value: Tensor = _TotalLoss.apply(hidden, head.weight, head.bias, head, kernel, teacher, rows_per_chunk)
-    return value
+    apply: Callable[..., Tensor] = _TotalLoss.apply
+    return apply(hidden, head.weight, head.bias, head, kernel, teacher, rows_per_chunk)
 
 
 class _TotalLoss(torch.autograd.Function):

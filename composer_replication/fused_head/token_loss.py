@@ -61,7 +61,8 @@ def fused_logprobs(
     Raises ValueError unless temperature > 0.
     """
     _check(hidden, targets, temperature)
-    logprobs, entropy = _LogProbs.apply(hidden, head.weight, head.bias, head, targets, temperature, rows_per_chunk)
+    apply: Callable[..., tuple[Tensor, Tensor]] = _LogProbs.apply
+    logprobs, entropy = apply(hidden, head.weight, head.bias, head, targets, temperature, rows_per_chunk)
     return TokenScores(logprobs, entropy)
 
 

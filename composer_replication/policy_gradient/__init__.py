@@ -8,7 +8,7 @@ from composer_replication.policy_gradient.advantages import (
     has_signal,
     soft_overlong_punishment,
 )
-from composer_replication.policy_gradient.logprobs import causal_logits, sequence_logprobs, token_logprobs
+from composer_replication.policy_gradient.logprobs import token_logprobs
 from composer_replication.policy_gradient.objectives import (
     Objective,
     Surrogate,
@@ -21,12 +21,10 @@ __all__ = [
     "AdvantageKind",
     "Objective",
     "Surrogate",
-    "causal_logits",
     "clipped_surrogate",
     "group_advantages",
     "has_signal",
     "kl_k3",
-    "sequence_logprobs",
     "sequence_weights",
     "soft_overlong_punishment",
     "token_logprobs",

@@ -13,11 +13,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from composer_replication.batch import Batch, split
+from composer_replication.causal_lm import sequence_logprobs
 from composer_replication.config import OptimizerConfig, RunConfig
 from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.errors import ModelError
-from composer_replication.loss import LossComponents, compose_loss, sequence_logprobs
-from composer_replication.policy_gradient import token_logprobs
+from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.types import Pair
 
 __all__ = ["Learner", "StepResult"]
@@ -155,11 +155,12 @@ class Learner:
         """The batch with the reference's log-probs, where the KL term needs them."""
         if self.reference is None or "input_ids" not in batch:
             return batch
-        row, position = batch["response_mask"].nonzero(as_tuple=True)
-        ids = batch["input_ids"]
-        logits = self.reference.logits(self.policy, ids, batch["attention_mask"])
-        chosen, _ = token_logprobs(logits[row, position - 1], ids[row, position], temperature=self.config.rollout.temperature)
-        return batch | {"ref_logprobs": torch.zeros(ids.shape, device=ids.device).index_put((row, position), chosen.float())}
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        (part,) = self.reference.parts(self.policy)
+        with torch.no_grad():
+            temperature = self.config.rollout.temperature
+            logprobs = sequence_logprobs(part.model, ids, mask, batch["response_mask"], temperature)
+        return batch | {"ref_logprobs": logprobs}
 
     @torch.no_grad()
     def _score(self, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:

@@ -1,0 +1,84 @@
+"""Rows of a forward pass that predict chosen tokens, and the losses that are read from them: fused with the head, or plain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from composer_replication.distillation import Divergence, fused_divergence
+from composer_replication.fused_head import Head, TeacherRows, TokenLoss, TokenScores, fused_logprobs, fused_token_loss
+from composer_replication.policy_gradient import token_logprobs
+
+__all__ = ["FusedRows", "PlainRows", "concatenated", "divergence_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedRows:
+    """Hidden states and the head that reads them."""
+
+    hidden: Tensor
+    """[n, H]."""
+    head: Head
+
+    def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
+        """The sum of `loss` over the rows, and each row's log-prob and entropy; see `fused_token_loss`."""
+        return fused_token_loss(self.hidden, self.head, targets, loss, temperature=temperature)
+
+    def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
+        """Differentiable log-probs [n] and entropies [n]."""
+        return fused_logprobs(self.hidden, self.head, targets, temperature=temperature)
+
+    def logits(self) -> Tensor:
+        """[n, V], by ordinary operations."""
+        return self.head.logits(self.hidden)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRows:
+    """Logits [n, V], of a head that cannot be fused."""
+
+    values: Tensor
+
+    def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
+        logprobs, entropy = self.logprobs(targets, temperature)
+        return loss(logprobs, slice(0, len(logprobs))).sum(), TokenScores(logprobs.detach(), entropy)
+
+    def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
+        return TokenScores(*token_logprobs(self.values, targets, temperature=temperature))
+
+    def logits(self) -> Tensor:
+        return self.values
+
+
+def concatenated(parts: Sequence[FusedRows | PlainRows]) -> FusedRows | PlainRows:
+    """Rows of one model in one piece."""
+    first = parts[0]
+    if isinstance(first, FusedRows):
+        return FusedRows(torch.cat([part.hidden for part in parts if isinstance(part, FusedRows)]), first.head)
+    return PlainRows(torch.cat([part.logits() for part in parts]))
+
+
+def divergence_of(
+    student: FusedRows | PlainRows,
+    teacher: Sequence[tuple[float, FusedRows | PlainRows]],
+    divergence: Divergence,
+    weights: Tensor,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:
+    """Sum of `weights` [n] times the divergence of the student's rows from the teacher's, and the divergences [n].
+
+    The teacher's logits are the weighted sum of its parts'. One plain side makes both plain.
+    """
+    parts = [TeacherRows(rows.hidden, rows.head, share) for share, rows in teacher if isinstance(rows, FusedRows)]
+    if isinstance(student, FusedRows) and len(parts) == len(teacher):
+        return fused_divergence(student.hidden, student.head, parts, divergence, weights, temperature=temperature)
+    taught = torch.stack([share * _wide(rows.logits()) for share, rows in teacher]).sum(0).detach()
+    losses = divergence.per_token(_wide(student.logits()) / temperature, taught / temperature)
+    return (weights * losses).sum(), losses.detach()
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

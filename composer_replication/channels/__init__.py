@@ -1,0 +1,9 @@
+"""The three channels of the loss, each a value with gradient and its metrics."""
+
+from __future__ import annotations
+
+from composer_replication.channels.hint import hint_channel
+from composer_replication.channels.replay import DpoVariant, replay_channel
+from composer_replication.channels.rlvr import cross_entropy, policy_gradient, token_weights
+
+__all__ = ["DpoVariant", "cross_entropy", "hint_channel", "policy_gradient", "replay_channel", "token_weights"]
