@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
-from composer_replication.fused_head import Head, RowGradient, TeacherRows, blocks, total_loss
+from composer_replication.fused_head import Head, RowGradient, TeacherRows, for_blocks, total_loss
 
 __all__ = ["fused_divergence"]
 
@@ -69,7 +69,8 @@ class _DivergenceKernel:
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:
         assert teacher is not None
         found = self.per_row[rows]
-        for block in blocks(product):
+
+        def compare(block: slice) -> None:
             student, taught = product[block], teacher[block]
             slope = self.head.finish_(student, self.temperature)
             if self.temperature != 1.0:
@@ -77,6 +78,8 @@ class _DivergenceKernel:
             found[block] = _rows(self.divergence, student, taught)
             if slope is not None:
                 student.mul_(slope)
+
+        for_blocks(product, compare)
         self.losses[rows] = self.weights[rows] * found
         return RowGradient(self.weights[rows] * (self.head.scale / self.temperature))
 
@@ -101,11 +104,9 @@ def _rows(divergence: Divergence, student: Tensor, teacher: Tensor) -> Tensor:
 
 def _softmax_(logits: Tensor) -> Tensor:
     """Turn logits [n, V] into log-probs in place; returns the probabilities."""
-    logits.sub_(logits.amax(-1, keepdim=True))
-    probs = logits.exp()
-    total = probs.sum(-1, keepdim=True)
-    logits.sub_(total.log())
-    return probs.div_(total)
+    probs = logits.softmax(-1)
+    logits.sub_(logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log())
+    return probs
 
 
 def _jsd(student: Tensor, teacher: Tensor, options: GeneralizedJSD) -> Tensor:

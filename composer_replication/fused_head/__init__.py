@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from composer_replication.fused_head.blocks import for_blocks
 from composer_replication.fused_head.head import Head
-from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, blocks, total_loss
+from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, total_loss
 from composer_replication.fused_head.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
 
 __all__ = [
@@ -13,7 +14,7 @@ __all__ = [
     "TeacherRows",
     "TokenLoss",
     "TokenScores",
-    "blocks",
+    "for_blocks",
     "fused_logprobs",
     "fused_token_loss",
     "total_loss",

@@ -30,7 +30,6 @@ __all__ = [
     "RowGradient",
     "RowKernel",
     "TeacherRows",
-    "blocks",
     "chunk_rows",
     "one_pass",
     "total_loss",
@@ -38,8 +37,6 @@ __all__ = [
 
 CHUNK_BYTES = 1 << 28
 """Most bytes of one [chunk, V] buffer."""
-_BLOCK_BYTES = 1 << 20
-"""On a CPU element-wise work goes block by block of rows, so that its passes find their data in the cache."""
 _TILE_COLUMNS = 16_384
 """Columns that are converted at a time where a product has to be formed in a wider type than the weight's."""
 
@@ -177,14 +174,6 @@ class _TotalLoss(torch.autograd.Function):
 def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:
     """Rows whose logits fill one buffer of CHUNK_BYTES."""
     return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
-
-
-def blocks(logits: Tensor) -> Iterator[slice]:
-    """Slices of the rows of `logits` [n, V] for element-wise work: a few rows on a CPU, all rows elsewhere."""
-    n, vocabulary = logits.shape
-    step = max(1, _BLOCK_BYTES // (vocabulary * logits.element_size())) if logits.device.type == "cpu" else max(n, 1)
-    for start in range(0, n, step):
-        yield slice(start, min(start + step, n))
 
 
 def _teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor | None, part: Tensor | None) -> Tensor | None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from composer_replication.fused_head.blocks import for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype
-from composer_replication.fused_head.one_pass import RowGradient, blocks, one_pass, total_loss
+from composer_replication.fused_head.one_pass import RowGradient, one_pass, total_loss
 
 __all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
 
@@ -77,12 +78,15 @@ class _TokenKernel:
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:  # noqa: ARG002 - no teacher here
         targets, logprobs, entropy = self.targets[rows], self.logprobs[rows], self.entropy[rows]
         total, slope_at_target = torch.empty_like(logprobs), torch.ones_like(logprobs)
-        for block in blocks(product):
+
+        def score(block: slice) -> None:
             slope = self.head.finish_(product[block], self.temperature)
             total[block] = _exponentials_(product[block], targets[block], logprobs[block], entropy[block])
             if slope is not None:
                 product[block].mul_(slope)
                 slope_at_target[block] = slope.gather(-1, targets[block].unsqueeze(-1)).squeeze(-1)
+
+        for_blocks(product, score)
         with torch.enable_grad():
             leaf = logprobs.clone().requires_grad_()
             losses = self.loss(leaf, rows)
