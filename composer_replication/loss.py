@@ -10,8 +10,8 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 
 - first channel: `input_ids` [B, T] right-padded, `attention_mask` [B, T], `response_mask` [B, T] or `labels` [B, T] (-100 =
   not trained on), `rlvr_weights` [B, T], `rlvr_denominator`; with `advantages` [B, T] or [B] it is the policy gradient,
-  which reads `old_logprobs` [B, T] (absent: the current log-probs, that is exactly on-policy) and, for kl_beta > 0,
-  `ref_logprobs` [B, T].
+  which reads `old_logprobs` [B, T] (absent: the current log-probs, that is exactly on-policy), for kl_beta > 0 `ref_logprobs`
+  [B, T], and for an importance correction `sampler_logprobs` [B, T], where the engine that sampled is not the one that scored.
 - hint: `ctx_teacher_input_ids` [H, Tt], `ctx_teacher_attention_mask`, `student_row` [H] (absent: 0..H-1),
   `student_response_idx` [H, K], `teacher_response_idx` [H, K], `sdpo_loss_mask` [H, K] (weight of each compared token; 0 and
   -100 leave it out), `hint_denominator`.
@@ -39,6 +39,7 @@ from composer_replication.causal_lm import (
 )
 from composer_replication.channels import (
     DpoVariant,
+    RlvrOptions,
     cross_entropy,
     hint_channel,
     policy_gradient,
@@ -55,6 +56,7 @@ from composer_replication.distillation import (
     SelfTeacher,
 )
 from composer_replication.errors import ChannelOffError
+from composer_replication.policy_gradient import ImportanceKind, SurrogateKind
 
 __all__ = ["DpoVariant", "LossComponents", "SdpoWrapper", "compose_loss", "sequence_logprobs"]
 
@@ -101,9 +103,13 @@ def compose_loss(
     jsd_beta: float = 0.0,
     jsd_scale: JsdScale = "trl",
     sdpo_temperature: float = 1.0,
+    surrogate: SurrogateKind = "ppo",
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.28,
     kl_beta: float = 0.0,
+    importance: ImportanceKind | None = None,
+    importance_low: float = 0.5,
+    importance_high: float = 2.0,
     temperature: float = 1.0,
     self_teacher: SelfTeacher | None = None,
     strict: bool = False,
@@ -134,7 +140,17 @@ def compose_loss(
         student, prefix = _read_student(model, batch, None if "hint" in off else teacher)
     if "rlvr" not in off:
         if "advantages" in batch:
-            first, measured = policy_gradient(student, batch, temperature, epsilon_low, epsilon_high, kl_beta)
+            options = RlvrOptions(
+                surrogate=surrogate,
+                epsilon_low=epsilon_low,
+                epsilon_high=epsilon_high,
+                kl_beta=kl_beta,
+                temperature=temperature,
+                importance=importance,
+                importance_low=importance_low,
+                importance_high=importance_high,
+            )
+            first, measured = policy_gradient(student, batch, options)
         else:
             first, measured = cross_entropy(student, batch)
         metrics |= measured

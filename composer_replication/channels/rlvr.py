@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from composer_replication.causal_lm import Forward
 from composer_replication.channels.common import Result, divisor
-from composer_replication.policy_gradient import clipped_surrogate, kl_k3
+from composer_replication.fused_head import TokenScores
+from composer_replication.policy_gradient import (
+    ImportanceKind,
+    Surrogate,
+    SurrogateKind,
+    importance_weights,
+    kl_k3,
+    surrogate,
+)
 
-__all__ = ["cross_entropy", "policy_gradient", "token_weights"]
+__all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "token_weights"]
 
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
@@ -45,31 +54,51 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
     return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
 
 
-def policy_gradient(
-    student: Forward, batch: Mapping[str, Tensor], temperature: float, epsilon_low: float, epsilon_high: float, kl_beta: float
-) -> Result:
-    """The clipped surrogate on sampled tokens, with the KL to the reference where `kl_beta` > 0."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlvrOptions:
+    """How the policy gradient is formed."""
+
+    surrogate: SurrogateKind = "ppo"
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.28
+    kl_beta: float = 0.0
+    """Weight of the k3 estimate of KL(policy || reference)."""
+    temperature: float = 1.0
+    """Of sampling."""
+    importance: ImportanceKind | None = None
+    """Correction of the mismatch between `sampler_logprobs` and `old_logprobs`."""
+    importance_low: float = 0.5
+    importance_high: float = 2.0
+
+
+def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrOptions) -> Result:
+    """The surrogate on sampled tokens, with the KL to the reference where `kl_beta` > 0.
+
+    Raises ValueError when the batch lacks the log-probs that an option needs.
+    """
     weights = token_weights(batch)
     row, position = weights.nonzero(as_tuple=True)
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
-    old = batch["old_logprobs"][row, position] if "old_logprobs" in batch else None
-    advantages = batch["advantages"]
-    advantages = advantages[row] if advantages.dim() == 1 else advantages[row, position]
-    if kl_beta > 0 and "ref_logprobs" not in batch:
-        raise ValueError("kl_beta > 0 needs ref_logprobs [B, T] in the batch: the reference policy's log-prob of each token")
-    reference = batch["ref_logprobs"][row, position] if kl_beta > 0 else None
+    tokens = _Tokens.gather(batch, row, position, options)
+    metrics: dict[str, float] = {}
+    if options.importance is not None:
+        corrections = tokens.corrections(options)
+        shares = shares * corrections
+        metrics |= {"rlvr/importance/mean": corrections.mean().item(), "rlvr/importance/max": corrections.max().item()}
 
     def loss(logprobs: Tensor, rows: slice) -> Tensor:
-        before = logprobs.detach() if old is None else old[rows]
-        losses = clipped_surrogate(logprobs, before, advantages[rows], epsilon_low=epsilon_low, epsilon_high=epsilon_high).loss
-        if reference is not None:
-            losses = losses + kl_beta * kl_k3(logprobs, reference[rows])
-        return shares[rows] * losses
+        return shares[rows] * tokens.losses(logprobs, rows, row[rows], options)
 
-    value, scores = student.rows(row, position).token_loss(batch["input_ids"][row, position], loss, temperature)
-    before = scores.logprobs if old is None else old
-    found = clipped_surrogate(scores.logprobs, before, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
-    metrics = {
+    predicted, targets = student.rows(row, position), batch["input_ids"][row, position]
+    if options.surrogate == "gspo":  # a token's derivative depends on its whole sequence
+        scores = predicted.logprobs(targets, options.temperature)
+        value = loss(scores.logprobs, slice(None)).sum()
+        scores = TokenScores(scores.logprobs.detach(), scores.entropy)
+    else:
+        value, scores = predicted.token_loss(targets, loss, options.temperature)
+    found = tokens.surrogate(scores.logprobs, slice(None), row, options)
+    before = scores.logprobs if tokens.old is None else tokens.old
+    metrics |= {
         "rlvr/loss": value.item(),
         "rlvr/tokens": float(len(row)),
         "rlvr/ratio/max": found.ratio.max().item(),
@@ -77,6 +106,57 @@ def policy_gradient(
         "rlvr/kl_k3": kl_k3(before, scores.logprobs).mean().item(),
         "rlvr/entropy/mean": scores.entropy.mean().item(),
     }
-    if reference is not None:
-        metrics["rlvr/kl_ref/mean"] = kl_k3(scores.logprobs, reference).mean().item()
+    if tokens.reference is not None:
+        metrics["rlvr/kl_ref/mean"] = kl_k3(scores.logprobs, tokens.reference).mean().item()
     return value, metrics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tokens:
+    """What the batch says of the tokens in the loss, [n] each."""
+
+    advantages: Tensor
+    old: Tensor | None
+    """None: the current log-probs, that is exactly on-policy."""
+    reference: Tensor | None
+    sampler: Tensor | None
+
+    @classmethod
+    def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrOptions) -> _Tokens:
+        def stream(key: str, wanted: bool, why: str) -> Tensor | None:
+            if not wanted:
+                return None
+            if key not in batch:
+                raise ValueError(f"{why} needs {key} [B, T] in the batch")
+            return batch[key][row, position]
+
+        advantages = batch["advantages"]
+        corrected = options.importance is not None
+        return cls(
+            advantages=advantages[row] if advantages.dim() == 1 else advantages[row, position],
+            old=stream("old_logprobs", "old_logprobs" in batch or corrected, "an importance correction"),
+            reference=stream("ref_logprobs", options.kl_beta > 0, "kl_beta > 0"),
+            sampler=stream("sampler_logprobs", corrected, "an importance correction"),
+        )
+
+    def surrogate(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Surrogate:
+        return surrogate(
+            options.surrogate,
+            logprobs,
+            logprobs.detach() if self.old is None else self.old[rows],
+            self.advantages[rows],
+            epsilon_low=options.epsilon_low,
+            epsilon_high=options.epsilon_high,
+            sequence=sequence,
+        )
+
+    def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Tensor:
+        losses = self.surrogate(logprobs, rows, sequence, options).loss
+        return losses if self.reference is None else losses + options.kl_beta * kl_k3(logprobs, self.reference[rows])
+
+    def corrections(self, options: RlvrOptions) -> Tensor:
+        assert self.old is not None
+        assert self.sampler is not None
+        assert options.importance is not None
+        low, high = options.importance_low, options.importance_high
+        return importance_weights(self.old, self.sampler, options.importance, low=low, high=high)

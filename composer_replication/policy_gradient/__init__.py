@@ -1,4 +1,4 @@
-"""The rlvr channel's mathematics: advantages, surrogates, weight streams, log-probs of a causal LM. Knows only torch."""
+"""The rlvr channel's mathematics: advantages, surrogates, weight streams, importance weights, penalties. Knows only torch."""
 
 from __future__ import annotations
 
@@ -8,24 +8,37 @@ from composer_replication.policy_gradient.advantages import (
     has_signal,
     soft_overlong_punishment,
 )
+from composer_replication.policy_gradient.effort import Effort, EffortWeights, concave_penalty, effort_penalty
+from composer_replication.policy_gradient.importance import ImportanceKind, importance_weights
 from composer_replication.policy_gradient.logprobs import token_logprobs
 from composer_replication.policy_gradient.objectives import (
     Objective,
-    Surrogate,
-    clipped_surrogate,
+    kl_k1_penalty,
     kl_k3,
     sequence_weights,
+    surrogate_of,
 )
+from composer_replication.policy_gradient.surrogates import Surrogate, SurrogateKind, clipped_surrogate, surrogate
 
 __all__ = [
     "AdvantageKind",
+    "Effort",
+    "EffortWeights",
+    "ImportanceKind",
     "Objective",
     "Surrogate",
+    "SurrogateKind",
     "clipped_surrogate",
+    "concave_penalty",
+    "effort_penalty",
     "group_advantages",
     "has_signal",
+    "importance_weights",
+    "kl_k1_penalty",
     "kl_k3",
     "sequence_weights",
     "soft_overlong_punishment",
+    "surrogate",
+    "surrogate_of",
     "token_logprobs",
 ]

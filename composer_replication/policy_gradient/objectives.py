@@ -2,61 +2,29 @@
 
     loss = sum_t weight_t * loss_t / denominator
 
-What distinguishes GRPO, Dr. GRPO and DAPO is only the weights and the denominator. As both are fixed over the whole batch before
-it is cut into micro-batches or spread over ranks, cutting changes nothing.
+An objective's name stands for a surrogate (`surrogates.py`) and an average. As weights and denominator are fixed over the whole
+batch before it is cut into micro-batches or spread over ranks, cutting changes nothing.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-__all__ = ["Objective", "Surrogate", "clipped_surrogate", "kl_k3", "sequence_weights"]
+from composer_replication.policy_gradient.surrogates import MAX_LOG_RATIO, SurrogateKind
 
-Objective: TypeAlias = Literal["grpo", "dr_grpo", "dapo"]
+__all__ = ["Objective", "kl_k1_penalty", "kl_k3", "sequence_weights", "surrogate_of"]
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +-20: e^20 is past any clip range and still finite in float32."""
+Objective: TypeAlias = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
 
-
-class Surrogate(NamedTuple):
-    """Per-token result of `clipped_surrogate`, all of the inputs' shape."""
-
-    loss: Tensor
-    """To be minimised; with gradient."""
-    ratio: Tensor
-    """pi(token) / pi_old(token), detached; 1 on masked tokens."""
-    clipped: Tensor
-    """Bool: the clip is active, so the token has no gradient."""
+_OTHER_SURROGATES: dict[str, SurrogateKind] = {"gspo": "gspo", "cispo": "cispo", "dppo": "dppo"}
 
 
-def clipped_surrogate(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    *,
-    mask: Tensor | None = None,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.28,
-) -> Surrogate:
-    """PPO's per-token surrogate -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) with r = exp(logprobs - old_logprobs).
-
-    `epsilon_high > epsilon_low` is DAPO's clip-higher (arXiv:2503.14476, equation 10); equal values give PPO and GRPO
-    (arXiv:2402.03300, equation 3). All tensors share one shape (or broadcast). Tokens outside `mask` (0 or False) have ratio
-    1 and loss 0, whatever their log-probs are. Gradient flows through `logprobs` only.
-    """
-    log_ratio = logprobs - old_logprobs.detach()
-    keep = torch.ones_like(log_ratio, dtype=torch.bool) if mask is None else mask.bool().expand_as(log_ratio)
-    log_ratio = torch.where(keep, log_ratio, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    advantages = torch.where(keep, advantages, 0.0)
-    ratio = log_ratio.exp()
-    clipped_ratio = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
-    loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    too_low = (ratio < 1.0 - epsilon_low) & (advantages < 0)
-    too_high = (ratio > 1.0 + epsilon_high) & (advantages > 0)
-    return Surrogate(loss=loss, ratio=ratio.detach(), clipped=too_low | too_high)
+def surrogate_of(objective: Objective) -> SurrogateKind:
+    """The surrogate that an objective's name stands for."""
+    return _OTHER_SURROGATES.get(objective, "ppo")
 
 
 def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
@@ -70,14 +38,26 @@ def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     return torch.expm1(difference) - difference
 
 
+def kl_k1_penalty(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Sum over the tokens in `mask` [B, T] (non-zero) of log pi - log ref [B, T]: the k1 estimate of a sequence's KL(pi || ref),
+    without gradient, [B].
+
+    Unbiased and possibly negative (http://joschu.net/blog/kl-approx.html). Times a coefficient it is subtracted from the REWARD,
+    before advantages are taken, where `kl_k3` belongs in the loss.
+    """
+    return torch.where(mask != 0, logprobs - ref_logprobs, 0.0).detach().sum(-1)
+
+
 def sequence_weights(mask: Tensor, objective: Objective, *, max_tokens: int | None = None) -> tuple[Tensor, Tensor]:
     """Weights [B, T] and 0-dim denominator of an objective, both float32 and both made from the same `mask` [B, T] (non-zero
     = in the loss).
 
-    - `grpo`: mean over a sequence's tokens, then over sequences (arXiv:2402.03300, equation 3)
+    - `grpo`, `gspo`: mean over a sequence's tokens, then over sequences (arXiv:2402.03300, equation 3; arXiv:2507.18071,
+      equation 13)
     - `dr_grpo`: sum over tokens / (sequences * max_tokens) (arXiv:2503.20783, section 3.2); `max_tokens` is the
       sampled-token budget
-    - `dapo`: mean over all tokens of the batch (arXiv:2503.14476, equation 8)
+    - `dapo`, `bnpo`, `cispo`, `dppo`: mean over all tokens of the batch (arXiv:2503.14476, equation 8). TRL's `bnpo` takes the
+      mean over each micro-batch, which depends on how the batch was cut; over one uncut batch it is this one.
 
     A sequence whose mask is all zero counts in no denominator. The denominator of an all-zero mask is 0 (the channel is
     off). Raises ValueError on an unknown objective, or for `dr_grpo` when `max_tokens` is missing or a sequence has more
@@ -86,9 +66,9 @@ def sequence_weights(mask: Tensor, objective: Objective, *, max_tokens: int | No
     weights = (mask != 0).float()
     lengths = weights.sum(-1, keepdim=True)
     sequences = (lengths > 0).sum().float()
-    if objective == "grpo":
+    if objective in ("grpo", "gspo"):
         return weights / lengths.clamp(min=1.0), sequences
-    if objective == "dapo":
+    if objective in ("dapo", "bnpo", "cispo", "dppo"):
         return weights, lengths.sum()
     if objective == "dr_grpo":
         if max_tokens is None or max_tokens < 1:
@@ -96,4 +76,4 @@ def sequence_weights(mask: Tensor, objective: Objective, *, max_tokens: int | No
         if lengths.numel() and float(lengths.max()) > max_tokens:
             raise ValueError(f"a sequence has {int(lengths.max())} tokens in the loss, more than max_tokens={max_tokens}")
         return weights, sequences * max_tokens
-    raise ValueError(f"unknown objective {objective!r}: expected 'grpo', 'dr_grpo' or 'dapo'")
+    raise ValueError(f"unknown objective {objective!r}: expected one of {', '.join(get_args(Objective))}")

@@ -91,9 +91,7 @@ def test_a_divergence_is_that_of_the_logits(divergence, kind, rows_per_chunk):
     per_row = divergence.per_token(head.logits(hidden) / 0.7, taught / 0.7)
     inputs = [hidden, *inputs_of(head)]
     expected = torch.autograd.grad((weights * per_row).sum(), inputs)
-    value, found = fused_divergence(
-        hidden, head, teacher, divergence, weights, temperature=0.7, rows_per_chunk=rows_per_chunk
-    )
+    value, found = fused_divergence(hidden, head, teacher, divergence, weights, temperature=0.7, rows_per_chunk=rows_per_chunk)
     torch.testing.assert_close(found, per_row.detach())
     torch.testing.assert_close(value, (weights * per_row).sum())
     torch.testing.assert_close(torch.autograd.grad(value, inputs), expected)
@@ -214,7 +212,7 @@ def test_order_chunks_and_splits_change_nothing(rows, vocabulary, split, diverge
 @settings(max_examples=40, deadline=None)
 @given(vocabulary=st.integers(2, 200), beta=st.floats(0.05, 0.95), shift=st.floats(-50, 50), seed=st.integers(0, 1000))
 def test_what_a_divergence_is(vocabulary, beta, shift, seed):
-    """Non-negative, zero between equals, D_b(s, t) = D_{1-b}(t, s), at most log 2 at b = 1/2, and blind to a shift of the logits."""
+    """Non-negative, zero between equals, D_b(s, t) = D_{1-b}(t, s), at most log 2 at b = 1/2, blind to a shift of the logits."""
     torch.manual_seed(seed)
     identity = Head(torch.eye(vocabulary, dtype=torch.float64))
     s, t = 3 * torch.randn(2, 4, vocabulary, dtype=torch.float64)
@@ -242,9 +240,7 @@ def test_a_vocabulary_of_a_hundred_thousand_and_a_divergence_of_a_ten_millionth(
             hidden, Head(weight), [TeacherRows(taught, Head(weight))], GeneralizedJSD(beta), torch.ones(2)
         )
         double = [TeacherRows(taught.double(), Head(weight.double()))]
-        _, exact = fused_divergence(
-            hidden.double(), Head(weight.double()), double, GeneralizedJSD(beta), torch.ones(2).double()
-        )
+        _, exact = fused_divergence(hidden.double(), Head(weight.double()), double, GeneralizedJSD(beta), torch.ones(2).double())
         assert exact.max() < 1e-6
         torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.0)
 

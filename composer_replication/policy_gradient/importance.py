@@ -1,0 +1,51 @@
+"""Correction of the mismatch between the engine that sampled and the trainer that scores the same tokens.
+
+Both should give a token the same log-prob and never quite do (other kernels, other precision, an older policy). The weight w =
+exp(trainer - sampler) corrects the expectation over the sampler's tokens; it is truncated or masked, because a single large
+weight would decide the step.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["ImportanceKind", "importance_weights"]
+
+ImportanceKind: TypeAlias = Literal["tis", "icepop"]
+
+MAX_LOG_RATIO = 20.0
+"""As in `surrogates`."""
+
+
+def importance_weights(
+    trainer_logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    kind: ImportanceKind,
+    *,
+    low: float = 0.5,
+    high: float = 2.0,
+    sequence: Tensor | None = None,
+) -> Tensor:
+    """Weights [n] without gradient, at least 0, of tokens with these log-probs [n].
+
+    - `tis`, truncated importance sampling: min(w, high) (https://fengyao.notion.site/off-policy-rl)
+    - `icepop`: w where low <= w <= high, else 0 (https://ringtech.notion.site/icepop)
+
+    With `sequence` [n] (int64, which sequence a token belongs to), w is that of the whole sequence: the exponential of the sum of
+    its tokens' log-ratios. Raises ValueError on an unknown kind and unless 0 <= low < high.
+    """
+    if kind not in ("tis", "icepop"):
+        raise ValueError(f"unknown importance correction {kind!r}: expected 'tis' or 'icepop'")
+    if not 0.0 <= low < high:
+        raise ValueError(f"importance weights need 0 <= low < high, got low={low}, high={high}")
+    log_ratio = (trainer_logprobs - sampler_logprobs).detach()
+    if sequence is not None and sequence.numel():
+        sums = log_ratio.new_zeros(int(sequence.max()) + 1).index_add(0, sequence, log_ratio)
+        log_ratio = sums[sequence]
+    weights = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if kind == "tis":
+        return weights.clamp(max=high)
+    return torch.where((weights >= low) & (weights <= high), weights, 0.0)

@@ -1,0 +1,131 @@
+"""The per-token policy-gradient losses, all functions of r = exp(log-prob now - log-prob when sampled) and the advantage A.
+
+- `ppo`: -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) (PPO, GRPO arXiv:2402.03300 equation 3; `epsilon_high` above
+  `epsilon_low` is DAPO's clip-higher, arXiv:2503.14476 equation 10)
+- `gspo`: the same with r replaced by s, the geometric mean of r over the token's sequence, in the per-token form whose gradient
+  still goes through the token's own log-prob (GSPO-token, arXiv:2507.18071 equation 14)
+- `cispo`: -sg[clip(r, 1 - epsilon_low, 1 + epsilon_high)] A log-prob: clipping limits a token's weight and never removes it
+  (arXiv:2506.13585 equation 5)
+- `dppo`: -keep r A + tau (log r)^2, where keep drops a token whose probability has already moved further than epsilon in the
+  direction of its advantage (PRIME-RL's default loss, https://github.com/PrimeIntellect-ai/prime-rl)
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["MAX_LOG_RATIO", "Surrogate", "SurrogateKind", "clipped_surrogate", "surrogate"]
+
+SurrogateKind: TypeAlias = Literal["ppo", "gspo", "cispo", "dppo"]
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to +-20: e^20 is past any clip range and still finite in float32."""
+
+
+class Surrogate(NamedTuple):
+    """Per-token result, all of the inputs' shape."""
+
+    loss: Tensor
+    """To be minimised; with gradient."""
+    ratio: Tensor
+    """pi(token) / pi_old(token), detached; 1 on masked tokens. In `gspo` the sequence's."""
+    clipped: Tensor
+    """Bool: the clip is active. Except in `cispo`, where it limits the weight, such a token's policy gradient is 0."""
+
+
+def surrogate(
+    kind: SurrogateKind,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    epsilon_low: float,
+    epsilon_high: float,
+    sequence: Tensor | None = None,
+    tau: float = 1e-3,
+) -> Surrogate:
+    """One of the losses of the module docstring on tokens [n]; gradient flows through `logprobs` only.
+
+    `sequence` [n] (int64) says which sequence a token belongs to; `gspo` needs it. `tau` is read by `dppo`. Raises ValueError
+    on an unknown kind, and for `gspo` without `sequence`.
+    """
+    if kind == "ppo":
+        return clipped_surrogate(logprobs, old_logprobs, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
+    if kind == "gspo":
+        if sequence is None:
+            raise ValueError("surrogate 'gspo' needs `sequence`: its ratio is that of a whole sequence")
+        return _gspo(logprobs, old_logprobs, advantages, sequence, epsilon_low, epsilon_high)
+    if kind == "cispo":
+        return _cispo(logprobs, old_logprobs, advantages, epsilon_low, epsilon_high)
+    if kind == "dppo":
+        return _dppo(logprobs, old_logprobs, advantages, epsilon_low, epsilon_high, tau)
+    raise ValueError(f"unknown surrogate {kind!r}: expected 'ppo', 'gspo', 'cispo' or 'dppo'")
+
+
+def clipped_surrogate(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    mask: Tensor | None = None,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.28,
+) -> Surrogate:
+    """PPO's per-token surrogate -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) with r = exp(logprobs - old_logprobs).
+
+    `epsilon_high > epsilon_low` is DAPO's clip-higher (arXiv:2503.14476, equation 10); equal values give PPO and GRPO
+    (arXiv:2402.03300, equation 3). All tensors share one shape (or broadcast). Tokens outside `mask` (0 or False) have ratio
+    1 and loss 0, whatever their log-probs are. Gradient flows through `logprobs` only.
+    """
+    log_ratio = logprobs - old_logprobs.detach()
+    keep = torch.ones_like(log_ratio, dtype=torch.bool) if mask is None else mask.bool().expand_as(log_ratio)
+    log_ratio = torch.where(keep, log_ratio, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    advantages = torch.where(keep, advantages, 0.0)
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
+    loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    too_low = (ratio < 1.0 - epsilon_low) & (advantages < 0)
+    too_high = (ratio > 1.0 + epsilon_high) & (advantages > 0)
+    return Surrogate(loss=loss, ratio=ratio.detach(), clipped=too_low | too_high)
+
+
+def _gspo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, sequence: Tensor, epsilon_low: float, epsilon_high: float
+) -> Surrogate:
+    log_ratio = (logprobs - old_logprobs).detach()
+    size = int(sequence.max()) + 1 if sequence.numel() else 0
+    totals = log_ratio.new_zeros(size).index_add(0, sequence, log_ratio)
+    counts = log_ratio.new_zeros(size).index_add(0, sequence, torch.ones_like(log_ratio))
+    mean = (totals / counts.clamp(min=1.0))[sequence]
+    # value: the sequence's ratio; gradient: that of the token's own log-prob
+    return clipped_surrogate(
+        logprobs - logprobs.detach() + mean,
+        torch.zeros_like(mean),
+        advantages,
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+    )
+
+
+def _cispo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float) -> Surrogate:
+    ratio = _log_ratio(logprobs, old_logprobs).detach().exp()
+    weight = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
+    return Surrogate(loss=-weight * advantages * logprobs, ratio=ratio, clipped=weight != ratio)
+
+
+def _dppo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float, tau: float
+) -> Surrogate:
+    log_ratio = _log_ratio(logprobs, old_logprobs)
+    moved = logprobs.detach().exp() - old_logprobs.detach().exp()
+    dropped = torch.where(advantages > 0, moved > epsilon_high, moved < -epsilon_low)
+    ratio = log_ratio.exp()
+    loss = torch.where(dropped, 0.0, -ratio * advantages) + tau * log_ratio**2
+    return Surrogate(loss=loss, ratio=ratio.detach(), clipped=dropped)
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    return (logprobs - old_logprobs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
