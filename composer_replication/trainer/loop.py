@@ -19,7 +19,6 @@ from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.errors import CheckpointError
 from composer_replication.hints import find_hints, insert_hints, shuffle_hints
 from composer_replication.observe import Phase, RunDir, Terminal
-from composer_replication.observe.files import exclusive
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.policy_gradient import group_advantages
@@ -50,16 +49,15 @@ SHARED_VERDICTS = (
 
 
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
-    """Train every arm of a run and write the report; arms and steps already done are kept.
+    """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
 
     Raises:
-        ConfigError: another process is training this run, or something is wrong with it (`Workshop.open`).
+        ConfigError: something is wrong with the run (`Workshop.open`).
         ComposerError: whatever a part of the recipe has to say.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    with exclusive(run_dir.path):
-        return await _train_arms(Workshop.open(config, run_dir, terminal), start_label)
+    return await _train_arms(Workshop.open(config, run_dir, terminal), start_label)
 
 
 async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
