@@ -44,7 +44,8 @@ PRIVILEGED = (
 )
 
 SHARED_VERDICTS = (
-    "CPU seconds: arms share one cache of verdicts, so an arm does not pay again for code that an arm before it had graded."
+    "CPU seconds: those of the trainer and of the programs in its boxes, not of teachers. Arms share one cache of verdicts, so "
+    "an arm does not pay again for code that an arm before it had graded."
 )
 
 
@@ -146,7 +147,7 @@ class _Trainee:
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)
-        return cls(workshop, config, arm, learner, engine, renderer, actor, Spending(), made_of)
+        return cls(workshop, config, arm, learner, engine, renderer, actor, Spending(workshop.sandbox), made_of)
 
     def resume(self) -> bool:
         """Go back to the arm's last checkpoint, or, when there is none, to nothing. Whether there was one.
