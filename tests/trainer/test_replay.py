@@ -8,12 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from world import World
+from teacher_server import Reply, TeacherServer
+from world import World, finish, name_teachers
 
 from composer_replication.embedded.language import project_path
 from composer_replication.embedded.transcripts import call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.errors import SandboxError
+from composer_replication.observe import RunDir
+from composer_replication.observe.excerpt import excerpt
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.trainer.replay import pairs_of_step, verify_pair
@@ -126,3 +129,26 @@ def test_every_step_takes_the_next_pairs() -> None:
     assert taken == [["0", "1"], ["2", "3"], ["4", "0"]]
     assert len(pairs_of_step(pairs, 7, 9)) == 5
     assert pairs_of_step([], 1, 4) == []
+
+
+def test_frozen_traces_and_evaluations_are_kept_and_shown(run_file: Path) -> None:
+    """The report's pairs stand at turns of the traces they were made of; going on writes nothing anew."""
+    with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
+        name_teachers(run_file, server.base_url)
+        finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    run = RunDir(run_file.parent / "runs" / "run")
+    traces = run.read_traces("main")
+    turns = {(t.trajectory_id, i) for t in traces for i in range(len(t.turns))}
+    pairs = run.read_pairs("main")
+    assert {t.trajectory_id.split("/")[0] for t in traces} == {"-2"}
+    assert len({t.trajectory_id for t in traces}) == len(traces)
+    assert pairs
+    assert {(p["trajectory_id"], p["turn"]) for p in pairs} <= turns
+    assert run.evaluations("main") == (0, 1)
+    assert {t.policy_version for t in run.read_evaluation("main", 1)} == {1}
+    (arm,) = excerpt(run)["arms"]
+    assert arm["traces"]["recorded"] == len(arm["traces"]["trajectories"]) == len(traces)
+    assert [(part["step"], part["recorded"]) for part in arm["evaluations"]] == [(0, 4), (1, 4)]
+    files = {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()}
+    finish("train", str(run_file), "--steps", "1", "--resume", cwd=run_file.parent)
+    assert {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()} == files
