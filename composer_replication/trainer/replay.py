@@ -47,7 +47,7 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     _report_failures(workshop, config, answers)
     found = find_disagreements(states, answers, config.loss.replay.agreement_threshold)
     dropped = Counter(found.dropped)
-    kept = list(found.pairs)
+    kept = _that_fit(found.pairs, trajectories, actor, dropped)
     if config.loss.replay.verify:
         kept = await _verified(workshop, kept, trajectories, dropped)
     pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer))
@@ -58,6 +58,17 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
         f"answers without a vote: {_counts(Counter(found.abstained))}; ${sum(a.usd for a in answers if not a.cached):.4f} spent"
     )
     return pairs
+
+
+def _that_fit(pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: Actor, dropped: Counter[str]) -> list[DPOPair]:
+    """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
+    kept = []
+    for pair, ids in zip(pairs, pairs_to_token_pairs(pairs, trajectories, actor.renderer), strict=True):
+        if len(ids.prompt_ids) + max(len(ids.chosen_ids), len(ids.rejected_ids)) > actor.engine.context_window:
+            dropped["longer than the context window"] += 1
+        else:
+            kept.append(pair)
+    return kept
 
 
 def _counts(reasons: Counter[str]) -> str:

@@ -6,12 +6,16 @@ import ast
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from teacher_server import Reply, TeacherServer
+from transformers import GPT2Config, GPT2LMHeadModel
 from world import World, finish, name_teachers
 
 from composer_replication.embedded.language import project_path
+from composer_replication.embedded.policy import tiny_tokenizer
 from composer_replication.embedded.transcripts import call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.errors import SandboxError
@@ -19,6 +23,7 @@ from composer_replication.observe import RunDir
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.trainer.models import save_policy
 from composer_replication.trainer.replay import pairs_of_step, verify_pair
 from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
 
@@ -152,3 +157,26 @@ def test_frozen_traces_and_evaluations_are_kept_and_shown(run_file: Path) -> Non
     files = {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()}
     finish("train", str(run_file), "--steps", "1", "--resume", cwd=run_file.parent)
     assert {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()} == files
+
+
+def test_pairs_longer_than_the_context_window_are_left_out(run_file: Path, tmp_path: Path) -> None:
+    """A model with learned positions has none beyond it; a teacher writes as much as it likes."""
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=700, n_embd=32, n_layer=1, n_head=2, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    save_policy(GPT2LMHeadModel(config), tokenizer, tmp_path / "gpt2")
+
+    asked: dict[str, str] = {}
+
+    def answer(body: dict[str, Any], _number: int) -> Reply:
+        state = str(body["messages"][1:])
+        return Reply(calls=[("search", {"pattern": "wide " * 800 if asked.setdefault("first", state) == state else "narrow"})])
+
+    with TeacherServer(answer) as server:
+        name_teachers(run_file, server.base_url)
+        output = finish("train", str(run_file), "--steps", "1", "--model.path", str(tmp_path / "gpt2"), cwd=tmp_path)
+    assert "1 longer than the context window" in output
+    assert {"wide" in p["chosen"] for p in RunDir(tmp_path / "runs" / "run").read_pairs("main")} == {False}
