@@ -150,8 +150,11 @@ class TeacherPool:
             )
         first = {a.teacher: a.error for a in reversed(errors)}
         lines = "; ".join(f"{t.name} at {t.base_url}: {first[t.name]}" for t in self.teachers)
+        billed = (
+            f" (${self.ledger.unanswered_usd:.4f} is held for calls that may be billed)" if self.ledger.unanswered_usd else ""
+        )
         return TeacherError(
-            f"no teacher answered: {lines}", fix="check base_url, model and the key in api_key_env of each teacher"
+            f"no teacher answered{billed}: {lines}", fix="check base_url, model and the key in api_key_env of each teacher"
         )
 
     async def _answer(self, teacher: Teacher, question: Question) -> TeacherAnswer:

@@ -30,7 +30,7 @@ from composer_replication.trainer.checkpoint import latest_checkpoint, load_chec
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory, Unscored
@@ -46,6 +46,11 @@ PRIVILEGED = (
 SHARED_VERDICTS = (
     "CPU seconds: those of the trainer and of the programs in its boxes, not of teachers. Arms share one cache of verdicts, so "
     "an arm does not pay again for code that an arm before it had graded."
+)
+
+SHARED_ANSWERS = (
+    "US dollars: arms share the teachers' answers, so cost/usd is what the whole run had spent so far. Calls that brought no "
+    "answer and may be billed count at the most they can cost."
 )
 
 
@@ -68,9 +73,8 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
         variant = resolve_arm(config, arm)
         with terminal.phase(f"train {arm}", variant.steps) as shown:
             rows.append(await _train_arm(workshop, variant, arm, shown))
-        report = write_report(
-            run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED, SHARED_VERDICTS]
-        )
+        notes = [PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
+        report = write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
     terminal.table(
         "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
     )
@@ -89,6 +93,8 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
         await trainee.evaluate()
         pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
         trainee.save()
+    if _wants_replay(config):
+        trainee.teacher_costs = teacher_costs(workshop)
     shown.advance(learner.version)
     while learner.version < config.steps:
         step, began = learner.version + 1, time.monotonic()
@@ -136,6 +142,8 @@ class _Trainee:
     actor: Actor
     spending: Spending
     fingerprint: Mapping[str, str]
+    teacher_costs: Mapping[str, float] = field(default_factory=dict)
+    """Of the replay, once it is done."""
 
     @classmethod
     def create(cls, workshop: Workshop, config: RunConfig, arm: str) -> _Trainee:
@@ -279,6 +287,7 @@ class _Trainee:
             "rollout/total": float(self.actor.rollouts),
             "rollout/tokens_total": float(self.actor.tokens),
             "cost/cpu_s": self.spending.cpu_s(),
+            **self.teacher_costs,
         }
 
 

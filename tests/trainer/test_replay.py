@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from composer_replication.embedded.transcripts import call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.errors import SandboxError
 from composer_replication.observe import RunDir
+from composer_replication.observe.curves import families
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
@@ -180,3 +182,30 @@ def test_pairs_longer_than_the_context_window_are_left_out(run_file: Path, tmp_p
         output = finish("train", str(run_file), "--steps", "1", "--model.path", str(tmp_path / "gpt2"), cwd=tmp_path)
     assert "1 longer than the context window" in output
     assert {"wide" in p["chosen"] for p in RunDir(tmp_path / "runs" / "run").read_pairs("main")} == {False}
+
+
+def test_what_teachers_cost_is_in_note_metrics_terminal_and_report(run_file: Path) -> None:
+    """Also when every answer was bought by an earlier attempt."""
+    with TeacherServer(
+        lambda body, _number: Reply(calls=[("list_files", {})], cost=0.01 if body["model"] == "one" else 0.02)
+    ) as server:
+        name_teachers(run_file, server.base_url, usd_per_million_output=1.0, max_total_usd=50.0)
+        finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+        run = RunDir(run_file.parent / "runs" / "run")
+        shutil.rmtree(run.ckpt_path / "main" / "step_00001")
+        shutil.rmtree(run.ckpt_path / "main" / "step_00000")
+        asked = len(server.requests)
+        output = finish("train", str(run_file), "--steps", "1", "--resume", cwd=run_file.parent)
+        assert len(server.requests) == asked
+    one = 0.01 * sum(body["model"] == "one" for body in server.requests)
+    last = run.read_metrics()[-1].values
+    spent = {name: last[name] for name in last if name.startswith("cost/usd")}
+    assert spent == {
+        "cost/usd": pytest.approx(3 * one),
+        "cost/usd/one": pytest.approx(one),
+        "cost/usd/other": pytest.approx(2 * one),
+    }
+    assert f"teachers have cost ${3 * one:.4f} so far (one ${one:.4f}, other ${2 * one:.4f})" in output
+    assert f"  ${3 * one:.2f}" in next(line for line in output.splitlines() if line.startswith("main 1/1"))
+    (cost,) = [family for family in families(run.read_metrics(), run.arms()) if family["title"] == "Cost"]
+    assert {p["title"]: p["unit"] for p in cost["panels"] if "usd" in p["title"]} == dict.fromkeys(spent, "US dollars")
