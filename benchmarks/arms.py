@@ -75,9 +75,9 @@ def run_arm(out: Path, seed: int, arm: str, steps: int) -> tuple[float, dict[str
     with (out / f"seed{seed}-{arm}.log").open("a") as log, served(folders) as teachers:
         config = quickstart_config(prepared, run_path, teachers, seed=seed, steps=steps, sandbox="auto")
         config = config.model_copy(update={"arms": grid(steps)[arm]})
-        run_dir = open_run(config, resume=True)
-        terminal = Terminal(Console(file=log), on_event=run_dir.log_event)
-        rows = asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
+        with open_run(config, resume=True) as run_dir:
+            terminal = Terminal(Console(file=log), on_event=run_dir.log_event)
+            rows = asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
     metrics = run_dir.read_metrics()
     first = next(m.values["eval/pass_at_1"] for m in metrics if m.step == 0)
     reached = {}

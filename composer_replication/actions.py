@@ -16,7 +16,19 @@ from typing import Any
 
 from composer_replication.types import Message
 
-__all__ = ["Call", "action_message", "canonical_action", "canonical_call", "canonical_text", "parse_action", "render_action"]
+__all__ = [
+    "Call",
+    "action_message",
+    "canonical_action",
+    "canonical_call",
+    "canonical_text",
+    "parse_action",
+    "render_action",
+    "too_deep",
+]
+
+MAX_NESTING = 64
+"""Lists and objects that a call's arguments may have inside one another: what walks over them recurses, and stacks end."""
 
 _PATH_ARGUMENTS = frozenset({"path", "file", "filename", "file_path", "dir", "directory", "folder", "cwd"})
 _SHELL_ARGUMENTS = frozenset({"command", "cmd"})
@@ -29,6 +41,19 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any]
+
+
+def too_deep(value: Any) -> bool:
+    """Whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself counted. Does not recurse."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return any(isinstance(inner, list | dict) for inner in level)
 
 
 def render_action(content: str, calls: Sequence[Call]) -> str:
@@ -48,12 +73,14 @@ def parse_action(text: str) -> tuple[str, tuple[Call, ...]]:
 def _parse_line(line: str) -> Call | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or set(value) != {"name", "arguments"}:
         return None
     name, arguments = value["name"], value["arguments"]
-    return Call(name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) else None
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or too_deep(arguments):
+        return None
+    return Call(name, arguments)
 
 
 def action_message(text: str, *, turn: int = 0) -> Message:

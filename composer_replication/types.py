@@ -211,7 +211,7 @@ class Trajectory:
     """The record of one rollout."""
 
     trajectory_id: str
-    """Unique in the run: `step/task/sibling`."""
+    """`step/task/sibling`, unique among those of one arm and step. Step -1 is any evaluation, -2 the frozen traces."""
     task_id: str
     policy_version: int
     """Number of optimizer steps behind the weights that sampled it."""

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
-from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe import Terminal
 
 __all__ = ["train"]
 
@@ -43,21 +43,22 @@ def train(
 
     Paths are relative to the run file's folder, those on the command line too.
     """
+    from composer_replication.trainer.open_run import check_run_dir, open_run
+
     config = load_config(run, context.args)
     if dry_run:
-        if not resume:
-            RunDir.refuse_begun(config.out / config.name)
+        check_run_dir(config, resume=resume)
         _check(config)
         return
     from composer_replication.trainer.loop import train as run_training
-    from composer_replication.trainer.open_run import open_run
 
-    run_dir = open_run(config, resume=resume)
-    asyncio.run(run_training(config, run_dir, Terminal(on_event=run_dir.log_event)))
+    with open_run(config, resume=resume) as run_dir:
+        asyncio.run(run_training(config, run_dir, Terminal(on_event=run_dir.log_event)))
 
 
 def _check(config: RunConfig) -> None:
     """What can be checked without training, and what the run will do."""
+    from composer_replication.rollout.transformers_engine import TransformersEngine
     from composer_replication.sandbox import open_sandbox
     from composer_replication.tokens import ChatRenderer
     from composer_replication.trainer.models import load_policy
@@ -69,6 +70,7 @@ def _check(config: RunConfig) -> None:
     prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
     model, tokenizer = load_policy(config.model)
     ChatRenderer(tokenizer)
+    TransformersEngine(model, tokenizer)
     console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
     held_out = ", ".join(task.spec.task_id for task in checked.held_out) or "none, so pass@1 is not measured"
     console.print(f"tasks: {len(checked.train)} to train on; held out: {held_out}", soft_wrap=True, highlight=False)

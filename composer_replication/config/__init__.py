@@ -17,6 +17,7 @@ from composer_replication.config.run import (
     SandboxConfig,
     TasksConfig,
     TeacherConfig,
+    is_name,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "TasksConfig",
     "TeacherConfig",
     "field_lines",
+    "is_name",
     "load_config",
     "resolve_arm",
     "to_toml",

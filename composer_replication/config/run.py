@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +21,11 @@ __all__ = [
     "SandboxConfig",
     "TasksConfig",
     "TeacherConfig",
+    "is_name",
 ]
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+Name = Annotated[str, Field(pattern=_NAME)]
 Positive = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(ge=0.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -40,6 +43,11 @@ def _flat(arm: Any) -> Any:
     for key, value in arm.items():
         flat |= {f"{key}.{rest}": v for rest, v in _flat(value).items()} if isinstance(value, dict) else {key: value}
     return flat
+
+
+def is_name(text: str) -> bool:
+    """Whether a run, an arm or a teacher may have this name."""
+    return re.fullmatch(_NAME, text) is not None
 
 
 class _Section(BaseModel):

@@ -25,6 +25,7 @@ from composer_replication.config import (
     SandboxConfig,
     TasksConfig,
     TeacherConfig,
+    is_name,
 )
 from composer_replication.embedded.language import HOUSE_TERMS, PROJECTS, modules, project_path
 from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
@@ -65,14 +66,16 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
     from composer_replication.trainer.loop import train
     from composer_replication.trainer.open_run import open_run
 
+    if not is_name(run_path.name):
+        raise ConfigError(f"{run_path.name!r} is no name for a run", fix="use letters, digits, '_', '-' and '.' in --name")
     terminal = Terminal()
     prepared = run_path.parent / f"{run_path.name}.prepared"
     prepare(prepared, terminal, seed=seed, sandbox=sandbox)
     with served({name: prepared / "teachers" / name for name in TEACHERS}) as teachers:
         config = quickstart_config(prepared, run_path, teachers, seed=seed, steps=steps, sandbox=sandbox)
-        run_dir = open_run(config, resume=True)
-        terminal.on_event = run_dir.log_event
-        asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
+        with open_run(config, resume=True) as run_dir:
+            terminal.on_event = run_dir.log_event
+            asyncio.run(train(config, run_dir, terminal, start_label="warm start"))
 
 
 def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind) -> None:

@@ -56,7 +56,7 @@ def train_teacher(
 def served(folders: dict[str, Path]) -> Iterator[tuple[TeacherConfig, ...]]:
     """Serve models over HTTP in a process of its own while the body runs. Raises TeacherError when it does not come up."""
     command = [sys.executable, "-m", "composer_replication.embedded.serve", *(f"{n}={p}" for n, p in folders.items())]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:

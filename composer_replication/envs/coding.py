@@ -178,6 +178,8 @@ class CodingEnv:
                         content = tools.search(self.workspace, arguments["pattern"], path)
                     except TimeoutError:
                         return "timeout", "the search took too long", {}
+                    except MemoryError:
+                        return "out_of_memory", "the search took too much memory", {}
         if content is None:
             return "path_not_found", f"no file {tools.clip(given, 80)}", {"path": given}
         return "ok", content, {}

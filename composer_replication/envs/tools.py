@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +24,15 @@ MAX_HITS = 20
 _LINE_CHARS = 200
 _CONTEXT_LINES = 2
 _REGEX_SECONDS = 2.0
+_PATTERN_CHARS = 400
+_PATTERN_COPIES = 400_000
+"""Most characters of a pattern after what it repeats is written out: `regex` does that when it compiles, and nothing stops it."""
+_PATTERN_PART = re.compile(
+    r"\\."  # skipped, so that an escaped parenthesis or brace is none
+    r"|\{(?P<count>\d+)(?:,\d*)?\}"
+    r"|(?P<group>\(\?(?!:|=|!|>|<|P[<=]|[aimsu-]+[:)])[^:)]{0,8})",
+    re.DOTALL,
+)
 
 _PATH = {"type": "string", "description": "path relative to the root"}
 _LINE = {"type": "integer", "minimum": 1}
@@ -63,9 +74,26 @@ def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:
     """Why `arguments` do not fit the schema of `tool`, in one short line, or None when they do."""
     error = best_match(_VALIDATORS[tool].iter_errors(dict(arguments)))
     if error is None:
-        return None
+        return _pattern_error(arguments["pattern"]) if tool == "search" else None
     where = f"{error.json_path[2:]}: " if error.path else ""
     return clip(f"{where}{error.message}", _LINE_CHARS)
+
+
+def _pattern_error(pattern: str) -> str | None:
+    """Why a pattern is not even compiled, or None. What is left takes little time and memory (see the constants).
+
+    Groups beyond those of Python's `re` are refused, above all calls of groups, which have no end, and free spacing, in which
+    counts could not be read. Every count multiplies, nested or not: simple, and never too little.
+    """
+    if len(pattern) > _PATTERN_CHARS:
+        return f"pattern: longer than {_PATTERN_CHARS} characters"
+    parts = list(_PATTERN_PART.finditer(pattern))
+    unknown = next((part["group"] for part in parts if part["group"]), None)
+    if unknown is not None:
+        return f"pattern: {unknown} is not supported"
+    if len(pattern) * math.prod(max(1, int(part["count"])) for part in parts if part["count"]) > _PATTERN_COPIES:
+        return "pattern: repeats too much; use smaller counts, or + and *"
+    return None
 
 
 def clip(text: str, limit: int) -> str:
@@ -93,17 +121,18 @@ def search(workspace: Workspace, pattern: str, path: str) -> str | None:
 
     A pattern that is no regular expression is looked for as it is. None when `path` names nothing.
 
+    Args:
+        pattern: one that `argument_error` lets pass.
+
     Raises:
         TimeoutError: the expression takes too long.
+        MemoryError: or too much memory.
     """
     prefix = path + "/" if path else ""
     paths = [p for p in workspace.files() if p.startswith(prefix) or p == path]
     if not paths and path:
         return None
-    try:
-        expression = regex.compile(pattern)
-    except regex.error:
-        expression = regex.compile(regex.escape(pattern))
+    expression = _compiled(pattern)
     deadline = time.monotonic() + _REGEX_SECONDS
     found: list[str] = []
     hits = 0
@@ -122,6 +151,14 @@ def search(workspace: Workspace, pattern: str, path: str) -> str | None:
     if hits > MAX_HITS:
         found.append(f"... {hits - MAX_HITS} more")
     return "\n".join(found) or "no match"
+
+
+def _compiled(pattern: str) -> Any:
+    """The expression, not kept after its search: some are large."""
+    try:
+        return regex.compile(pattern, cache_pattern=False)
+    except (regex.error, ValueError, RecursionError):  # ValueError: flags that contradict each other
+        return regex.compile(regex.escape(pattern), cache_pattern=False)
 
 
 def _capped(lines: list[str]) -> str:

@@ -39,7 +39,7 @@ _UNITS: tuple[tuple[str, str], ...] = (
     (r"(.*/)?(lr|learning_rate)", "learning rate"),
     (r"cost/cpu_s", "CPU-seconds"),
     (r".*_s|time/.*", "seconds"),
-    (r".*usd", "US dollars"),
+    (r".*usd(/.*)?", "US dollars"),
     (r".*(pass_at_|frac_|_frac|accuracy|rate|share|_cached)[^/]*(/.*)?", "share (0 to 1)"),
     (r"reward/unscored.*", "trajectories"),
     (r"reward(/.*)?", "reward"),

@@ -1,4 +1,7 @@
-"""A bounded choice of a run's trajectories for the report: the first, the best and the last step, then steps between them."""
+"""A bounded choice of a run's trajectories for the report: the first, the best and the last step, then steps between them.
+
+Likewise of its evaluations, and the frozen traces, those with a replay pair first.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_replication.observe.run_dir import RunDir
@@ -20,7 +23,8 @@ MAX_BYTES = 4 << 20
 _MAX_CHARACTERS = 6_000
 _MAX_TESTS = 200
 _STEPS_AT_LEAST = 4
-_PAIRS_SHARE = 0.15
+_PAIRS_SHARE = _TRACES_SHARE = _EVALUATIONS_SHARE = 0.15
+"""At most; what they leave, the steps may take."""
 
 
 def excerpt(run: RunDir, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
@@ -30,44 +34,78 @@ def excerpt(run: RunDir, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     in reward, stop reason or hints come first. Long texts are cut and say so; whatever is left out is counted.
 
     Returns:
-        `{"openings": [[message]], "arms": [{"arm", "recorded", "steps": [{"step", "recorded", "trajectories"}], "pairs",
-        "pairs_recorded"}]}`; a trajectory's `opening` is an index into `openings`.
+        `{"openings": [[message]], "arms": [{"arm", "recorded", "steps": [part], "evaluations_recorded", "evaluations": [part],
+        "traces": part, "pairs", "pairs_recorded"}]}` with the part `{"step", "recorded", "trajectories"}`, the traces' step being
+        None; a trajectory's `opening` is an index into `openings`.
     """
-    arms = [arm for arm in run.arms() if run.steps(arm) or run.pairs_path(arm).exists()]
-    rewards = _mean_rewards(run)
+    arms = [arm for arm in run.arms() if _has_something(run, arm)]
     openings: dict[str, int] = {}
-    chosen = []
-    for arm in arms:
-        room = max_bytes // len(arms)
-        pairs, pairs_recorded, used = _pairs(run, arm, int(room * _PAIRS_SHARE))
-        steps = _steps(run, arm, rewards[arm], room - used, openings)
-        chosen.append(
-            {"arm": arm, "recorded": len(run.steps(arm)), "steps": steps, "pairs": pairs, "pairs_recorded": pairs_recorded}
-        )
+    chosen = [_arm(run, arm, max_bytes // len(arms), openings) for arm in arms]
     return {"openings": [json.loads(opening) for opening in openings], "arms": chosen}
 
 
-def _steps(run: RunDir, arm: str, rewards: Mapping[int, float], room: int, openings: dict[str, int]) -> list[dict[str, Any]]:
-    """Steps of one arm, in ascending order, that fit into `room` bytes."""
-    cap = room // _STEPS_AT_LEAST
+def _has_something(run: RunDir, arm: str) -> bool:
+    return bool(run.steps(arm) or run.evaluations(arm) or run.pairs_path(arm).exists() or run.traces_path(arm).exists())
+
+
+def _arm(run: RunDir, arm: str, room: int, openings: dict[str, int]) -> dict[str, Any]:
+    """What fits into `room` bytes of one arm."""
+    left = room
+    pairs, pairs_recorded, used = _pairs(run, arm, int(room * _PAIRS_SHARE))
+    left -= used
+    paired = {row["trajectory_id"] for row in pairs if "trajectory_id" in row}
+    traces, used = _part(None, run.read_traces(arm), {}, int(room * _TRACES_SHARE), openings, first=paired)
+    left -= used
+
+    def evaluation(step: int, at_most: int) -> tuple[dict[str, Any], int]:
+        return _part(step, run.read_evaluation(arm, step), {}, at_most, openings)
+
+    def practice(step: int, at_most: int) -> tuple[dict[str, Any], int]:
+        return _part(step, run.read_trajectories(arm, step), _hints(run, arm, step), at_most, openings)
+
+    order = _by_importance(run.evaluations(arm), _values(run, arm, "eval/pass_at_1"))
+    evaluations, used = _steps(order, evaluation, int(room * _EVALUATIONS_SHARE))
+    steps, _ = _steps(_by_importance(run.steps(arm), _values(run, arm, "reward/mean")), practice, left - used)
+    return {
+        "arm": arm,
+        "recorded": len(run.steps(arm)),
+        "steps": steps,
+        "evaluations_recorded": len(run.evaluations(arm)),
+        "evaluations": evaluations,
+        "traces": traces,
+        "pairs": pairs,
+        "pairs_recorded": pairs_recorded,
+    }
+
+
+def _steps(
+    order: Iterator[int], read: Callable[[int, int], tuple[dict[str, Any], int]], room: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Parts of one arm that fit into `room` bytes, by ascending step, and the bytes used. `read` is told how many it may use."""
+    cap, left = room // _STEPS_AT_LEAST, room
     found: dict[int, dict[str, Any]] = {}
-    for step in _by_importance(run.steps(arm), rewards):
-        if room < cap // 10:
+    for step in order:
+        if left < cap // 10:
             break
-        shown, recorded, used = _step(run, arm, step, min(room, cap), openings)
-        room -= used
-        if shown:
-            found[step] = {"step": step, "recorded": recorded, "trajectories": shown}
-    return [found[step] for step in sorted(found)]
+        part, used = read(step, min(left, cap))
+        left -= used
+        if part["trajectories"]:
+            found[step] = part
+    return [found[step] for step in sorted(found)], room - left
 
 
-def _mean_rewards(run: RunDir) -> defaultdict[str, dict[int, float]]:
-    """Mean reward by arm and step."""
-    rewards: defaultdict[str, dict[int, float]] = defaultdict(dict)
-    for line in run.read_metrics():
-        if math.isfinite(value := line.values.get("reward/mean", math.nan)):
-            rewards[line.arm][line.step] = value
-    return rewards
+def _values(run: RunDir, arm: str, metric: str) -> dict[int, float]:
+    """A metric of one arm by step, where it is finite."""
+    found = {line.step: line.values[metric] for line in run.read_metrics() if line.arm == arm and metric in line.values}
+    return {step: value for step, value in found.items() if math.isfinite(value)}
+
+
+def _hints(run: RunDir, arm: str, step: int) -> dict[str, list[Hint]]:
+    """The hints of one step by trajectory."""
+    hints: defaultdict[str, list[Hint]] = defaultdict(list)
+    for hint in run.read_hints(arm, step):
+        hints[hint.trajectory_id].append(hint)
+    return dict(hints)
 
 
 def _by_importance(steps: Sequence[int], rewards: Mapping[int, float]) -> Iterator[int]:
@@ -84,22 +122,26 @@ def _by_importance(steps: Sequence[int], rewards: Mapping[int, float]) -> Iterat
         yield steps[given[-1]]
 
 
-def _step(run: RunDir, arm: str, step: int, room: int, openings: dict[str, int]) -> tuple[list[dict[str, Any]], int, int]:
-    """The trajectories of one step that fit into `room` bytes, how many there are, and the bytes used."""
-    hints: defaultdict[str, list[Hint]] = defaultdict(list)
-    for hint in run.read_hints(arm, step):
-        hints[hint.trajectory_id].append(hint)
-    trajectories = run.read_trajectories(arm, step)
+def _part(
+    step: int | None,
+    trajectories: Sequence[Trajectory],
+    hints: Mapping[str, list[Hint]],
+    room: int,
+    openings: dict[str, int],
+    *,
+    first: Collection[str] = (),
+) -> tuple[dict[str, Any], int]:
+    """The trajectories that fit into `room` bytes, those with an id in `first` before others, of how many, and the bytes used."""
     kept: dict[int, dict[str, Any]] = {}
     used = 0
-    for index in _varied(trajectories, hints):
-        one = _trajectory(trajectories[index], hints[trajectories[index].trajectory_id])
+    for index in sorted(_varied(trajectories, hints), key=lambda i: trajectories[i].trajectory_id not in first):
+        one = _trajectory(trajectories[index], hints.get(trajectories[index].trajectory_id, []))
         opening = json.dumps([_message(m) for m in trajectories[index].messages])
         size = len(json.dumps(one)) + (0 if opening in openings else len(opening))
         if used + size <= room:
             used += size
             kept[index] = one | {"opening": openings.setdefault(opening, len(openings))}
-    return [kept[index] for index in sorted(kept)], len(trajectories), used
+    return {"step": step, "recorded": len(trajectories), "trajectories": [kept[index] for index in sorted(kept)]}, used
 
 
 def _varied(trajectories: Sequence[Trajectory], hints: Mapping[str, list[Hint]]) -> list[int]:

@@ -6,6 +6,8 @@
         events.jsonl                          what happened and when: {"time", "kind", "message", ...}
         trajectories/ARM/step_NNNNN.jsonl     one `Trajectory` per line
         trajectories/ARM/step_NNNNN.hints.jsonl    one `Hint` per line
+        trajectories/ARM/eval_NNNNN.jsonl     the trajectories of that step's evaluation, likewise
+        trajectories/ARM/traces.jsonl         the frozen traces that teachers re-answer, likewise
         trajectories/ARM/pairs.jsonl          one replay pair in text per line
         ckpt/                                 checkpoints
         summary.json, report.html             the result
@@ -31,7 +33,7 @@ from composer_replication.types import Hint, Trajectory, to_json, trajectory_fro
 __all__ = ["MetricsLine", "RunDir"]
 
 _ARM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_STEP_FILE = re.compile(r"step_(\d{5,})(\.hints)?\.jsonl")
+_STEP_FILE = re.compile(r"(step|eval)_(\d{5,})(\.hints)?\.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,13 @@ class RunDir:
     def hints_path(self, arm: str, step: int) -> Path:
         return self.trajectories_path(arm, step).with_suffix(".hints.jsonl")
 
+    def evaluation_path(self, arm: str, step: int) -> Path:
+        path = self.trajectories_path(arm, step)
+        return path.with_name(path.name.replace("step", "eval"))
+
+    def traces_path(self, arm: str) -> Path:
+        return self._arm_path(arm) / "traces.jsonl"
+
     def pairs_path(self, arm: str) -> Path:
         return self._arm_path(arm) / "pairs.jsonl"
 
@@ -169,6 +178,14 @@ class RunDir:
         """Write all trajectories of one step, replacing what was there."""
         _replace_lines(self.trajectories_path(arm, step), [to_json(t) for t in trajectories])
 
+    def write_evaluation(self, arm: str, step: int, trajectories: Iterable[Trajectory]) -> None:
+        """Write all trajectories of the evaluation after `step` optimizer steps, replacing what was there."""
+        _replace_lines(self.evaluation_path(arm, step), [to_json(t) for t in trajectories])
+
+    def write_traces(self, arm: str, trajectories: Iterable[Trajectory]) -> None:
+        """Write the frozen traces of an arm, replacing what was there."""
+        _replace_lines(self.traces_path(arm), [to_json(t) for t in trajectories])
+
     def write_hints(self, arm: str, step: int, hints: Iterable[Hint]) -> None:
         """Write all hints of one step, replacing what was there."""
         _replace_lines(self.hints_path(arm, step), [to_json(h) for h in hints])
@@ -184,10 +201,11 @@ class RunDir:
             _replace_lines(self.pairs_path(arm), list(merged.values()))
 
     def truncate_after(self, arm: str, step: int) -> None:
-        """Forget metrics, trajectories and hints of `arm` later than `step`, as after going back to a checkpoint of that step.
+        """Forget metrics, trajectories, evaluations and hints of `arm` later than `step`, as after going back to a checkpoint of
+        that step.
 
-        `step` -1 forgets all of them. Also removes a torn last line of metrics.jsonl. Events and pairs stay: events are history,
-        and pairs merge by their id. Killed half-way, it can be repeated.
+        `step` -1 forgets all of them and the frozen traces. Also removes a torn last line of metrics.jsonl. Events and pairs
+        stay: events are history, and pairs merge by their id. Killed half-way, it can be repeated.
         """
         folder = self._arm_path(arm)
         with self._lock:
@@ -195,7 +213,7 @@ class RunDir:
             kept = [line for line in lines if line["arm"] != arm or line["step"] <= step]
             _replace_lines(self.metrics_path, kept)
             later = [path for path, at in _step_files(folder) if at > step]
-            files.remove(later)
+            files.remove(later if step >= 0 else [*later, self.traces_path(arm)])
             files.sync(folder)
 
     # --- reading
@@ -208,7 +226,11 @@ class RunDir:
 
     def steps(self, arm: str) -> tuple[int, ...]:
         """The steps of `arm` that have trajectories, ascending."""
-        return tuple(sorted({at for path, at in _step_files(self._arm_path(arm)) if ".hints" not in path.name}))
+        return tuple(at for path, at in _step_files(self._arm_path(arm)) if path == self.trajectories_path(arm, at))
+
+    def evaluations(self, arm: str) -> tuple[int, ...]:
+        """The steps of `arm` that have the trajectories of an evaluation, ascending."""
+        return tuple(at for path, at in _step_files(self._arm_path(arm)) if path == self.evaluation_path(arm, at))
 
     def read_metrics(self) -> list[MetricsLine]:
         """Every line of metrics.jsonl in file order, a torn last one left out."""
@@ -231,6 +253,14 @@ class RunDir:
             raise ConfigError(f"no trajectories at {path}", fix=f"choose a step that was recorded; arm {arm!r} has: {known}")
         return [trajectory_from_json(line) for line in files.read_lines(path)]
 
+    def read_evaluation(self, arm: str, step: int) -> list[Trajectory]:
+        """The trajectories of one evaluation; empty when there was none."""
+        return [trajectory_from_json(line) for line in files.read_lines(self.evaluation_path(arm, step))]
+
+    def read_traces(self, arm: str) -> list[Trajectory]:
+        """The frozen traces of an arm; empty when there are none."""
+        return [trajectory_from_json(line) for line in files.read_lines(self.traces_path(arm))]
+
     def read_hints(self, arm: str, step: int) -> list[Hint]:
         """The hints of one step; empty when there were none."""
         return [Hint(**line) for line in files.read_lines(self.hints_path(arm, step))]
@@ -241,9 +271,9 @@ class RunDir:
 
 
 def _step_files(folder: Path) -> list[tuple[Path, int]]:
-    """The step files of one arm with their steps."""
-    matches = ((path, _STEP_FILE.fullmatch(path.name)) for path in sorted(folder.glob("step_*")))
-    return [(path, int(match[1])) for path, match in matches if match]
+    """The files of one arm that belong to a step, with their steps, ascending."""
+    matches = ((path, _STEP_FILE.fullmatch(path.name)) for path in folder.glob("*.jsonl"))
+    return sorted(((path, int(match[2])) for path, match in matches if match), key=lambda found: found[1])
 
 
 def _replace_lines(path: Path, records: Sequence[Any]) -> None:

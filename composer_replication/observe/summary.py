@@ -30,7 +30,7 @@ class SummaryRow:
     tokens: int | None
     """Tokens sampled in those rollouts."""
     cpu_s: float | None
-    """CPU-seconds of the trainer and its sandboxes."""
+    """CPU-seconds of the trainer and of the programs in its boxes; not of teachers, local ones included."""
 
     def cells(self) -> tuple[str, ...]:
         """The row as text under `SUMMARY_COLUMNS`."""

@@ -100,12 +100,18 @@ class TransformersEngine:
         """Sample one turn for every request, in order.
 
         Raises:
-            ModelError: a context leaves the model's window, or the model's output is not finite.
+            ModelError: a context leaves the model's window, the model's output is not finite, or the device is out of memory.
         """
         if not requests:
             return []
-        with _evaluating(self.model):
-            return self._sample(requests, temperature)
+        try:
+            with _evaluating(self.model):
+                return self._sample(requests, temperature)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the device ran out of memory while sampling {len(requests)} turns at once: {error}",
+                fix="raise rollout.cohorts, lower rollout.context_tokens, or take fewer rollouts a step",
+            ) from error
 
     # --- one call ---------------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class BoxSandbox:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._lock = threading.Lock()
+        self._cpu_s = 0.0
         self._launchers: dict[str, _Launcher] = {}
         self._free_uids: queue.LifoQueue[int] = queue.LifoQueue()
         for uid in reversed(setup.uids):
@@ -74,6 +75,11 @@ class BoxSandbox:
     @property
     def isolation(self) -> Isolation:
         return self._setup.isolation
+
+    @property
+    def cpu_s(self) -> float:
+        """See `Sandbox.cpu_s`."""
+        return self._cpu_s
 
     def with_isolation(self, isolation: Isolation) -> BoxSandbox:
         """The same boxes, described otherwise."""
@@ -100,6 +106,9 @@ class BoxSandbox:
             wall_s = time.monotonic() - started
             ending = _ending(report, limits, group, pump.kept("stderr"))
             measured = None if group is None else group.cpu_s()
+        cpu_s = report.cpu_s if measured is None else measured
+        with self._lock:
+            self._cpu_s += cpu_s
         return ExecResult(
             ending=ending,
             returncode=report.returncode,
@@ -107,7 +116,7 @@ class BoxSandbox:
             stderr=pump.kept("stderr"),
             channel=pump.kept("channel"),
             wall_s=wall_s,
-            cpu_s=report.cpu_s if measured is None else measured,
+            cpu_s=cpu_s,
         )
 
     def _make_group(self, limits: Limits) -> BoxGroup | None:

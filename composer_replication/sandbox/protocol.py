@@ -108,6 +108,11 @@ class Sandbox(Protocol):
     @property
     def isolation(self) -> Isolation: ...
 
+    @property
+    def cpu_s(self) -> float:
+        """Sum of `ExecResult.cpu_s` over the boxes that have ended; the clock of this process misses them."""
+        ...
+
     def run(self, tree: Tree, command: Command) -> ExecResult:
         """Run `command` over a private, disposable copy of `tree`.
 

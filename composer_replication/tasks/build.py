@@ -41,7 +41,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     An interrupted build is continued by the same call and gives the same tasks.
 
     Args:
-        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`).
+        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). A folder may hold `out`, which is then no part of it.
         progress: called from this thread.
 
     Raises:
@@ -141,7 +141,7 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Sou
     fresh = state / "pristine.new"
     with storage_errors(state):
         shutil.rmtree(fresh, ignore_errors=True)
-    fetched = fetch_source(source, fresh)
+    fetched = fetch_source(source, fresh, without=out)
     if record is not None and fetched.digest != record["digest"]:
         raise TaskError(f"{source} has changed since {out} was built from it", fix=_OTHER.format(out=out))
     with storage_errors(state):

@@ -46,10 +46,13 @@ class Source:
     tree: Path
 
 
-def fetch_source(source: str, tree: Path) -> Source:
+def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Source:
     """Copy the project's files into the new folder `tree`.
 
     Version control, caches, bytecode, compiled and built files, virtual environments, links and special files stay out.
+
+    Args:
+        without: a folder that is none of the project's, wherever it is: what a build writes is not part of its source.
 
     Raises:
         SourceError: `source` is none of the three forms, cannot be fetched, or holds no file.
@@ -59,7 +62,7 @@ def fetch_source(source: str, tree: Path) -> Source:
         wanted = _PYPI.fullmatch(source)
         if Path(source).is_dir():
             folder = Path(source).resolve()
-            name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder)
+            name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder, without)
         elif wanted:
             name, version = wanted["name"], wanted["version"]
             archive = download_sdist(name, version, Path(scratch))
@@ -118,9 +121,10 @@ def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
             target.chmod(0o755 if entry.executable else 0o644)
 
 
-def _folder_entries(folder: Path) -> Iterator[_Entry]:
-    """Regular files below `folder`, litter folders not entered."""
+def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entry]:
+    """Regular files below `folder`, litter folders and `without` not entered."""
     total = 0
+    left_out = None if without is None else without.resolve()
     pending = [""]
     try:
         while pending:
@@ -128,7 +132,7 @@ def _folder_entries(folder: Path) -> Iterator[_Entry]:
             with os.scandir(folder / prefix) as entries:
                 for entry in entries:
                     path = prefix + entry.name
-                    if is_litter(path):
+                    if is_litter(path) or folder / path == left_out:
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(path + "/")

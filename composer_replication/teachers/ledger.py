@@ -1,7 +1,8 @@
 """Every answer ever bought, in one SQLite file: the cache, the record of money and the log from which a replay resumes.
 
 Money is reserved before a call and settled after it. A process that dies in between leaves a reservation and no answer; the
-next one to open the ledger releases it, so the answer is bought once and counted once.
+next one to open the ledger releases it, so the answer is bought once and counted once. A call that was sent and brought no answer
+may have been billed: it is written off, which books the reservation and leaves the question to be asked again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ CREATE TABLE IF NOT EXISTS answers (
     unix_s REAL NOT NULL
 ) STRICT
 """
-# `answer` is NULL while the call is under way, and `usd` is then the amount reserved.
+# `answer` is NULL while the call is under way, and `usd` is then the amount reserved. What was written off has a key of its own.
+_WRITTEN_OFF = " unanswered "
 
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
@@ -116,6 +118,18 @@ class Ledger:
                 raise ValueError(f"nothing is reserved under {key}")
             self._committed_usd += usd - held
 
+    def write_off(self, key: str, *, reason: str) -> None:
+        """Book a reservation in full for a call that brought no answer: the money counts, and the key is free again.
+
+        Raises ValueError when nothing is reserved under the key.
+        """
+        with self._mutex, self._storage_errors():
+            earlier = self._db.execute("SELECT COUNT(*) FROM answers WHERE instr(key, ?) = 1", (key + _WRITTEN_OFF,)).fetchone()
+            record = (f"{key}{_WRITTEN_OFF}{earlier[0]}", json.dumps({"error": reason}), time.time(), key)
+            done = self._db.execute("UPDATE answers SET key = ?, answer = ?, unix_s = ? WHERE key = ? AND answer IS NULL", record)
+            if done.rowcount != 1:
+                raise ValueError(f"nothing is reserved under {key}")
+
     def release(self, key: str) -> None:
         """Give a reservation back: the call was not answered. A settled answer stays."""
         with self._mutex, self._storage_errors():
@@ -131,16 +145,21 @@ class Ledger:
 
     @property
     def spent_usd(self) -> float:
-        """Cost of all settled answers."""
-        return self._sum("IS NOT NULL")
+        """Cost of all settled answers, and what was written off."""
+        return self._sum("answer IS NOT NULL")
+
+    @property
+    def unanswered_usd(self) -> float:
+        """The part of `spent_usd` that was written off."""
+        return self._sum("answer IS NOT NULL AND instr(key, ?)", _WRITTEN_OFF)
 
     @property
     def reserved_usd(self) -> float:
         """Held for calls under way."""
-        return self._sum("IS NULL")
+        return self._sum("answer IS NULL")
 
     def spent_by_teacher(self) -> dict[str, float]:
-        """Cost of the settled answers of each teacher, by name."""
+        """The parts of `spent_usd` by teacher's name."""
         with self._mutex, self._storage_errors():
             rows = self._db.execute(
                 "SELECT teacher, SUM(usd) FROM answers WHERE answer IS NOT NULL GROUP BY teacher ORDER BY teacher"
@@ -150,11 +169,11 @@ class Ledger:
     @property
     def num_answers(self) -> int:
         """Number of settled answers."""
-        row = self._query("SELECT COUNT(*) FROM answers WHERE answer IS NOT NULL")
+        row = self._query("SELECT COUNT(*) FROM answers WHERE answer IS NOT NULL AND NOT instr(key, ?)", _WRITTEN_OFF)
         return int(row[0]) if row else 0
 
-    def _sum(self, state: str) -> float:
-        row = self._query(f"SELECT COALESCE(SUM(usd), 0.0) FROM answers WHERE answer {state}")
+    def _sum(self, condition: str, *values: str) -> float:
+        row = self._query(f"SELECT COALESCE(SUM(usd), 0.0) FROM answers WHERE {condition}", *values)
         return float(row[0]) if row else 0.0
 
     # --- the file -------------------------------------------------------------------------------------------------------

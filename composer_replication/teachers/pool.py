@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import os
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import openai
-from openai.types.chat import ChatCompletion
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
 from composer_replication.teachers.ledger import Ledger, request_key
+from composer_replication.teachers.reply import Reply, parse_call, read_reply
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types import ToolCall
 
@@ -29,7 +29,13 @@ BUDGET = "the spending cap is reached"
 """`TeacherAnswer.error` of a question that could not be paid for."""
 
 _UNREADABLE_ATTEMPTS = 2
-"""Times a call is made whose answer has a success status and an unreadable body."""
+"""Times a call is made and paid for whose answer breaks off or is no chat completion."""
+_NEVER_SENT = frozenset(
+    {"ConnectError", "ConnectTimeout", "LocalProtocolError", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
+)
+"""Names of transport errors before a request has left, so that nobody can bill it. By name, because the classes are those of
+httpx or of httpx2, as the version of openai has it."""
+_LONGEST_PAUSE_S = 120.0
 _HOPELESS_STATUS = frozenset({401, 402, 403, 404})
 """No key, no credit, no permission, no such model: every further question would fail in the same way."""
 
@@ -57,12 +63,20 @@ class TeacherAnswer:
 
 
 class _NoAnswerError(Exception):
-    """A call failed; `hopeless` when every further call to this teacher would fail too."""
+    """A call failed.
 
-    def __init__(self, reason: str, *, hopeless: bool = False) -> None:
+    Args:
+        hopeless: every further call to this teacher would fail too.
+        billed: it may have to be paid for all the same.
+        unreadable: something came back, and another call may bring an answer.
+    """
+
+    def __init__(self, reason: str, *, hopeless: bool = False, billed: bool = False, unreadable: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.hopeless = hopeless
+        self.billed = billed
+        self.unreadable = unreadable
 
 
 class TeacherPool:
@@ -101,6 +115,9 @@ class TeacherPool:
         A failure is an answer with an `error`. A teacher whose endpoint refuses the key or the model, or cannot be reached, is
         not asked again by this pool; the others go on. Questions beyond the cap are answered with the error `BUDGET`.
 
+        A call that was sent and brought no answer may be billed: it is booked at the most it can have cost, and sent again by the
+        next `ask`, under the cap.
+
         Raises:
             BudgetExceededError: nothing was answered because not even one call fits under the cap.
             TeacherError: every call failed.
@@ -127,13 +144,17 @@ class TeacherPool:
     def _nothing_answered(self, errors: Sequence[TeacherAnswer]) -> TeacherError:
         if all(a.error == BUDGET for a in errors):
             return BudgetExceededError(
-                f"no call fits under the cap of ${self.max_total_usd}: ${self.ledger.spent_usd:.4f} is spent already",
+                f"no call fits under the cap of ${self.max_total_usd}: ${self.ledger.spent_usd:.4f} is spent already, "
+                f"${self.ledger.unanswered_usd:.4f} of it on calls without an answer",
                 fix="raise max_total_usd, lower the teachers' max_tokens or ask cheaper teachers",
             )
         first = {a.teacher: a.error for a in reversed(errors)}
         lines = "; ".join(f"{t.name} at {t.base_url}: {first[t.name]}" for t in self.teachers)
+        billed = (
+            f" (${self.ledger.unanswered_usd:.4f} is held for calls that may be billed)" if self.ledger.unanswered_usd else ""
+        )
         return TeacherError(
-            f"no teacher answered: {lines}", fix="check base_url, model and the key in api_key_env of each teacher"
+            f"no teacher answered{billed}: {lines}", fix="check base_url, model and the key in api_key_env of each teacher"
         )
 
     async def _answer(self, teacher: Teacher, question: Question) -> TeacherAnswer:
@@ -164,24 +185,39 @@ class TeacherPool:
         record = self.ledger.find(key)
         if record is not None:
             return _from_record(blank, record, cached=True)
+        reason = BUDGET
         async with self._slots[teacher.name]:
-            if teacher.name in self._failed:
-                return dataclasses.replace(blank, error=self._failed[teacher.name])
-            if not await self._reserve(key, teacher, question):
-                return dataclasses.replace(blank, error=BUDGET)
-            try:
-                record = await self._call(teacher, question)
-                self.ledger.settle(key, usd=record["usd"], answer=record)
-                return _from_record(blank, record, cached=False)
-            except _NoAnswerError as failure:
-                if failure.hopeless:
-                    self._failed[teacher.name] = failure.reason
-                return dataclasses.replace(blank, error=failure.reason)
-            finally:
-                self.ledger.release(key)
-                async with self._settled:
-                    self._reservations -= 1
-                    self._settled.notify_all()
+            for _ in range(_UNREADABLE_ATTEMPTS):
+                if teacher.name in self._failed:
+                    return dataclasses.replace(blank, error=self._failed[teacher.name])
+                if not await self._reserve(key, teacher, question):
+                    break
+                try:
+                    return await self._buy(key, teacher, question, blank)
+                except _NoAnswerError as failure:
+                    reason = failure.reason
+                    if failure.hopeless:
+                        self._failed[teacher.name] = reason
+                    if not failure.unreadable:
+                        break
+        return dataclasses.replace(blank, error=reason)
+
+    async def _buy(self, key: str, teacher: Teacher, question: Question, blank: TeacherAnswer) -> TeacherAnswer:
+        """Make one call on a reservation, and end the reservation. Raises _NoAnswerError."""
+        try:
+            record = await self._call(teacher, question)
+            answer = _from_record(blank, record, cached=False)  # first: a record that cannot be read must not be kept
+            self.ledger.settle(key, usd=record["usd"], answer=record)
+            return answer
+        except _NoAnswerError as failure:
+            if failure.billed:
+                self.ledger.write_off(key, reason=failure.reason)
+            raise
+        finally:
+            self.ledger.release(key)
+            async with self._settled:
+                self._reservations -= 1
+                self._settled.notify_all()
 
     async def _reserve(self, key: str, teacher: Teacher, question: Question) -> bool:
         """Hold the most the call can cost; while calls under way may yet cost less than is held for them, wait for them."""
@@ -196,23 +232,60 @@ class TeacherPool:
 
     async def _call(self, teacher: Teacher, question: Question) -> dict[str, Any]:
         """One bought answer as a JSON record. Raises _NoAnswerError."""
-        body = teacher.request(question)
         start = time.monotonic()
-        for _ in range(_UNREADABLE_ATTEMPTS):
+        body = await self._send(teacher, teacher.request(question))
+        try:
+            reply = read_reply(body)
+        except ValueError as error:
+            raise _NoAnswerError("the response is no chat completion", billed=True, unreadable=True) from error
+        return _record(teacher, question, reply, latency_s=time.monotonic() - start)
+
+    async def _send(self, teacher: Teacher, request: Mapping[str, Any]) -> bytes:
+        """The body of a response with a success status; what costs nothing and may pass is tried again. Raises _NoAnswerError."""
+        attempt = 0
+        while True:
             try:
-                response: Any = await self._clients[teacher.name].chat.completions.create(**body)
-            except openai.APIStatusError as error:
-                reason = f"HTTP {error.status_code}: {error.message}"[:300]
-                raise _NoAnswerError(reason, hopeless=error.status_code in _HOPELESS_STATUS) from error
-            except openai.APITimeoutError as error:
-                raise _NoAnswerError(f"no answer within {teacher.timeout_s} s") from error
-            except openai.APIConnectionError as error:
-                raise _NoAnswerError(f"cannot be reached: {error.__cause__ or error}", hopeless=True) from error
-            except (openai.OpenAIError, json.JSONDecodeError):
-                continue
-            if isinstance(response, ChatCompletion) and response.choices and response.choices[0].message is not None:
-                return _record(teacher, question, response, latency_s=time.monotonic() - start)
-        raise _NoAnswerError("the response is no chat completion")
+                raw = await self._clients[teacher.name].chat.completions.with_raw_response.create(**request)
+                return bytes(raw.http_response.content)
+            except (openai.APIStatusError, openai.APIConnectionError) as error:
+                failure = _failure(teacher, error)
+                pause_s = _pause_s(error, attempt)
+                if attempt == teacher.max_retries or pause_s is None:
+                    raise failure from error
+            attempt += 1
+            logger.info("teacher %s: %s; attempt %d in %.1f s", teacher.name, failure.reason, attempt + 1, pause_s)
+            await asyncio.sleep(pause_s)
+
+
+def _failure(teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError) -> _NoAnswerError:
+    if isinstance(error, openai.APIStatusError):
+        reason = f"HTTP {error.status_code}: {error.message}"[:300]
+        return _NoAnswerError(reason, hopeless=error.status_code in _HOPELESS_STATUS)
+    sent = not _never_sent(error)
+    if isinstance(error, openai.APITimeoutError):
+        return _NoAnswerError(f"no answer within {teacher.timeout_s} s", billed=sent)
+    if sent:
+        return _NoAnswerError(f"the connection was lost: {error.__cause__ or error}", billed=True, unreadable=True)
+    return _NoAnswerError(f"cannot be reached: {error.__cause__ or error}", hopeless=True)
+
+
+def _never_sent(error: openai.APIConnectionError) -> bool:
+    return type(error.__cause__).__name__ in _NEVER_SENT
+
+
+def _pause_s(error: openai.APIStatusError | openai.APIConnectionError, attempt: int) -> float | None:
+    """Seconds until the next attempt of a call that cost nothing and may pass; None when there should be none."""
+    usual = min(8.0, 0.5 * 2 ** min(attempt, 4)) * random.uniform(0.75, 1.0)
+    if isinstance(error, openai.APIStatusError):
+        if error.status_code < 500 and error.status_code not in (408, 409, 429):
+            return None
+        asked = _seconds(error.response.headers.get("retry-after", ""))
+        return max(usual, asked) if asked <= _LONGEST_PAUSE_S else None
+    return usual if _never_sent(error) and not isinstance(error, openai.APITimeoutError) else None
+
+
+def _seconds(text: str) -> float:
+    return float(text) if text.isdecimal() else 0.0
 
 
 def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> None:
@@ -237,38 +310,27 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> 
 
 def _client(teacher: Teacher) -> openai.AsyncOpenAI:
     key = os.environ[teacher.api_key_env] if teacher.api_key_env is not None else "none"
-    return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=teacher.timeout_s, max_retries=teacher.max_retries)
+    return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=teacher.timeout_s, max_retries=0)
 
 
-def _record(teacher: Teacher, question: Question, response: ChatCompletion, *, latency_s: float) -> dict[str, Any]:
+def _record(teacher: Teacher, question: Question, reply: Reply, *, latency_s: float) -> dict[str, Any]:
     """What the ledger keeps. An endpoint that reports neither cost nor usage is booked at the most the answer can have cost."""
-    choice, usage = response.choices[0], response.usage
-    prompt, completion = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
-    reported = (usage.model_extra or {}).get("cost") if usage is not None else None
-    priced = teacher.price(prompt, completion) if usage is not None else teacher.most_expensive(question)
-    usd = float(reported) if isinstance(reported, int | float) else priced
-    calls = [c for c in choice.message.tool_calls or [] if c.type == "function"]
+    usage = reply.usage
+    if usage is None:
+        usd = teacher.most_expensive(question)
+    else:
+        usd = usage.cost if usage.cost is not None else teacher.price(usage.prompt_tokens, usage.completion_tokens)
     return {
-        "content": choice.message.content or "",
-        "tool_calls": [{"id": c.id, "name": c.function.name, "arguments": c.function.arguments} for c in calls],
-        "finish_reason": choice.finish_reason,
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
+        "content": reply.content,
+        "tool_calls": list(reply.calls),
+        "finish_reason": reply.finish_reason,
+        "prompt_tokens": usage.prompt_tokens if usage is not None else 0,
+        "completion_tokens": usage.completion_tokens if usage is not None else 0,
         "latency_s": latency_s,
         "usd": usd or 0.0,
     }
 
 
 def _from_record(blank: TeacherAnswer, record: Mapping[str, Any], *, cached: bool) -> TeacherAnswer:
-    calls = tuple(_parse_call(c["id"] or "", c["name"] or "", c["arguments"] or "") for c in record["tool_calls"])
+    calls = tuple(parse_call(c["id"], c["name"], c["arguments"]) for c in record["tool_calls"])
     return dataclasses.replace(blank, **{**record, "tool_calls": calls}, cached=cached)
-
-
-def _parse_call(call_id: str, name: str, arguments: str) -> ToolCall:
-    try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError as error:
-        return ToolCall(call_id=call_id, name=name, arguments={}, error=f"bad JSON: {error}")
-    if not isinstance(parsed, dict) or not name:
-        return ToolCall(call_id=call_id, name=name, arguments={}, error="a call needs a name and an object of arguments")
-    return ToolCall(call_id=call_id, name=name, arguments=parsed)

@@ -43,9 +43,9 @@ class Teacher:
     max_tokens: int = 4096
     """Most completion tokens of one answer, reasoning included."""
     timeout_s: float = 120.0
-    """Limit of one HTTP request."""
+    """Limit of one HTTP request. One that reaches it may be billed, so it counts towards the cap and is not sent again."""
     max_retries: int = 4
-    """Retries of rate limits, server errors and lost connections, with the openai client's own backoff."""
+    """Retries of what costs nothing: rate limits, server errors and refused connections, after growing pauses."""
 
     def __post_init__(self) -> None:
         prices = (self.usd_per_million_input, self.usd_per_million_output)

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from composer_replication.actions import too_deep
 from composer_replication.types import Message, ToolCall
 
-__all__ = ["CALL_END", "CALL_START", "assistant_message", "parse_tool_calls"]
+__all__ = ["CALL_END", "CALL_START", "assistant_message", "load_json", "parse_tool_calls"]
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
+_TOO_DEEP = "bad JSON: nested too deeply"
 _BLOCK = re.compile(re.escape(CALL_START) + "(.*?)(?:(" + re.escape(CALL_END) + r")|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
@@ -49,20 +51,22 @@ def _read_call(body: str, *, closed: bool) -> tuple[str, Mapping[str, Any]]:
     """Name and arguments of one call. Raises ValueError with a sentence for the agent."""
     if not closed:
         raise ValueError(f"{CALL_END} is missing")
-    call = _load_json(body)
+    call = load_json(body)
     if not isinstance(call, dict):
         raise ValueError("not a JSON object")
     name, arguments = call.get("name"), call.get("arguments", {})
     if not isinstance(name, str) or not name:
         raise ValueError('"name" is missing')
     if isinstance(arguments, str):
-        arguments = _load_json(arguments)
+        arguments = load_json(arguments)
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" is not an object')
+    if too_deep(arguments):
+        raise ValueError(_TOO_DEEP)
     return name, arguments
 
 
-def _load_json(text: str) -> Any:
+def load_json(text: str) -> Any:
     """Strict JSON whose strings can be written as UTF-8. Raises ValueError, also for nesting or digits beyond Python's limits."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -72,7 +76,7 @@ def _load_json(text: str) -> Any:
     except UnicodeEncodeError as error:
         raise ValueError("bad JSON: half a surrogate pair") from error
     except RecursionError as error:
-        raise ValueError("bad JSON: nested too deeply") from error
+        raise ValueError(_TOO_DEEP) from error
     return value
 
 

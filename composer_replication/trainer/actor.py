@@ -43,16 +43,22 @@ class Actor:
         return await self._collect(tasks, self.config.rollout.group_size, step=step, version=version, phase="rollout")
 
     async def record_traces(self) -> list[Group]:
-        """Trajectories of the starting policy on every training task, to be frozen for replay."""
+        """Trajectories of the starting policy on every training task, to be frozen for replay; kept in the run directory."""
         count = self.config.loss.replay.traces_per_task
-        return await self._collect(self.workshop.train, count, step=_TRACE_STEP, version=0, phase="record traces")
+        groups = await self._collect(self.workshop.train, count, step=_TRACE_STEP, version=0, phase="record traces")
+        self.workshop.run_dir.write_traces(self.arm, [t for g in groups for t in g.trajectories])
+        return groups
 
     async def evaluate(self, version: int) -> dict[str, float]:
-        """pass@1 on the held-out tasks, by the same draws every time. Empty when there are none."""
+        """pass@1 on the held-out tasks, by the same draws every time; the trajectories are kept in the run directory.
+
+        Empty when there are no such tasks.
+        """
         if not self.workshop.held_out:
             return {}
         samples = self.config.eval.samples
         groups = await self._collect(self.workshop.held_out, samples, step=_EVAL_STEP, version=version, phase="eval")
+        self.workshop.run_dir.write_evaluation(self.arm, version, [t for g in groups for t in g.trajectories])
         passed, se = pass_at_1(groups)
         return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(len(unscored(groups)))}
 

@@ -32,6 +32,7 @@ __all__ = ["latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_chec
 
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
+_REQUIRED = ("config.json", "learner.pt", "loop.json")
 _NAME = re.compile(r"step_(\d{5,})")
 
 
@@ -55,6 +56,8 @@ def save_checkpoint(
             shutil.rmtree(old)
     except (OSError, RuntimeError, SafetensorError) as error:  # how files, torch and safetensors report a full disk
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+            raise  # that is where torch writes archives; it has other troubles too
         raise StorageError(
             f"{target}: the checkpoint could not be written: {error}",
             fix="free disk space and continue with `composer train ... --resume`; earlier checkpoints and all metrics are intact",
@@ -74,13 +77,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file is missing or does not match its hash.
     """
-    for line in (path / _MANIFEST).read_text().splitlines():
-        digest, name = line.split("  ", 1)
+    fix = f"delete {path} and resume from the checkpoint before it"
+    manifest = path / _MANIFEST
+    digests = {name: digest for digest, _, name in (line.partition("  ") for line in manifest.read_text().splitlines())}
+    for name in _REQUIRED:
+        if name not in digests:
+            raise CheckpointError(f"{manifest} is damaged: it does not list {name}", fix=fix)
+    for name, digest in digests.items():
         file = path / name
         if not file.is_file() or _digest(file) != digest:
-            raise CheckpointError(
-                f"{file}: missing or not what was saved", fix=f"delete {path} and resume from the checkpoint before it"
-            )
+            raise CheckpointError(f"{file}: missing or not what was saved", fix=fix)
     loop: dict[str, Any] = json.loads((path / "loop.json").read_text())
     return loop
 

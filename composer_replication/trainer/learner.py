@@ -60,7 +60,7 @@ class Learner:
 
     def update(self, batch: Batch) -> StepResult:
         """One optimizer step on a whole batch; its micro-batches add up to the same gradient as the batch at once."""
-        self.model.train()
+        self.model.eval()  # dropout would make another policy of the one that sampled, and of the references
         self.optimizer.zero_grad()
         try:
             results = [self._backward(part) for part in split(batch, self.config.optimizer.micro_batch_size)]
@@ -168,7 +168,13 @@ class Learner:
         wanted = torch.zeros_like(ids)
         wanted[:, len(prompt) :] = 1
         self.model.eval()
-        return float(sequence_logprobs(self.model, ids, torch.ones_like(ids), wanted).sum())
+        try:
+            return float(sequence_logprobs(self.model, ids, torch.ones_like(ids), wanted).sum())
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the device ran out of memory while scoring a preference pair of {ids.shape[1]} tokens: {error}",
+                fix="lower rollout.context_tokens or the teachers' max_tokens",
+            ) from error
 
 
 def _rate(config: OptimizerConfig, steps: int, taken: int) -> float:

@@ -19,7 +19,6 @@ from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.errors import CheckpointError
 from composer_replication.hints import find_hints, insert_hints, shuffle_hints
 from composer_replication.observe import Phase, RunDir, Terminal
-from composer_replication.observe.files import exclusive
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.policy_gradient import group_advantages
@@ -31,7 +30,7 @@ from composer_replication.trainer.checkpoint import latest_checkpoint, load_chec
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory, Unscored
@@ -45,21 +44,26 @@ PRIVILEGED = (
 )
 
 SHARED_VERDICTS = (
-    "CPU seconds: arms share one cache of verdicts, so an arm does not pay again for code that an arm before it had graded."
+    "CPU seconds: those of the trainer and of the programs in its boxes, not of teachers. Arms share one cache of verdicts, so "
+    "an arm does not pay again for code that an arm before it had graded."
+)
+
+SHARED_ANSWERS = (
+    "US dollars: arms share the teachers' answers, so cost/usd is what the whole run had spent so far. Calls that brought no "
+    "answer and may be billed count at the most they can cost."
 )
 
 
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
-    """Train every arm of a run and write the report; arms and steps already done are kept.
+    """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
 
     Raises:
-        ConfigError: another process is training this run, or something is wrong with it (`Workshop.open`).
+        ConfigError: something is wrong with the run (`Workshop.open`).
         ComposerError: whatever a part of the recipe has to say.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    with exclusive(run_dir.path):
-        return await _train_arms(Workshop.open(config, run_dir, terminal), start_label)
+    return await _train_arms(Workshop.open(config, run_dir, terminal), start_label)
 
 
 async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
@@ -69,9 +73,8 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
         variant = resolve_arm(config, arm)
         with terminal.phase(f"train {arm}", variant.steps) as shown:
             rows.append(await _train_arm(workshop, variant, arm, shown))
-        report = write_report(
-            run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=[PRIVILEGED, SHARED_VERDICTS]
-        )
+        notes = [PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
+        report = write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
     terminal.table(
         "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
     )
@@ -90,6 +93,8 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
         await trainee.evaluate()
         pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
         trainee.save()
+    if _wants_replay(config):
+        trainee.teacher_costs = teacher_costs(workshop)
     shown.advance(learner.version)
     while learner.version < config.steps:
         step, began = learner.version + 1, time.monotonic()
@@ -137,6 +142,8 @@ class _Trainee:
     actor: Actor
     spending: Spending
     fingerprint: Mapping[str, str]
+    teacher_costs: Mapping[str, float] = field(default_factory=dict)
+    """Of the replay, once it is done."""
 
     @classmethod
     def create(cls, workshop: Workshop, config: RunConfig, arm: str) -> _Trainee:
@@ -148,7 +155,7 @@ class _Trainee:
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)
-        return cls(workshop, config, arm, learner, engine, renderer, actor, Spending(), made_of)
+        return cls(workshop, config, arm, learner, engine, renderer, actor, Spending(workshop.sandbox), made_of)
 
     def resume(self) -> bool:
         """Go back to the arm's last checkpoint, or, when there is none, to nothing. Whether there was one.
@@ -280,6 +287,7 @@ class _Trainee:
             "rollout/total": float(self.actor.rollouts),
             "rollout/tokens_total": float(self.actor.tokens),
             "cost/cpu_s": self.spending.cpu_s(),
+            **self.teacher_costs,
         }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -16,6 +17,21 @@ from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
 
 __all__ = ["load_policy", "load_weights", "resolve_device", "save_policy"]
+
+
+# What a damaged config.json becomes inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
+# key/value heads), StrictDataclassError (a field of another type).
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ZeroDivisionError,
+    AttributeError,
+    StrictDataclassError,
+    SafetensorError,
+)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -47,7 +63,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
             model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except _LOAD_ERRORS as error:
         why = " ".join(str(error).split())[:300] or type(error).__name__
         what = (
             f"the folder {config.path}" if local else f"{config.path} (there is no such folder, so it was taken for a model id)"
@@ -65,7 +81,13 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
         raise ModelError(f"the tokenizer of {config.path} has no EOS token", fix="set eos_token in its configuration")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
-    return model.to(resolve_device(config.device)), tokenizer
+    device = resolve_device(config.device)
+    try:
+        return model.to(device), tokenizer
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{config.path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
+        ) from error
 
 
 def _refuse_incomplete(folder: Path) -> None:

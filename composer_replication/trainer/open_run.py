@@ -1,16 +1,18 @@
-"""Opening a run directory for a new run or for one to be continued."""
+"""Opening a run directory for a new run or for one to be continued, by one process at a time."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from composer_replication.config import RunConfig, to_toml
 from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir
+from composer_replication.observe.files import exclusive, storage_errors
 
-__all__ = ["open_run"]
+__all__ = ["check_run_dir", "open_run"]
 
 _MAY_CHANGE = frozenset({"checkpoint_every", "out", "rollout.env_workers", "sandbox.kind", "loss.replay.max_total_usd"})
 """Fields that change no result. A cap that was reached has to be raised for the run to go on."""
@@ -18,24 +20,37 @@ _OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_mill
 """Likewise: where it is asked and what it costs. Answers bought at another address are asked for again."""
 
 
-def open_run(config: RunConfig, *, resume: bool) -> RunDir:
-    """The run's directory, with its resolved configuration in it.
+@contextmanager
+def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDir]:
+    """The run's directory, with its resolved configuration in it, held for this process while the body runs.
 
     Raises:
-        ConfigError: it has begun and `resume` is False, or it was made by a configuration that differs in more than where and how
-            fast it runs.
+        ConfigError: another process is at work in it, or `check_run_dir` refuses.
         StorageError: it cannot be written.
     """
     path = config.out / config.name
-    text = to_toml(config)
-    if not (resume and RunDir.has_begun(path)):
-        run_dir = RunDir.create(path)
-    else:
+    check_run_dir(config, resume=resume)
+    with storage_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with exclusive(path):
+        check_run_dir(config, resume=resume)  # again: another process may have begun it meanwhile
+        run_dir = RunDir(path) if resume and RunDir.has_begun(path) else RunDir.create(path)
+        run_dir.write_config(to_toml(config))
+        yield run_dir
+
+
+def check_run_dir(config: RunConfig, *, resume: bool) -> None:
+    """Raises ConfigError when the run's directory is a file, holds a run and `resume` is False, or holds one made by a
+    configuration that differs in more than where and how fast it runs."""
+    path = config.out / config.name
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file, not a folder", fix="choose another name for the run")
+    if not resume:
+        RunDir.refuse_begun(path)
+    elif RunDir.has_begun(path):
         run_dir = RunDir(path)
         if run_dir.config_path.exists():
-            _refuse_drift(tomllib.loads(run_dir.config_path.read_text()), tomllib.loads(text), run_dir)
-    run_dir.write_config(text)
-    return run_dir
+            _refuse_drift(tomllib.loads(run_dir.config_path.read_text()), tomllib.loads(to_toml(config)), run_dir)
 
 
 def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: RunDir) -> None:
@@ -50,6 +65,8 @@ def _refuse_drift(before: Mapping[str, Any], now: Mapping[str, Any], run_dir: Ru
 
 
 def _may_change(key: str) -> bool:
+    if key.startswith("arms."):  # arms.NAME.field
+        key = key.split(".", 2)[-1]
     return key in _MAY_CHANGE or (key.startswith("teachers.") and key.endswith(_OF_A_TEACHER))
 
 

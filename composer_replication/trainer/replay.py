@@ -16,7 +16,7 @@ from composer_replication.errors import SandboxError, TeacherError
 from composer_replication.observe import files
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import DPOPair, find_disagreements, pairs_to_token_pairs, replay_trace
-from composer_replication.teachers import TeacherAnswer
+from composer_replication.teachers import Ledger, TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.learner import Learner
@@ -24,7 +24,7 @@ from composer_replication.trainer.preflight import teacher
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Message, Pair, ToolCall, Trajectory, Unscored, to_json
 
-__all__ = ["collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "verify_pair"]
+__all__ = ["collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "teacher_costs", "verify_pair"]
 
 _DECISIVE = frozenset({"edit_file", "write_file", "submit"})
 """Actions after which only the tests can tell."""
@@ -41,13 +41,12 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     states = states_from_trajectories(trajectories)
     teachers = [teacher(t) for t in config.teachers]
     with workshop.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
-        answers = await replay_trace(
-            states, teachers, config.loss.replay.max_total_usd, ledger=workshop.run_dir.path / "ledger.sqlite"
-        )
+        answers = await replay_trace(states, teachers, config.loss.replay.max_total_usd, ledger=_ledger(workshop))
+    workshop.terminal.note(f"{actor.arm}: {_money(workshop)}")
     _report_failures(workshop, config, answers)
     found = find_disagreements(states, answers, config.loss.replay.agreement_threshold)
     dropped = Counter(found.dropped)
-    kept = list(found.pairs)
+    kept = _that_fit(found.pairs, trajectories, actor, dropped)
     if config.loss.replay.verify:
         kept = await _verified(workshop, kept, trajectories, dropped)
     pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer))
@@ -55,9 +54,44 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     workshop.terminal.note(
         f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {_counts(dropped)}; "
-        f"answers without a vote: {_counts(Counter(found.abstained))}; ${sum(a.usd for a in answers if not a.cached):.4f} spent"
+        f"answers without a vote: {_counts(Counter(found.abstained))}"
     )
     return pairs
+
+
+def teacher_costs(workshop: Workshop) -> dict[str, float]:
+    """`cost/usd`: what teachers have cost the run so far, all arms and attempts together, as arms share the answers.
+
+    `cost/usd/TEACHER` is the part of each that cost anything. Empty when none was asked yet.
+    """
+    if not _ledger(workshop).is_file():
+        return {}
+    with Ledger(_ledger(workshop)) as ledger:
+        parts = ledger.spent_by_teacher()
+    return {"cost/usd": sum(parts.values()), **{f"cost/usd/{name}": usd for name, usd in parts.items() if usd}}
+
+
+def _money(workshop: Workshop) -> str:
+    with Ledger(_ledger(workshop)) as ledger:
+        parts, unanswered = ledger.spent_by_teacher(), ledger.unanswered_usd
+    listed = ", ".join(f"{name} ${usd:.4f}" for name, usd in parts.items() if usd)
+    text = f"teachers have cost ${sum(parts.values()):.4f} so far" + (f" ({listed})" if listed else "")
+    return text + (f"; ${unanswered:.4f} of it is held for calls without an answer, which may be billed" if unanswered else "")
+
+
+def _ledger(workshop: Workshop) -> Path:
+    return workshop.run_dir.path / "ledger.sqlite"
+
+
+def _that_fit(pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: Actor, dropped: Counter[str]) -> list[DPOPair]:
+    """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
+    kept = []
+    for pair, ids in zip(pairs, pairs_to_token_pairs(pairs, trajectories, actor.renderer), strict=True):
+        if len(ids.prompt_ids) + max(len(ids.chosen_ids), len(ids.rejected_ids)) > actor.engine.context_window:
+            dropped["longer than the context window"] += 1
+        else:
+            kept.append(pair)
+    return kept
 
 
 def _counts(reasons: Counter[str]) -> str:

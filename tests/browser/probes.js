@@ -90,7 +90,16 @@ const behaviours = {
     const hint = document.querySelector('.turn.hinted .hint');
     return entries().length > 0 && /unknown tool/.test(hint.textContent) && /template/.test(hint.textContent);
   },
-  "the turn's replay pair shows chosen, rejected and votes": () => all('.votes dt', document.querySelector('.turn .pair')).length === 3,
+  "a trace's replay pair stands at its turn, with chosen, rejected and votes": () => {
+    put(step, 'traces');
+    tick.click();
+    const shown = all('.votes dt', document.querySelector('.turn .pair')).length;
+    put(step, 'eval-40');
+    const evaluated = entries().length === 4 && detail().querySelector('h4').textContent.startsWith('-1/');
+    put(step, '10');
+    tick.click();
+    return shown === 3 && evaluated;
+  },
   'the filter on hints narrows the list': () => {
     const hinted = entries().length;
     tick.click();

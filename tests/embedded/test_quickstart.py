@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 
 from composer_replication.embedded import quickstart
 from composer_replication.embedded.language import HOUSE_TERMS, modules, project_path
+from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
+from composer_replication.embedded.teachers import served
 from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.tasks.functions import find_functions
 from composer_replication.tasks.store import load_tasks
+from composer_replication.trainer.models import save_policy
 from composer_replication.types import Deletion
 
 
@@ -74,3 +78,21 @@ def test_a_warm_start_that_ignores_hints_is_refused(tmp_path: Path, monkeypatch:
         quickstart.prepare(tmp_path / "world", Terminal(), seed=5, sandbox="auto")
     assert "--seed" in str(raised.value)
     assert not (tmp_path / "world" / "policy").exists()
+
+
+def test_a_name_that_is_none_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no name for a run"):
+        quickstart.run_quickstart(tmp_path / "my run", seed=0, steps=1, sandbox="auto")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_teachers(tmp_path: Path) -> None:
+    """A terminal interrupts its whole foreground process group; the server ends when its standard input does."""
+    tokenizer = tiny_tokenizer()
+    save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "aft")
+    with served({"aft": tmp_path / "aft"}):
+        servers = [int(p.name) for p in Path("/proc").glob("[0-9]*") if b"embedded.serve" in (p / "cmdline").read_bytes()]
+        mine = [pid for pid in servers if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()]
+        assert len(mine) == 1
+        assert os.getpgid(mine[0]) != os.getpgrp()
+    assert not Path(f"/proc/{mine[0]}").exists()

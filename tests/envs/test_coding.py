@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, Workspace
+from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, Workspace, tools
 from composer_replication.envs.tools import argument_error, read_file, search
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox import Limits
@@ -71,6 +71,53 @@ def test_search_is_capped_and_stopped(tmp_path):
     assert max(map(len, search(workspace, "a!", "").splitlines())) == 200
     with pytest.raises(TimeoutError):
         search(workspace, "^(a|aa)+$", "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("(?:(?:(?:a{1000}){1000}){1000})", "pattern: repeats too much; use smaller counts, or + and *"),
+        ("a{4000000000}", "pattern: repeats too much; use smaller counts, or + and *"),
+        ("(?:(?:ab|c){1000,}?){900,950}", "pattern: repeats too much; use smaller counts, or + and *"),
+        ("(?x)a{1 000 000 000}", "pattern: (?x is not supported"),
+        ("(?V1)(?V0)a", "pattern: (?V1 is not supported"),
+        ("(?R)?a", "pattern: (?R is not supported"),
+        ("(a)(?1)", "pattern: (?1 is not supported"),
+        ("a" * 401, "pattern: longer than 400 characters"),
+    ],
+)
+def test_patterns_that_cost_too_much_are_refused(use, pattern, said):
+    """Compiling them takes gigabytes, in the process that trains, and matching some has no end."""
+    result = use("search", pattern=pattern)
+    assert (result.status, result.content) == ("invalid_arguments", said)
+
+
+@pytest.mark.parametrize("pattern", ["(" * 400, "(" * 200 + ")" * 200, "(?au)x", "[[" * 200, "(?<=" * 100, "a{3}{3}", "a{2,1}"])
+def test_what_does_not_compile_is_looked_for_as_it_is(use, env, pattern):
+    env.workspace.write("shop/new.py", f"found: {pattern}\n")
+    assert use("search", pattern=pattern, path="shop/new.py").content.startswith("shop/new.py:1: found: ")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "9b2f1c3e-0001-4abc-8def-0123456789ab"),
+        (r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{6}", "2024-02-29T23:59:60.000001"),
+        (r"(?i)DEF (?P<name>\w+)\(?.{0,200}\):$", "def total(prices):"),
+        (r"x = \{1000000\}|\(?R", "x = {1000000}"),
+        (r"\[{9}", "[" * 9),
+    ],
+)
+def test_ordinary_patterns_are_not_refused(use, env, pattern, text):
+    env.workspace.write("shop/new.py", text)
+    assert use("search", pattern=pattern, path="shop/new.py").content == f"shop/new.py:1: {text}"
+
+
+def test_a_search_that_runs_out_of_memory_says_so(use, env, monkeypatch):
+    monkeypatch.setattr(tools, "_REGEX_SECONDS", 600.0)  # on a slow machine its time would be up first
+    env.workspace.write("shop/new.py", "ab" * 1_000_000 + "c")
+    result = use("search", pattern="(?:" * 60 + "a|b" + ")*?" * 60 + "c", path="shop/new.py")
+    assert (result.status, result.content) == ("out_of_memory", "the search took too much memory")
 
 
 def test_reading_is_capped(tmp_path):
@@ -256,7 +303,11 @@ JSON = st.recursive(
 PATHS = st.sampled_from(["shop/basket.py", "shop", ".", "", "shop/new.py", "tests", "link.py", "shop/basket.py/x"]) | st.text(
     max_size=8
 )
-PATTERNS = st.text(st.sampled_from("ab().*+?[]{}^$|\\1,9<>=!P:de"), max_size=12)
+PARTS = st.sampled_from(["(", ")", "(?:", "(?=", "(?V", "(?i", "(?x", "[", "]", "{", "}", "{99}", "{9,}", "|", "*", "+?"])
+PATTERNS = st.text(st.sampled_from("ab().*+?[]{}^$|\\1,9<>=!P:de"), max_size=12) | st.builds(
+    lambda opening, times, body, closing, more: opening * times + body + closing * times + more,
+    *(PARTS, st.integers(0, 150), st.text(st.sampled_from("ab\\dR0 #:)"), max_size=4), st.text("){}9*?+,", max_size=6), PARTS),
+)
 ARGUMENTS = st.fixed_dictionaries(
     {}, optional={"path": PATHS, "pattern": PATTERNS, "old": PATHS, "new": PATHS, "content": PATHS, "start": JSON, "end": JSON}
 )

@@ -32,6 +32,8 @@ ARMS = {"grpo": (0.16, 0.41), "three_channels": (0.17, 0.83), "hints_shuffled": 
 STEPS = 40
 RECORDED = (0, 10, 20, 30, 40)
 SIBLINGS = 14
+EVALUATION, TRACES = -1, -2
+"""What stands for the step in the ids of trajectories outside training."""
 HOSTILE = (
     "</script><script>window.attacked=1</script><img src=x onerror='window.attacked=1'><!-- "
     "\u2028\u2029 \x00\x1b[31m \u202egnp.exe \ud800 & {{script}}"
@@ -122,12 +124,14 @@ def turn(name: str, rng: random.Random, *, wrong: bool, text: str = "") -> Turn:
     )
 
 
-def trajectory(arm: str, step: int, sibling: int, rng: random.Random, *, hostile: bool = False) -> tuple[Trajectory, list[Hint]]:
-    """One rollout and the hints for its error turns."""
+def trajectory(
+    arm: str, step: int, sibling: int, rng: random.Random, *, hostile: bool = False, named: int | None = None
+) -> tuple[Trajectory, list[Hint]]:
+    """One rollout and the hints for its error turns; `named` stands for the step in its id."""
     passed = rng.random() < rate(arm, step)
     reward: Reward = Unscored("the sandbox broke: cannot mount overlay") if sibling == 7 and step == 10 else float(passed)
     task = f"tally-{sibling % 4:02d}"
-    name = f"{step}/{task}/{sibling}"
+    name = f"{step if named is None else named}/{task}/{sibling}"
     wrong = [not passed and index == 1 for index in range(4)]
     turns = [turn(TOOLS[index], rng, wrong=wrong[index]) for index in range(4)]
     if hostile:
@@ -170,14 +174,14 @@ def trajectory(arm: str, step: int, sibling: int, rng: random.Random, *, hostile
     return one, hints if arm != "grpo" else []
 
 
-def pair(arm: str, step: int, sibling: int) -> dict[str, Any]:
-    """A replay pair of the trajectory's second turn."""
+def pair(trace: str, turn: int) -> dict[str, Any]:
+    """A replay pair at a turn of a frozen trace."""
     good = '<tool_call>\n{"name": "read_file", "arguments": {"path": "src/tally/ledger.py"}}\n</tool_call>'
     return {
-        "pair_id": f"{arm}-{step}-{sibling}",
-        "state_id": f"state-{step}-{sibling}",
-        "trajectory_id": f"{step}/tally-{sibling % 4:02d}/{sibling}",
-        "turn": 1,
+        "pair_id": f"{trace}#{turn}",
+        "state_id": f"{trace}#{turn}",
+        "trajectory_id": trace,
+        "turn": turn,
         "chosen": good,
         "rejected": good.replace("read_file", "open_file"),
         "votes": {"local-a": good, "local-b": good, "local-c": good.replace("read_file", "search")},
@@ -204,8 +208,11 @@ def make_run(path: Path, *, seed: int = 0, finished: bool = True) -> RunDir:
             made = [trajectory(arm, step, n, rng, hostile=step == STEPS and n == 5) for n in range(SIBLINGS)]
             run.write_trajectories(arm, step, [one for one, _ in made])
             run.write_hints(arm, step, [hint for _, hints in made for hint in hints])
+            run.write_evaluation(arm, step, [trajectory(arm, step, n, rng, named=EVALUATION)[0] for n in range(4)])
         if arm == "three_channels":
-            run.write_pairs(arm, [pair(arm, step, n) for step in RECORDED for n in range(SIBLINGS)])
+            traces = [trajectory(arm, 0, n, rng, named=TRACES)[0] for n in range(SIBLINGS)]
+            run.write_traces(arm, traces)
+            run.write_pairs(arm, [pair(one.trajectory_id, turn) for one in traces for turn in range(len(one.turns))])
     return run
 
 

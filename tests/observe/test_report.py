@@ -174,7 +174,30 @@ def test_every_trajectory_of_a_small_run_is_in_the_report(page: Page) -> None:
     assert [arm["arm"] for arm in data["arms"]] == ["grpo", "three_channels", "hints_shuffled"]
     assert [[len(s["trajectories"]) for s in arm["steps"]] for arm in data["arms"]] == [[14] * 5] * 3
     assert len(data["openings"]) == 4
+    assert [[len(s["trajectories"]) for s in arm["evaluations"]] for arm in data["arms"]] == [[4] * 5] * 3
+    assert [len(arm["traces"]["trajectories"]) for arm in data["arms"]] == [0, 14, 0]
     assert [arm["pairs_recorded"] for arm in data["arms"]] == [0, 70, 0]
+
+
+def test_every_pair_has_its_turn_in_the_report(page: Page) -> None:
+    """The reader shows a pair where trajectory and turn are those it names."""
+    arm = page.data()["trajectories"]["arms"][1]
+    turns = {(one["id"], index) for one in arm["traces"]["trajectories"] for index in range(len(one["turns"]))}
+    assert len(arm["pairs"]) == 70
+    assert {(pair["trajectory_id"], pair["turn"]) for pair in arm["pairs"]} == turns
+
+
+def test_traces_with_pairs_come_before_those_without(tmp_path: Path, fake: dict[str, Any]) -> None:
+    run = RunDir.create(tmp_path / "r")
+    one = fake["trajectory"]("grpo", 0, 0, random.Random(0))[0]
+    traces = [dataclasses.replace(one, trajectory_id=f"-2/t/{n}", reward=float(n % 2)) for n in range(12)]
+    run.write_traces("grpo", traces)
+    run.write_pairs("grpo", [fake["pair"]("-2/t/10", 1)])
+    size = len(json.dumps(excerpt(run)["arms"][0]["traces"])) / 12
+    traces = excerpt(run, max_bytes=int(3 * size / 0.15))["arms"][0]["traces"]
+    assert traces["recorded"] == 12
+    assert 1 <= len(traces["trajectories"]) < 6
+    assert "-2/t/10" in [t["id"] for t in traces["trajectories"]]
 
 
 def test_a_shown_trajectory_is_faithful(page: Page, fake_run: RunDir) -> None:

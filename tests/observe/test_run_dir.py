@@ -64,6 +64,8 @@ def test_everything_written_is_read_back_exactly(run: RunDir) -> None:
     run.log_metrics("grpo", 1, {"rlvr/loss": 0.1 + 0.2, "bad": math.nan, "low": -math.inf, "time/rollout_s": 2})
     run.write_trajectories("grpo", 1, written)
     run.write_hints("grpo", 1, [HINT])
+    run.write_evaluation("grpo", 1, written[1:])
+    run.write_traces("grpo", written[2:])
     run.log_event("note", "h\u00e9llo", path=run.path, loss=math.inf, off={"hint": "no turns"})
 
     again = RunDir(run.path)
@@ -72,6 +74,9 @@ def test_everything_written_is_read_back_exactly(run: RunDir) -> None:
     assert again.read_trajectories("grpo", 1) == written
     assert again.read_hints("grpo", 1) == [HINT]
     assert again.read_hints("grpo", 2) == []
+    assert (again.read_evaluation("grpo", 1), again.read_evaluation("grpo", 2)) == (written[1:], [])
+    assert (again.read_traces("grpo"), again.read_traces("other")) == (written[2:], [])
+    assert (again.steps("grpo"), again.evaluations("grpo")) == ((1,), (1,))
     (line,) = again.read_metrics()
     assert (line.arm, line.step) == ("grpo", 1)
     assert math.isnan(line.values["bad"])
@@ -222,6 +227,8 @@ def test_truncation_forgets_only_what_is_later_and_only_of_that_arm(run: RunDir)
             run.log_metrics(arm, step, {"rlvr/loss": step / 3})
             run.write_trajectories(arm, step, [trajectory(f"{step}/task/0")])
             run.write_hints(arm, step, [HINT])
+            run.write_evaluation(arm, step, [trajectory("-1/task/0")])
+        run.write_traces(arm, [trajectory("-2/task/0")])
     with run.metrics_path.open("ab") as stream:
         stream.write(b'{"arm": "grpo", "st')
     run.truncate_after("grpo", 2)
@@ -233,6 +240,8 @@ def test_truncation_forgets_only_what_is_later_and_only_of_that_arm(run: RunDir)
     assert run.read_hints("grpo", 3) == []
     assert not run.hints_path("grpo", 3).exists()
     assert run.hints_path("grpo", 2).exists()
+    assert (run.evaluations("grpo"), run.evaluations("other")) == ((0, 1, 2), (0, 1, 2, 3, 4))
+    assert len(run.read_traces("grpo")) == 1
 
 
 def test_a_resumed_run_has_the_metrics_file_of_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -262,9 +271,13 @@ def test_truncation_after_minus_one_forgets_the_whole_arm(run: RunDir) -> None:
     for arm in ("grpo", "other"):
         run.log_metrics(arm, 0, {})
         run.write_trajectories(arm, 0, [])
+        run.write_evaluation(arm, 0, [])
+        run.write_traces(arm, [trajectory("-2/task/0")])
     run.truncate_after("grpo", -1)
     assert [line.arm for line in run.read_metrics()] == ["other"]
     assert (run.steps("grpo"), run.steps("other")) == ((), (0,))
+    assert (run.evaluations("grpo"), run.evaluations("other")) == ((), (0,))
+    assert (len(run.read_traces("grpo")), len(run.read_traces("other"))) == (0, 1)
 
 
 WRITER = """

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions import Call, action_message, canonical_call, canonical_text, parse_action, render_action
+from composer_replication.actions import (
+    Call,
+    action_message,
+    canonical_action,
+    canonical_call,
+    canonical_text,
+    parse_action,
+    render_action,
+)
 
 WORD = st.text(max_size=8)
 VALUE = st.none() | st.booleans() | st.integers() | WORD | st.lists(WORD, max_size=2) | st.dictionaries(WORD, WORD, max_size=2)
@@ -24,6 +32,14 @@ def test_anything_else_is_text(text):
     assert parse_action(text) == (text, ())
     assert render_action(text, []) == text
     assert action_message(text) == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("levels", [64, 500, 100_000])
+def test_a_line_nested_too_deeply_is_text(levels):
+    """A student may end with such a line; comparing it with other actions must not end the run."""
+    text = '{"name": "f", "arguments": {"x": ' + "[" * levels + "]" * levels + "}}"
+    assert parse_action(text) == (text, ())
+    assert canonical_action(*parse_action(text)) == text
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,17 @@ def test_errors_name_the_fix():
             engine.sample([request("a", [1, 2], tokens=3)], temperature=temperature)
 
 
+def test_exhausted_memory_names_what_to_lower(monkeypatch):
+    engine = engine_of(make("qwen3"))
+
+    def exhausted(*_args):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(engine, "_forward", exhausted)
+    with pytest.raises(ModelError, match="while sampling 1 turns at once: no room"):
+        engine.sample([request("a", [1, 2])], temperature=1.0)
+
+
 def test_stop_tokens_come_from_config_tokenizer_and_template():
     model = make("qwen3")
     model.generation_config.eos_token_id = [7, 9]

@@ -29,9 +29,9 @@ PROJECT = {
 }
 
 
-def composer(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def composer(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from composer_replication.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,16 @@ def test_build_prints_tasks_reasons_and_the_isolation(built: tuple[subprocess.Co
     assert "1 tasks from 1 of 1 candidates" in done.stdout
     assert json.loads((out / "build.json").read_text())["isolation"] in done.stdout
     assert done.stderr.splitlines() == ["fetching the source", "running its tests, twice", "validating"]
+
+
+def test_a_build_inside_its_repository_is_no_part_of_it(write_project: WriteProject) -> None:
+    """The tasks of the first call must not look like a change of the source to the second."""
+    repository = write_project(PROJECT)
+    for _ in range(2):
+        done = composer("tasks", "build", ".", "--out", "made/tasks", cwd=repository)
+        assert done.returncode == 0, done.stderr
+        assert "1 tasks from 1 of 1 candidates" in done.stdout
+    assert sorted(p.name for p in (repository / "made" / "tasks" / ".build" / "pristine").iterdir()) == sorted(PROJECT)
 
 
 def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], task: Path) -> None:

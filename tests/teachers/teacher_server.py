@@ -63,7 +63,7 @@ class Reply:
 class TeacherServer:
     """`answer(body, number)` makes the reply to the number-th request (from 0)."""
 
-    def __init__(self, answer):
+    def __init__(self, answer, *, port=0):
         self.requests = []
         self.headers = []
         self.answered = []
@@ -115,7 +115,7 @@ class TeacherServer:
             daemon_threads = True
             request_queue_size = 128
 
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     @property

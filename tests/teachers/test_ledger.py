@@ -59,6 +59,22 @@ def test_only_what_is_reserved_can_be_settled():
         assert ledger.reserve("b", teacher="t", usd=1.0, cap_usd=1.0)
 
 
+def test_what_is_written_off_stays_spent_and_may_be_asked_again(tmp_path):
+    path = tmp_path / "l.sqlite"
+    for attempt in (1, 2):
+        with Ledger(path) as ledger:
+            assert ledger.reserve("a", teacher="t", usd=0.25, cap_usd=1.0)
+            ledger.write_off("a", reason="no answer within 2 s")
+            ledger.release("a")
+            assert ledger.find("a") is None
+            with pytest.raises(ValueError, match="nothing is reserved under a"):
+                ledger.write_off("a", reason="again")
+        with Ledger(path) as ledger:
+            assert (ledger.spent_usd, ledger.unanswered_usd, ledger.reserved_usd) == (0.25 * attempt, 0.25 * attempt, 0.0)
+            assert (ledger.num_answers, ledger.spent_by_teacher()) == (0, {"t": 0.25 * attempt})
+            assert not ledger.reserve("b", teacher="t", usd=0.9, cap_usd=1.0)
+
+
 def test_what_earlier_runs_paid_counts_towards_the_cap(tmp_path):
     with Ledger(tmp_path / "l.sqlite") as ledger:
         ledger.reserve("a", teacher="t", usd=0.6, cap_usd=1.0)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import socket
 import threading
 
@@ -8,7 +10,7 @@ import pytest
 from teacher_server import Reply, TeacherServer, question_text
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
-from composer_replication.teachers import BUDGET, Ledger, Question, Teacher, TeacherPool, wire_messages
+from composer_replication.teachers import BUDGET, Ledger, Question, Teacher, TeacherPool, Vote, cast_vote, wire_messages
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -195,7 +197,21 @@ def test_passing_failures_are_retried(failure):
         assert ledger.spent_usd == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize("body", [b'{"choices": [', b'{"object": "chat.completion", "choices": []}', b'"hello"', b"{}"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [',
+        b'{"object": "chat.completion", "choices": []}',
+        b'"hello"',
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"choices": [{}]}',
+        b'{"choices": [{"message": {"content": 7}}]}',
+        b'{"choices": [{"message": {"tool_calls": [{"id": "c", "type": "function"}]}}]}',
+        b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}}]}',
+    ],
+)
 def test_body_that_stays_unreadable_is_an_error_value(body):
     def answer(asked, number):
         return Reply(content="fine") if asked["model"] == "model-good" else Reply(body=body)
@@ -204,7 +220,7 @@ def test_body_that_stays_unreadable_is_an_error_value(body):
         bad, good = ask([teacher(server, "bad"), teacher(server, "good")], questions(1), ledger=ledger)
         assert bad.error == "the response is no chat completion"
         assert good.content == "fine"
-        assert (ledger.num_answers, ledger.reserved_usd) == (1, 0.0)
+        assert (ledger.num_answers, ledger.reserved_usd, len(server.requests)) == (1, 0.0, 3)
 
 
 def test_hanging_endpoint_is_an_error_value():
@@ -218,6 +234,74 @@ def test_hanging_endpoint_is_an_error_value():
         release.set()
         assert [a.error for a in answers] == [None, "no answer within 2.0 s", None]
         assert ledger.reserved_usd == 0.0
+
+
+def test_a_question_that_times_out_is_paid_for_and_not_sent_again_by_itself(tmp_path):
+    """The endpoint may be at work on it still, and bill it: no retry, and what is booked stays booked when the run goes on."""
+    release = threading.Event()
+    priced = {"usd_per_million_output": 1000.0, "timeout_s": 1.0, "max_retries": 4}
+    path = tmp_path / "l.sqlite"
+    with TeacherServer(lambda body, n: Reply(content="fine", before=release.wait, cost=0.05)) as server:
+        slow = teacher(server, **priced)
+        with Ledger(path) as ledger, pytest.raises(TeacherError, match=r"no answer within 1\.0 s"):
+            ask([slow], questions(1), ledger=ledger, cap=0.25)
+        assert len(server.requests) == 1
+        with Ledger(path) as ledger:
+            assert (ledger.spent_usd, ledger.unanswered_usd, ledger.num_answers) == (pytest.approx(0.1), pytest.approx(0.1), 0)
+            assert ledger.spent_by_teacher() == {"t": pytest.approx(0.1)}
+            with pytest.raises(TeacherError):
+                ask([slow], questions(1), ledger=ledger, cap=0.25)
+            assert ledger.spent_usd == pytest.approx(0.2)
+            with pytest.raises(BudgetExceededError, match=r"\$0\.2000 of it on calls without an answer"):
+                ask([slow], questions(1), ledger=ledger, cap=0.25)
+            assert len(server.requests) == 2
+            release.set()
+            (answer,) = ask([slow], questions(1), ledger=ledger, cap=0.5)
+            assert (answer.content, answer.usd, ledger.num_answers) == ("fine", 0.05, 1)
+            assert (ledger.spent_usd, ledger.unanswered_usd) == (pytest.approx(0.25), pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("failure", [Reply(content="cut off", cut=True), Reply(body=b'{"choices": [')], ids=["hang-up", "JSON"])
+def test_an_answer_that_cannot_be_read_is_paid_for(failure):
+    """Every attempt by itself, and none beyond the cap."""
+    with TeacherServer(lambda body, n: failure) as server, Ledger() as ledger:
+        dear = teacher(server, usd_per_million_output=1000.0, max_retries=4)
+        with pytest.raises(TeacherError):
+            ask([dear], questions(1), ledger=ledger, cap=1.0)
+        assert len(server.requests) == 2
+        assert (ledger.spent_usd, ledger.reserved_usd) == (pytest.approx(0.2), 0.0)
+        with pytest.raises(TeacherError):
+            ask([dear], questions(2)[1:], ledger=ledger, cap=0.35)
+        assert len(server.requests) == 3
+        assert ledger.spent_usd == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("status", [400, 429, 500])
+def test_a_refusal_costs_nothing(status):
+    with TeacherServer(lambda body, n: Reply(status=status)) as server, Ledger() as ledger:
+        with pytest.raises(TeacherError):
+            ask([teacher(server, usd_per_million_output=1000.0, max_retries=1)], questions(1), ledger=ledger, cap=1.0)
+        assert len(server.requests) == (1 if status == 400 else 2)
+        assert (ledger.spent_usd, ledger.reserved_usd) == (0.0, 0.0)
+
+
+def test_a_refused_connection_is_tried_again_and_costs_nothing(caplog):
+    """The endpoint comes up while the pool waits for its next attempt."""
+
+    async def run(port, ledger):
+        late = teacher(f"http://127.0.0.1:{port}/v1", usd_per_million_output=1000.0, max_retries=8)
+        async with TeacherPool([late], ledger=ledger, max_total_usd=0.1) as pool:
+            asking = asyncio.create_task(pool.ask(questions(1)))
+            while "cannot be reached" not in caplog.text and not asking.done():
+                await asyncio.sleep(0.01)
+            with TeacherServer(lambda body, n: Reply(content="fine", cost=0.01), port=port):
+                return await asking
+
+    with socket.socket() as silent, Ledger() as ledger, caplog.at_level("INFO"):
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        silent.bind(("127.0.0.1", 0))  # keeps the port, and listens to nobody
+        (answer,) = asyncio.run(run(silent.getsockname()[1], ledger))
+        assert (answer.content, ledger.spent_usd) == ("fine", pytest.approx(0.01))
 
 
 @pytest.mark.parametrize("status", [401, 404])
@@ -277,3 +361,78 @@ def test_wire_messages():
         {"role": "assistant", "content": "oops"},
         {"role": "user", "content": "malformed"},
     ]
+
+
+def completion(message, *, usage=None, finish_reason="stop"):
+    """A body as an endpoint with habits of its own sends it."""
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
+    reply = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return Reply(body=json.dumps(reply if usage is None else reply | {"usage": usage}).encode())
+
+
+def wire_call(**function):
+    return {"content": None, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", **function}}]}
+
+
+def nested(depth):
+    """JSON of an object whose `a` makes it `depth` containers deep."""
+    return '{"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
+def ask_twice(reply, **changes):
+    """One teacher's answer to one question, from the endpoint and then from the ledger."""
+    with TeacherServer(lambda body, n: reply) as server, Ledger() as ledger:
+        asked = [teacher(server, usd_per_million_output=1000.0, **changes)], questions(1)
+        (first,), (again,) = ask(*asked, ledger=ledger), ask(*asked, ledger=ledger)
+        assert (first.cached, again.cached, len(server.requests)) == (False, True, 1)
+        assert dataclasses.replace(again, cached=False) == first
+        assert isinstance(cast_vote(again), str | Vote)
+    return first
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {},
+        {"completion_tokens": 5},
+        {"prompt_tokens": 10, "completion_tokens": None},
+        {"prompt_tokens": -10, "completion_tokens": 5},
+        {"prompt_tokens": 10, "completion_tokens": 5, "cost": -1.0},
+        {"prompt_tokens": 10, "completion_tokens": 5, "cost": float("nan")},
+        "unknown",
+    ],
+    ids=str,
+)
+def test_usage_that_says_nothing_is_booked_at_the_most_the_answer_can_have_cost(usage):
+    assert ask_twice(completion({"content": "x"}, usage=usage)).usd == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("said", [None, [], [{"type": "text", "text": "on"}, {"type": "thinking", "text": "?"}, "e"]], ids=str)
+def test_a_content_in_parts_is_joined(said):
+    assert ask_twice(completion({"content": said}, finish_reason=None)).content == ("one" if said else "")
+
+
+def test_arguments_may_be_an_object():
+    (call,) = ask_twice(completion(wire_call(arguments={"path": "é"}))).tool_calls
+    assert (call.name, call.arguments, call.error) == ("f", {"path": "é"}, None)
+
+
+@pytest.mark.parametrize("arguments", [None, ""])
+def test_a_call_needs_no_arguments(arguments):
+    (call,) = ask_twice(completion(wire_call(arguments=arguments))).tool_calls
+    assert (call.name, call.arguments, call.error) == ("f", {}, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [nested(65), json.loads(nested(65)), nested(100_000), "9" * 5000, "[1]", '{"a": "\\ud800"}', '{"a": NaN}'],
+    ids=["too deep", "too deep an object", "beyond Python's limit", "too many digits", "no object", "half a character", "NaN"],
+)
+def test_arguments_nobody_could_carry_out_are_a_malformed_call(arguments):
+    answer = ask_twice(completion(wire_call(arguments=arguments)))
+    assert answer.tool_calls[0].error
+    assert cast_vote(answer) == "malformed call"
+
+
+def test_arguments_as_deep_as_allowed():
+    assert ask_twice(completion(wire_call(arguments=nested(64)))).tool_calls[0].error is None

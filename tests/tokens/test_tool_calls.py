@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_replication.actions import Call, canonical_action, parse_action, render_action
 from composer_replication.tokens import assistant_message, parse_tool_calls
+from composer_replication.types import to_json
 
 
 def test_several_calls_and_the_text_around_them():
@@ -46,6 +48,36 @@ def test_what_cannot_be_understood_says_why(body, why):
     assert (call.name, dict(call.arguments)) == ("", {})
     assert call.error is not None
     assert why in call.error
+
+
+def nested(kind, levels):
+    """JSON arguments that nest `levels` deep with the object they are in."""
+    inner = "[" * (levels - 1) + "]" * (levels - 1) if kind == "lists" else '{"k": ' * (levels - 1) + "0" + "}" * (levels - 1)
+    return f'{{"x": {inner}}}'
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("levels", [65, 500, 100_000])
+def test_deep_nesting_is_malformed(kind, as_text, levels):
+    """JSON alone has no limit, but what later writes, compares and renders the call recurses."""
+    arguments = nested(kind, levels)
+    body = f'{{"name": "a", "arguments": {json.dumps(arguments) if as_text else arguments}}}'
+    _, (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>", turn=0)
+    assert (call.name, dict(call.arguments), call.error) == ("", {}, "bad JSON: nested too deeply")
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_is_not_too_deep_can_be_carried_on(kind, as_text):
+    arguments = nested(kind, 64)
+    body = f'{{"name": "a", "arguments": {json.dumps(arguments) if as_text else arguments}}}'
+    _, (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>", turn=0)
+    assert call.error is None
+    assert json.loads(json.dumps(to_json(call)))["arguments"] == call.arguments
+    same = Call(call.name, call.arguments)
+    assert parse_action(render_action("", [same])) == ("", (same,))
+    assert canonical_action("", [same])
 
 
 def test_an_unclosed_call_does_not_swallow_the_next():

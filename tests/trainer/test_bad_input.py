@@ -9,6 +9,7 @@ import subprocess
 import time
 import tomllib
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,22 @@ def test_a_model_without_chat_template(run_file: Path, world: World, tmp_path: P
 def test_a_model_that_is_none(run_file: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "it holds no model (no config.json)" in refused("train", str(run_file), "--model.path", "empty", cwd=tmp_path, code=5)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda config: [],
+        lambda config: config | {"hidden_size": "wide"},
+        lambda config: config | {"num_key_value_heads": 0},
+    ],
+    ids=["not an object", "another type", "no heads"],
+)
+def test_a_damaged_model_configuration(run_file: Path, world: World, tmp_path: Path, damage: Callable[[dict], object]) -> None:
+    shutil.copytree(world.policy, tmp_path / "odd")
+    file = tmp_path / "odd" / "config.json"
+    file.write_text(json.dumps(damage(json.loads(file.read_text()))))
+    assert "cannot be loaded" in refused("train", str(run_file), "--model.path", "odd", cwd=tmp_path, code=5)
 
 
 def test_damaged_weights(run_file: Path, world: World, tmp_path: Path) -> None:
@@ -149,6 +166,30 @@ def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
     assert "already holds a run" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
 
 
+def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_file: Path) -> None:
+    finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    words = ["train", str(run_file), "--steps", "1", "--resume", "--dry-run"]
+    finish(*words, cwd=run_file.parent)
+    changed = refused(*words, "--optimizer.learning_rate", "5", cwd=run_file.parent, code=2)
+    assert "made by another configuration: optimizer.learning_rate: 0.001 -> 5.0" in changed
+
+
+def test_a_second_process_changes_nothing_of_a_living_run(run_file: Path) -> None:
+    folder = run_file.parent
+    first = composer("train", str(run_file), "--steps", "1", cwd=folder)
+    config = folder / "runs" / "run" / "config.toml"
+    while first.poll() is None and not config.exists():
+        time.sleep(0.01)
+    before = config.read_bytes()
+    first.send_signal(signal.SIGSTOP)  # before it has measured anything
+    output = refused("train", str(run_file), "--steps", "1", "--seed", "7", cwd=folder, code=2)
+    first.send_signal(signal.SIGCONT)
+    assert "another process is writing" in output
+    assert config.read_bytes() == before
+    told, _ = first.communicate()
+    assert first.returncode == 0, told
+
+
 def test_a_cap_that_is_too_low_can_be_raised(run_file: Path) -> None:
     folder = run_file.parent
     prices = {"usd_per_million_input": 1.0, "usd_per_million_output": 1.0}
@@ -158,6 +199,9 @@ def test_a_cap_that_is_too_low_can_be_raised(run_file: Path) -> None:
         words = ["train", str(run_file), "--steps", "1", "--loss.replay.verify", "false", "--loss.replay.max_total_usd"]
         assert "no call fits under the cap" in refused(*words, "0.000001", cwd=folder, code=6)
         finish(*words, "10", "--resume", cwd=folder)
+        armed = [*words[:4], "--name", "armed", "--loss.replay.verify", "false", "--arms.main.loss.replay.max_total_usd"]
+        assert "no call fits under the cap" in refused(*armed, "0.000001", cwd=folder, code=6)
+        finish(*armed, "10", "--resume", cwd=folder)
     assert RunDir(folder / "runs" / "run").read_pairs("main")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from world import World
 
 from composer_replication.batch import build_batch
 from composer_replication.config import RunConfig, load_config
-from composer_replication.errors import ModelError
-from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from composer_replication.errors import CheckpointError, ModelError
+from composer_replication.trainer import learner as learner_module
+from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
+from composer_replication.types import Pair
 
 
 def learner(config: RunConfig, *, moved: bool = False) -> Learner:
@@ -84,6 +88,31 @@ def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: P
         assert clock[-1] > clock[0]
 
 
+@pytest.mark.parametrize("text", ["", "torn", "0" * 64 + "  config.json\n"])
+def test_a_damaged_manifest_is_no_manifest(run_file: Path, tmp_path: Path, text: str) -> None:
+    config = load_config(run_file)
+    save_checkpoint(tmp_path / "ckpt", 1, learner(config), load_policy(config.model)[1], {})
+    saved = tmp_path / "ckpt" / "step_00001"
+    (saved / "MANIFEST.sha256").write_text(text)
+    with pytest.raises(CheckpointError, match="MANIFEST"):
+        read_checkpoint(saved)
+
+
+def test_the_update_is_of_the_policy_that_sampled(run_file: Path, world: World, tmp_path: Path) -> None:
+    """Sampling and references have no dropout: with it, the update would be of another policy."""
+    shutil.copytree(world.policy, tmp_path / "drops")
+    file = tmp_path / "drops" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": 0.5}))
+    weights = []
+    for path in (world.policy, tmp_path / "drops"):
+        config = load_config(run_file, ["--model.path", str(path)])
+        trained = learner(config)
+        trained.policy.train()
+        trained.update(batch(config))
+        weights.append(trained.policy.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_a_gradient_that_is_not_finite_is_refused(run_file: Path) -> None:
     """AdamW would carry it into every weight."""
     config = load_config(run_file)
@@ -102,6 +131,11 @@ def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytes
 
     config = load_config(run_file)
     trained = learner(config)
+    pair = Pair(pair_id="pair", prompt_ids=(1, 2), chosen_ids=(3,), rejected_ids=(4,))
+    with monkeypatch.context() as patch:
+        patch.setattr(learner_module, "sequence_logprobs", lambda *_: exhausted(None))
+        with pytest.raises(ModelError, match="scoring a preference pair of 3 tokens: no room"):
+            trained.with_reference_logprobs([pair])
     monkeypatch.setattr(trained, "_backward", exhausted)
     with pytest.raises(ModelError, match="ran out of memory in step 1: no room") as raised:
         trained.update(batch(config))

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from world import World
+import torch
+from teacher_server import Reply, TeacherServer
+from transformers import GPT2Config, GPT2LMHeadModel
+from world import World, finish, name_teachers
 
 from composer_replication.embedded.language import project_path
+from composer_replication.embedded.policy import tiny_tokenizer
 from composer_replication.embedded.transcripts import call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.errors import SandboxError
+from composer_replication.observe import RunDir
+from composer_replication.observe.curves import families
+from composer_replication.observe.excerpt import excerpt
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.trainer.models import save_policy
 from composer_replication.trainer.replay import pairs_of_step, verify_pair
 from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
 
@@ -126,3 +136,76 @@ def test_every_step_takes_the_next_pairs() -> None:
     assert taken == [["0", "1"], ["2", "3"], ["4", "0"]]
     assert len(pairs_of_step(pairs, 7, 9)) == 5
     assert pairs_of_step([], 1, 4) == []
+
+
+def test_frozen_traces_and_evaluations_are_kept_and_shown(run_file: Path) -> None:
+    """The report's pairs stand at turns of the traces they were made of; going on writes nothing anew."""
+    with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
+        name_teachers(run_file, server.base_url)
+        finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    run = RunDir(run_file.parent / "runs" / "run")
+    traces = run.read_traces("main")
+    turns = {(t.trajectory_id, i) for t in traces for i in range(len(t.turns))}
+    pairs = run.read_pairs("main")
+    assert {t.trajectory_id.split("/")[0] for t in traces} == {"-2"}
+    assert len({t.trajectory_id for t in traces}) == len(traces)
+    assert pairs
+    assert {(p["trajectory_id"], p["turn"]) for p in pairs} <= turns
+    assert run.evaluations("main") == (0, 1)
+    assert {t.policy_version for t in run.read_evaluation("main", 1)} == {1}
+    (arm,) = excerpt(run)["arms"]
+    assert arm["traces"]["recorded"] == len(arm["traces"]["trajectories"]) == len(traces)
+    assert [(part["step"], part["recorded"]) for part in arm["evaluations"]] == [(0, 4), (1, 4)]
+    files = {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()}
+    finish("train", str(run_file), "--steps", "1", "--resume", cwd=run_file.parent)
+    assert {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()} == files
+
+
+def test_pairs_longer_than_the_context_window_are_left_out(run_file: Path, tmp_path: Path) -> None:
+    """A model with learned positions has none beyond it; a teacher writes as much as it likes."""
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=700, n_embd=32, n_layer=1, n_head=2, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    save_policy(GPT2LMHeadModel(config), tokenizer, tmp_path / "gpt2")
+
+    asked: dict[str, str] = {}
+
+    def answer(body: dict[str, Any], _number: int) -> Reply:
+        state = str(body["messages"][1:])
+        return Reply(calls=[("search", {"pattern": "wide " * 800 if asked.setdefault("first", state) == state else "narrow"})])
+
+    with TeacherServer(answer) as server:
+        name_teachers(run_file, server.base_url)
+        output = finish("train", str(run_file), "--steps", "1", "--model.path", str(tmp_path / "gpt2"), cwd=tmp_path)
+    assert "1 longer than the context window" in output
+    assert {"wide" in p["chosen"] for p in RunDir(tmp_path / "runs" / "run").read_pairs("main")} == {False}
+
+
+def test_what_teachers_cost_is_in_note_metrics_terminal_and_report(run_file: Path) -> None:
+    """Also when every answer was bought by an earlier attempt."""
+    with TeacherServer(
+        lambda body, _number: Reply(calls=[("list_files", {})], cost=0.01 if body["model"] == "one" else 0.02)
+    ) as server:
+        name_teachers(run_file, server.base_url, usd_per_million_output=1.0, max_total_usd=50.0)
+        finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+        run = RunDir(run_file.parent / "runs" / "run")
+        shutil.rmtree(run.ckpt_path / "main" / "step_00001")
+        shutil.rmtree(run.ckpt_path / "main" / "step_00000")
+        asked = len(server.requests)
+        output = finish("train", str(run_file), "--steps", "1", "--resume", cwd=run_file.parent)
+        assert len(server.requests) == asked
+    one = 0.01 * sum(body["model"] == "one" for body in server.requests)
+    last = run.read_metrics()[-1].values
+    spent = {name: last[name] for name in last if name.startswith("cost/usd")}
+    assert spent == {
+        "cost/usd": pytest.approx(3 * one),
+        "cost/usd/one": pytest.approx(one),
+        "cost/usd/other": pytest.approx(2 * one),
+    }
+    assert f"teachers have cost ${3 * one:.4f} so far (one ${one:.4f}, other ${2 * one:.4f})" in output
+    assert f"  ${3 * one:.2f}" in next(line for line in output.splitlines() if line.startswith("main 1/1"))
+    (cost,) = [family for family in families(run.read_metrics(), run.arms()) if family["title"] == "Cost"]
+    assert {p["title"]: p["unit"] for p in cost["panels"] if "usd" in p["title"]} == dict.fromkeys(spent, "US dollars")

@@ -6,29 +6,34 @@ import random
 import shutil
 import signal
 import time
-import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tomli_w
 from teacher_server import Reply, TeacherServer
-from world import World, composer, finish
+from world import World, composer, finish, name_teachers
 
 from composer_replication.observe import RunDir, deterministic
+from composer_replication.observe.files import read_lines
 
 
-def outcome(run: Path) -> tuple[bytes, list[tuple[str, int, dict[str, float]]]]:
+def outcome(run: Path) -> tuple[bytes, list[tuple[str, int, dict[str, float]]], dict[str, list[tuple[object, ...]]]]:
+    """Weights, metrics, and what was sampled by file."""
     weights = (run / "ckpt" / "main" / "step_00004" / "model.safetensors").read_bytes()
     lines = [(m.arm, m.step, deterministic(m.values)) for m in RunDir(run).read_metrics()]
-    return weights, lines
+    recorded = sorted(p for p in (run / "trajectories" / "main").iterdir() if ".hints" not in p.name and p.stem != "pairs")
+    sampled = {p.name: [sample(line) for line in read_lines(p)] for p in recorded}
+    assert {"traces.jsonl", "eval_00000.jsonl", "eval_00004.jsonl", "step_00004.jsonl"} <= sampled.keys()
+    return weights, lines, sampled
 
 
-def name_teachers(run_file: Path, url: str) -> None:
-    """Two teachers behind one endpoint."""
-    prices = {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0}
-    rows = [{"name": name, "model": name, "base_url": url, "api_key_env": "", **prices} for name in ("one", "other")]
-    data = tomllib.loads(run_file.read_text()) | {"teachers": rows, "loss": {"replay": {"verify": False}}}
-    run_file.write_text(tomli_w.dumps(data))
+def sample(trajectory: dict[str, Any]) -> tuple[object, ...]:
+    """What does not depend on the machine."""
+    return (
+        trajectory["trajectory_id"],
+        trajectory["policy_version"],
+        [(t["action_ids"], t["logprobs"]) for t in trajectory["turns"]],
+    )
 
 
 @pytest.mark.slow

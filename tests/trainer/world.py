@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomli_w
 
 COMPOSER = [sys.executable, "-c", "from composer_replication.cli import main; main()"]
 
@@ -25,6 +28,15 @@ def composer(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*COMPOSER, *words], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def name_teachers(run_file: Path, url: str, *, usd_per_million_output: float = 0.0, max_total_usd: float = 0.0) -> None:
+    """Two teachers behind one endpoint, `one` and `other`."""
+    prices = {"usd_per_million_input": 0.0, "usd_per_million_output": usd_per_million_output}
+    rows = [{"name": name, "model": name, "base_url": url, "api_key_env": "", **prices} for name in ("one", "other")]
+    replay = {"verify": False, "max_total_usd": max_total_usd}
+    data = tomllib.loads(run_file.read_text()) | {"teachers": rows, "loss": {"replay": replay}}
+    run_file.write_text(tomli_w.dumps(data))
 
 
 def finish(*words: str, cwd: Path) -> str:

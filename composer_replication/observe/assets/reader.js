@@ -84,11 +84,23 @@ function chooser(label, onchange) {
   return { node: el('label', {}, el('span', {}, label), select), select, set };
 }
 
+/** What can be read of an arm: the frozen traces, steps of training, and evaluations; each with a key for addresses and a name. */
+function partsOf(arm) {
+  const traces = arm.traces.trajectories.length ? [{ ...arm.traces, key: 'traces', name: 'frozen traces', these: 'the frozen traces' }] : [];
+  const steps = arm.steps.map((s) => ({ ...s, key: String(s.step), name: number(s.step), these: 'this step' }));
+  const evaluations = arm.evaluations.map((s) => ({ ...s, key: `eval-${s.step}`, name: `evaluation at ${number(s.step)}`, these: 'this evaluation' }));
+  return [...traces, ...steps, ...evaluations];
+}
+
+/** The last step of training, or what there is instead. */
+const mainPart = (arm) => String((arm.steps[arm.steps.length - 1] || {}).step ?? partsOf(arm)[0].key);
+
 /** What the page does not show, and where it is. */
-function leftOut(arm, step) {
-  const trajectories = `${number(step.trajectories.length)} of ${number(step.recorded)} trajectories of this step`;
+function leftOut(arm, part) {
+  const trajectories = `${number(part.trajectories.length)} of ${number(part.recorded)} trajectories of ${part.these}`;
   const steps = `${number(arm.steps.length)} of ${plural(arm.recorded, 'recorded step')}`;
-  return `The page holds ${trajectories} and ${steps} of this arm; trajectories/${arm.arm}/ holds all of them, with token ids and log-probs.`;
+  const evaluations = `${number(arm.evaluations.length)} of ${plural(arm.evaluations_recorded, 'evaluation')}`;
+  return `The page holds ${trajectories}, ${steps} and ${evaluations} of this arm; trajectories/${arm.arm}/ holds all of them, with token ids and log-probs.`;
 }
 
 function filterBar(refresh) {
@@ -129,7 +141,7 @@ const linked = () => Object.fromEntries(new URLSearchParams(location.hash.slice(
 const remember = (place) => history.replaceState(null, '', `#${new URLSearchParams(place)}`);
 
 function showTrajectories(root, { openings, arms }) {
-  const readable = arms.filter((arm) => arm.steps.length);
+  const readable = arms.filter((arm) => partsOf(arm).length);
   if (!readable.length) { root.replaceChildren(el('p', {}, 'No trajectories were recorded yet.')); return; }
   const list = el('div', { class: 'list', role: 'group', 'aria-label': 'Trajectories of this step', onkeydown: walk });
   const detail = el('div', { class: 'detail' });
@@ -137,14 +149,14 @@ function showTrajectories(root, { openings, arms }) {
   const pairBox = el('div');
   const current = () => {
     const arm = readable.find((a) => a.arm === armChooser.select.value);
-    return { arm, step: arm.steps.find((s) => String(s.step) === stepChooser.select.value) };
+    return { arm, step: partsOf(arm).find((part) => part.key === stepChooser.select.value) };
   };
   const select = (one, chosen) => {
     const { arm, step } = current();
     for (const button of list.children) button.setAttribute('aria-current', String(button.dataset.id === one.id));
     detail.replaceChildren(...trajectoryView(one, openings[one.opening], arm.pairs).flat(Infinity));
     if (!chosen) return;
-    remember({ arm: arm.arm, step: step.step, trajectory: one.id });
+    remember({ arm: arm.arm, step: step.key, trajectory: one.id });
     detail.querySelector('#chosen').focus({ preventScroll: matchMedia('(min-width: 50rem)').matches });
   };
   const refresh = () => {
@@ -154,12 +166,13 @@ function showTrajectories(root, { openings, arms }) {
     count.textContent = `${found.length} shown. ${leftOut(arm, step)}`;
     const wanted = linked().trajectory;
     if (found.length) select(found.find((one) => one.id === wanted) || found[0], false);
-    else detail.replaceChildren(el('p', {}, 'No trajectory of this step matches the filter.'));
+    else detail.replaceChildren(el('p', {}, `No trajectory of ${step.these} matches the filter.`));
   };
   const chooseStep = () => { filters.offer(current().step.trajectories); refresh(); };
   const chooseArm = (wanted) => {
     const arm = readable.find((a) => a.arm === armChooser.select.value);
-    stepChooser.set(arm.steps.map((s) => [String(s.step), number(s.step)]), wanted || String(arm.steps[arm.steps.length - 1].step));
+    const parts = partsOf(arm);
+    stepChooser.set(parts.map((part) => [part.key, part.name]), parts.some((part) => part.key === wanted) ? wanted : mainPart(arm));
     const more = arm.pairs_recorded - arm.pairs.length;
     pairBox.replaceChildren(el('h3', {}, `Replay pairs of ${arm.arm}`), el('p', { class: 'small' }, arm.pairs_recorded
       ? `${plural(arm.pairs_recorded, 'pair')} recorded${more ? `, the newest ${arm.pairs.length} shown` : ''}.` : 'None were recorded for this arm.'),
@@ -169,7 +182,7 @@ function showTrajectories(root, { openings, arms }) {
   const armChooser = chooser('Arm', () => chooseArm());
   const stepChooser = chooser('Step', chooseStep);
   const filters = filterBar(refresh);
-  const telling = readable.find((a) => a.pairs.length) || readable.find((a) => a.steps.some((s) => s.trajectories.some(hintsOf))) || readable[0];
+  const telling = readable.find((a) => a.pairs.length) || readable.find((a) => partsOf(a).some((part) => part.trajectories.some(hintsOf))) || readable[0];
   const names = readable.map((a) => a.arm);
   armChooser.set(names.map((name) => [name, name]), names.includes(linked().arm) ? linked().arm : telling.arm);
   root.replaceChildren(el('form', { class: 'controls', onsubmit: (e) => e.preventDefault() }, armChooser.node, stepChooser.node, filters.nodes), count,
