@@ -132,6 +132,7 @@ def compose_loss(
     off = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)
     if strict:
         _raise_if_off(off, {"rlvr": 1.0, "hint": alpha_sdpo, "replay": beta_replay})
+    rlvr = RlvrOptions(surrogate, epsilon_low, epsilon_high, kl_beta, temperature, importance, importance_low, importance_high)
     zero = _attached_zero(model)
     first, hint, replay = zero, zero, zero
     metrics: dict[str, float] = {}
@@ -140,17 +141,7 @@ def compose_loss(
         student, prefix = _read_student(model, batch, None if "hint" in off else teacher)
     if "rlvr" not in off:
         if "advantages" in batch:
-            options = RlvrOptions(
-                surrogate=surrogate,
-                epsilon_low=epsilon_low,
-                epsilon_high=epsilon_high,
-                kl_beta=kl_beta,
-                temperature=temperature,
-                importance=importance,
-                importance_low=importance_low,
-                importance_high=importance_high,
-            )
-            first, measured = policy_gradient(student, batch, options)
+            first, measured = policy_gradient(student, batch, rlvr)
         else:
             first, measured = cross_entropy(student, batch)
         metrics |= measured

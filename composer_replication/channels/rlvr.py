@@ -54,7 +54,7 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
     return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RlvrOptions:
     """How the policy gradient is formed."""
 

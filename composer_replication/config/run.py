@@ -116,8 +116,10 @@ class RolloutConfig(_Section):
 class RlvrConfig(_Section):
     """Channel 1: policy gradient on the tests' verdict."""
 
-    objective: Literal["grpo", "dr_grpo", "dapo"] = "dapo"
-    """How tokens are averaged: per sequence, over a constant length, or over all tokens of the batch."""
+    objective: Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"] = "dapo"
+    """The loss of a token and how tokens are averaged. PPO's clipped ratio, averaged per sequence (grpo), over a constant length
+    (dr_grpo) or over all tokens of the batch (dapo, bnpo); the ratio of the whole sequence (gspo); a clipped weight that drops
+    no token (cispo); tokens dropped by how far their probability has moved (dppo)."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """Reward minus the group's mean, divided by its deviation (grpo) or not (dr_grpo); or minus the siblings' mean (rloo)."""
     epsilon_low: Share = 0.2

@@ -18,6 +18,7 @@ from composer_replication.config import OptimizerConfig, RunConfig
 from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.errors import ModelError
 from composer_replication.loss import LossComponents, compose_loss
+from composer_replication.policy_gradient import surrogate_of
 from composer_replication.types import Pair
 
 __all__ = ["Learner", "StepResult"]
@@ -142,6 +143,7 @@ class Learner:
             entropy_opd_h_max=loss.hint.entropy_h_max,
             jsd_beta=loss.hint.beta,
             jsd_scale=loss.hint.scale,
+            surrogate=surrogate_of(loss.rlvr.objective),
             epsilon_low=loss.rlvr.epsilon_low,
             epsilon_high=loss.rlvr.epsilon_high,
             kl_beta=loss.rlvr.kl_beta,
