@@ -44,7 +44,8 @@ class Task:
     spec: TaskSpec
     root: Path
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made: numbers of covering, flaky and pass-to-pass tests found, the cap on the latter, the seed."""
+    """How it was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones and as
+    many others as the cap allows), the cap on the latter, the seed."""
 
     @property
     def repo(self) -> Path:
