@@ -9,10 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from composer_replication.sandbox import Tree
+from composer_replication.sandbox.submission import LITTER
 
 __all__ = ["Workspace", "normalized"]
-
-_LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
 
 
 class Workspace:
@@ -91,7 +90,7 @@ def _files_of(base: Path) -> frozenset[str]:
         prefix = pending.pop()
         with os.scandir(base / prefix) as entries:
             for entry in entries:
-                if entry.name in _LITTER or not entry.name.isprintable():
+                if entry.name in LITTER or not entry.name.isprintable():
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(prefix + entry.name + "/")

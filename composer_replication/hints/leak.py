@@ -20,6 +20,9 @@ _TOKEN = re.compile(r"\w+|[^\w\s'\"]")
 def leaks_gold(hint_text: str, gold_sources: Iterable[str]) -> bool:
     """True when the hint shares `NGRAM` code tokens in a row, or a whole statement, with any of the gold sources.
 
+    Args:
+        gold_sources: the deleted bodies, and no more: what is still in the agent's tree may be quoted.
+
     Docstrings and comments of the gold code do not count: the agent's tree still has them. Quotes are ignored, so that `ast`'s
     choice of quote cannot hide an overlap.
     """

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.types import TaskSpec
 
-__all__ = ["Submission", "is_editable", "read_submission"]
+__all__ = ["LITTER", "Submission", "is_editable", "read_submission"]
 
-_LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
-"""Folders tools leave behind: neither graded nor reported."""
+LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+"""Folders tools leave behind: neither shown to an agent, nor graded, nor reported."""
 
 _NEVER = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth")
 _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
@@ -146,7 +146,7 @@ def _entries(root: Path) -> dict[str, os.stat_result]:
         prefix = pending.pop()
         with os.scandir(root / prefix) as entries:
             for entry in entries:
-                if entry.name in _LITTER:
+                if entry.name in LITTER:
                     continue
                 info = entry.stat(follow_symlinks=False)
                 found[prefix + entry.name] = info

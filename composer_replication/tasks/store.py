@@ -21,8 +21,9 @@ from typing import Any
 import tomli_w
 
 from composer_replication.errors import TaskError
-from composer_replication.tasks.delete import unified_diff
+from composer_replication.tasks.delete import body_of, unified_diff
 from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
+from composer_replication.tasks.functions import find_functions
 from composer_replication.types import TaskSpec, task_spec_from_json, to_json
 
 __all__ = ["Task", "load_task", "load_tasks", "publish_task", "write_task"]
@@ -43,7 +44,8 @@ class Task:
     spec: TaskSpec
     root: Path
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made: numbers of covering, flaky and pass-to-pass tests found, the cap on the latter, the seed."""
+    """How it was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones and as
+    many others as the cap allows), the cap on the latter, the seed."""
 
     @property
     def repo(self) -> Path:
@@ -57,6 +59,18 @@ class Task:
             return {path: (folder / path).read_bytes() for path in tree_files(folder)}
         except OSError as error:
             raise _damaged(self.root, f"solution/files cannot be read ({error.strerror})") from error
+
+    def deleted_code(self) -> tuple[str, ...]:
+        """The bodies that were deleted, one text each; a whole file where its functions are not found again.
+
+        Signatures and docstrings are not among them. Undecodable bytes are replaced. Raises TaskError like `gold_files`.
+        """
+        bodies: list[bytes] = []
+        for path, source in self.gold_files().items():
+            wanted = {d.qualname for d in self.spec.deleted if d.path == path}
+            found = [f for f in find_functions(path, source)[0] if f.qualname in wanted]
+            bodies += [body_of(source, f) for f in found] if found and len(found) == len(wanted) else [source]
+        return tuple(body.decode(errors="replace") for body in bodies)
 
     def gold_patch(self) -> str:
         """The solution as a unified diff against `repo`; undecodable bytes are replaced, for reading only."""

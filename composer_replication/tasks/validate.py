@@ -107,7 +107,7 @@ class Validator:
             spec = self._spec(candidate, task_id, failing, kept)
             provenance = {
                 "covering_tests": len(candidate.tests),
-                "pass_to_pass_found": len(pool),
+                "pass_to_pass_found": len(passing),
                 "pass_to_pass_cap": self.pass_to_pass_cap,
                 "flaky_tests": len(flaky),
                 "seed": self.seed,

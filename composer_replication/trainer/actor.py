@@ -144,18 +144,20 @@ def refuse_unscored(groups: Sequence[Group], what: str) -> None:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What the rollouts of a step say by themselves."""
+    """What the rollouts of a step say by themselves.
+
+    Siblings are not independent, so the mean reward and its standard error are those of the groups' means, as in `pass_at_1`.
+    """
     trajectories = [t for g in groups for t in g.trajectories]
-    scored = [t.reward for t in trajectories if not isinstance(t.reward, Unscored)]
+    scored = [[t.reward for t in g.trajectories if not isinstance(t.reward, Unscored)] for g in groups]
     stops = Counter(t.stop_reason for t in trajectories)
     graded = [t.grade for t in trajectories if t.grade is not None]
-    spread = [{t.reward for t in g.trajectories if not isinstance(t.reward, Unscored)} for g in groups]
-    mean, se = mean_and_se(scored)
+    mean, se = mean_and_se([math.fsum(rewards) / len(rewards) for rewards in scored if rewards])
     return {
         "reward/mean": mean,
         "reward/mean_se": se,
-        "reward/unscored": float(len(trajectories) - len(scored)),
-        "rlvr/frac_zero_std": sum(len(s) < 2 for s in spread) / len(spread),
+        "reward/unscored": float(len(trajectories) - sum(map(len, scored))),
+        "rlvr/frac_zero_std": sum(len(set(rewards)) < 2 for rewards in scored) / len(scored),
         "rollout/turns/mean": sum(len(t.turns) for t in trajectories) / len(trajectories),
         "rollout/tokens/mean": sum(t.num_sampled_tokens() for t in trajectories) / len(trajectories),
         "cost/grades_cached": sum(g.cached for g in graded) / max(1, len(graded)),

@@ -56,7 +56,7 @@ class Workshop:
             held_out=checked.held_out,
             pythons=checked.pythons,
             contexts={t.spec.task_id: _context(t) for t in checked.train},
-            gold={t.spec.task_id: [c.decode(errors="replace") for c in t.gold_files().values()] for t in checked.train},
+            gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
 
     def make_env(self, task: Task) -> CodingEnv:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from composer_replication.envs.tools import argument_error, read_file, search
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox import Limits
 from composer_replication.sandbox.grading import GradeCache
+from composer_replication.sandbox.submission import LITTER, Submission, read_submission
 from composer_replication.types import ToolCall, Unscored, to_json
 
 WORK = "    result = 0\n    for price in prices:\n        result += price\n    return result\n"
@@ -159,6 +161,17 @@ def test_only_the_allow_list_is_editable(use, env, path):
     assert use("write_file", path=path, content="x").status == "path_not_editable"
     assert use("edit_file", path=path, old="total", new="x").status == "path_not_editable"
     assert env.workspace.changes == {}
+
+
+def test_what_grading_ignores_is_not_shown(task, tmp_path):
+    """One list: a folder that only one of the two leaves out would be shown and not graded, or graded unseen."""
+    workspace = tmp_path / "workspace"
+    shutil.copytree(task.repo, workspace, symlinks=True)
+    for name in LITTER:
+        (workspace / "shop" / name).mkdir()
+        (workspace / "shop" / name / "x.py").write_text("")
+    assert Workspace(workspace).files() == Workspace(task.repo).files()
+    assert read_submission(task.spec, task.repo, workspace) == Submission({}, ())
 
 
 def test_edits_apply_exactly_once_and_verbatim(use):

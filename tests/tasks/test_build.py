@@ -214,6 +214,27 @@ def test_fail_to_pass_and_pass_to_pass(mixed: Built) -> None:
     assert set(count.spec.pass_to_pass) == {f"tests/test_basket.py::{name}" for name in others}
     assert count.provenance["pass_to_pass_found"] == 5
     assert count.provenance["pass_to_pass_cap"] == 50
+    for task in mixed.tasks.values():
+        assert task.provenance["pass_to_pass_found"] == len(task.spec.pass_to_pass), "all that were found: the cap is not reached"
+
+
+def test_pass_to_pass_tests_are_counted_when_they_have_passed(write_project: WriteProject, tmp_path: Path) -> None:
+    tests = """
+        from shop import slack
+
+        def test_slack():
+            assert slack(1) == 2
+
+        def test_nothing_else_is_raised():
+            try:
+                slack(1)
+            except NotImplementedError:
+                pass
+        """
+    project = write_project({"shop.py": "def slack(x):\n    return x + 1\n", "test_shop.py": tests})
+    (task,) = Built(project, tmp_path / "tasks", BuildOptions()).tasks.values()
+    assert task.spec.pass_to_pass == ("test_shop.py::test_nothing_else_is_raised",)
+    assert (task.provenance["covering_tests"], task.provenance["pass_to_pass_found"]) == (2, 1)
 
 
 def test_when_a_test_file_cannot_be_imported_all_its_tests_fail(mixed: Built) -> None:

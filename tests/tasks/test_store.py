@@ -26,6 +26,21 @@ SPEC = TaskSpec(
     python_path=("src", "."),
     test_timeout_s=12.5,
 )
+TIDES = '''class Tide:
+    @property
+    def slack(self) -> int:
+        """No flow."""
+        low = self.low()
+        return low
+
+    def low(self) -> int:
+        return 0
+
+
+def ebb(x: int) -> int:
+    # back
+    return -x
+'''
 GOLD = b"def slack(a):\r\n    return a"
 DELETED = b"def slack(a):\r\n    raise NotImplementedError"
 
@@ -71,6 +86,21 @@ def test_the_patch_and_the_manifest_work_with_ordinary_tools(task: Task, tmp_pat
     subprocess.run(["git", "apply", str(task.root / "solution" / "gold.patch")], cwd=work, check=True)
     assert (work / "tides.py").read_bytes() == GOLD
     assert "+    return a" in task.gold_patch()
+
+
+def test_the_deleted_code_is_the_bodies_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "tides.py").write_text(TIDES)
+
+    def code(*names: str) -> tuple[str, ...]:
+        deleted = tuple(Deletion(path="tides.py", qualname=name, lines=1) for name in names)
+        spec = dataclasses.replace(SPEC, deleted=deleted)
+        task = write_task(spec, tmp_path / "task", pristine=tmp_path / "tree", deleted={"tides.py": b""})
+        return task.deleted_code()
+
+    assert code("Tide.slack") == ("        low = self.low()\n        return low\n",)
+    assert code("ebb", "Tide.low") == ("        return 0\n", "    # back\n    return -x\n")
+    assert code("ebb", "flow") == code() == (TIDES,), "what is not found again is kept secret with its file"
 
 
 def test_docs_are_the_documentation_only_and_capped(task: Task) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import SandboxError
-from composer_replication.trainer.actor import choose_tasks, refuse_unscored
+from composer_replication.trainer.actor import choose_tasks, refuse_unscored, rollout_metrics
 from composer_replication.types import Group, Reward, StopReason, Trajectory, Unscored
 
 TASKS = list("abcdefghij")
@@ -58,3 +59,16 @@ def test_a_step_without_a_verdict_stops_the_run() -> None:
     refuse_unscored([group(broken, broken), group(broken, 0.0)], "eval")
     with pytest.raises(SandboxError, match="eval: none of the 3 rollouts could be graded: no space left in the box"):
         refuse_unscored([group(broken, broken), group(broken)], "eval")
+
+
+def test_siblings_are_no_independent_measurements() -> None:
+    """The unit is the group, as in pass@1: more siblings that agree make no mean more certain."""
+    for siblings in (1, 2, 8):
+        metrics = rollout_metrics([group(*[1.0] * siblings), group(*[0.0] * siblings)])
+        assert (metrics["reward/mean"], metrics["reward/mean_se"]) == (0.5, 0.5)
+        assert metrics["rlvr/frac_zero_std"] == 1.0
+    broken = Unscored("no space left in the box")
+    metrics = rollout_metrics([group(1.0, broken), group(0.0, 0.0), group(1.0, 0.0), group(broken, broken)])
+    assert (metrics["reward/mean"], metrics["reward/unscored"], metrics["rlvr/frac_zero_std"]) == (0.5, 3.0, 0.75)
+    assert metrics["reward/mean_se"] == pytest.approx(0.5 / 3**0.5)
+    assert math.isnan(rollout_metrics([group(1.0, 0.0)])["reward/mean_se"])

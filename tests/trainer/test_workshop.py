@@ -1,0 +1,27 @@
+"""What the arms of a run share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from composer_replication.config import load_config
+from composer_replication.hints import leaks_gold
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.trainer.workshop import Workshop
+
+
+def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:
+    """Only the deleted bodies are secret: not their signatures, and not the functions around them."""
+    workshop = Workshop.open(load_config(run_file), RunDir.create(run_file.parent / "run"), Terminal())
+    assert len(workshop.train) == 4
+    for task in workshop.train:
+        (deleted,) = task.spec.deleted
+        source = task.gold_files()[deleted.path].decode()
+        rules = dict(re.findall(r"def (\w+)\(.*\n.*\n    (return .*)", source))
+        gold = workshop.gold[task.spec.task_id]
+        assert leaks_gold(f"Hint: {rules.pop(deleted.qualname)}", gold)
+        assert not any(leaks_gold(f"Hint: {statement}", gold) for statement in rules.values())
+        signature = next(line for line in source.splitlines() if line.startswith(f"def {deleted.qualname}("))
+        assert signature in (task.repo / deleted.path).read_text()
+        assert not leaks_gold(f"Hint: see {signature}", gold)
