@@ -6,7 +6,14 @@ No loss here sends a gradient to the teacher. An all-masked input gives a 0 that
 
 from __future__ import annotations
 
-from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
+from composer_replication.distillation.divergence import (
+    TAID,
+    Divergence,
+    EntropyAwareOPD,
+    GatedForwardKL,
+    GeneralizedJSD,
+    TopKJSD,
+)
 from composer_replication.distillation.dpo import dpo_loss
 from composer_replication.distillation.entropy_opd import entropy_aware_opd_loss, entropy_aware_opd_per_token, teacher_entropy
 from composer_replication.distillation.fused import fused_divergence
@@ -23,6 +30,7 @@ from composer_replication.distillation.self_teacher import (
 )
 from composer_replication.distillation.simpo import simpo_loss
 from composer_replication.distillation.taid import TAIDScheduler, taid_loss, taid_per_token
+from composer_replication.distillation.top_k import gated_forward_kl_per_token, top_k_jsd_per_token
 
 __all__ = [
     "TAID",
@@ -30,6 +38,7 @@ __all__ = [
     "EMATeacher",
     "EntropyAwareOPD",
     "FrozenTeacher",
+    "GatedForwardKL",
     "GeneralizedJSD",
     "JsdScale",
     "LiveTeacher",
@@ -37,11 +46,13 @@ __all__ = [
     "SelfTeacherKind",
     "TAIDScheduler",
     "TeacherPart",
+    "TopKJSD",
     "TrustRegionTeacher",
     "dpo_loss",
     "entropy_aware_opd_loss",
     "entropy_aware_opd_per_token",
     "fused_divergence",
+    "gated_forward_kl_per_token",
     "generalized_jsd_loss",
     "generalized_jsd_per_token",
     "make_self_teacher",
@@ -49,4 +60,5 @@ __all__ = [
     "taid_loss",
     "taid_per_token",
     "teacher_entropy",
+    "top_k_jsd_per_token",
 ]

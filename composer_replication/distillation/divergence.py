@@ -14,8 +14,9 @@ from torch import Tensor
 from composer_replication.distillation.entropy_opd import entropy_aware_opd_per_token
 from composer_replication.distillation.jsd import JsdScale, generalized_jsd_per_token
 from composer_replication.distillation.taid import taid_per_token
+from composer_replication.distillation.top_k import Support, gated_forward_kl_per_token, top_k_jsd_per_token
 
-__all__ = ["TAID", "Divergence", "EntropyAwareOPD", "GeneralizedJSD"]
+__all__ = ["TAID", "Divergence", "EntropyAwareOPD", "GatedForwardKL", "GeneralizedJSD", "TopKJSD"]
 
 
 class Divergence(Protocol):
@@ -63,3 +64,31 @@ class EntropyAwareOPD:
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         return entropy_aware_opd_per_token(student, teacher, h_max=self.h_max)
+
+
+@dataclass(frozen=True, slots=True)
+class TopKJSD:
+    """See `top_k.py`."""
+
+    name: ClassVar[str] = "top_k_jsd"
+
+    k: int
+    beta: float = 0.0
+    tail: bool = True
+    support: Support = "student"
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return top_k_jsd_per_token(student, teacher, k=self.k, beta=self.beta, tail=self.tail, support=self.support)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedForwardKL:
+    """See `top_k.py`; the paper's tau is 0.8 nats and its k 16."""
+
+    name: ClassVar[str] = "gated_forward_kl"
+
+    tau: float = 0.8
+    k: int = 16
+
+    def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
+        return gated_forward_kl_per_token(student, teacher, tau=self.tau, k=self.k)

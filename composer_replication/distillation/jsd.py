@@ -22,7 +22,7 @@ from torch import Tensor
 
 from composer_replication.distillation._numerics import log_probs, upcast
 
-__all__ = ["JsdScale", "Reduction", "generalized_jsd_loss", "generalized_jsd_per_token"]
+__all__ = ["JsdScale", "Reduction", "divergence_of_log_probs", "generalized_jsd_loss", "generalized_jsd_per_token"]
 
 JsdScale: TypeAlias = Literal["trl", "continuous"]
 Reduction: TypeAlias = Literal["batchmean", "sum", "mean", "none"]
@@ -57,6 +57,12 @@ def generalized_jsd_per_token(
     terms = _terms(log_s, log_t, beta) if token_clip is None else _plain_terms(log_s, log_t, beta).clamp(max=token_clip)
     divergence = terms.sum(-1)
     return divergence / (beta * (1.0 - beta)) if inside and scale == "continuous" else divergence
+
+
+def divergence_of_log_probs(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
+    """D_b per row of two distributions given as log-probs [..., K] -> [...]. Raises ValueError on a beta outside [0, 1]."""
+    _check(log_s, log_t, beta)
+    return _terms(log_s, log_t, beta).sum(-1)
 
 
 def generalized_jsd_loss(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.distillation import TAID, EntropyAwareOPD, GeneralizedJSD, fused_divergence
+from composer_replication.distillation import TAID, EntropyAwareOPD, GatedForwardKL, GeneralizedJSD, TopKJSD, fused_divergence
 from composer_replication.fused_head import Head, TeacherRows, fused_logprobs, fused_token_loss
 
 DIVERGENCES = [
@@ -25,6 +25,10 @@ DIVERGENCES = [
     TAID(1.0),
     EntropyAwareOPD(2.0),
     EntropyAwareOPD(),
+    TopKJSD(4, 0.5),
+    TopKJSD(4, 1.0, tail=False, support="teacher"),
+    TopKJSD(1000, 0.0),
+    GatedForwardKL(tau=1.2, k=4),
 ]
 HEADS = [(False, 1.0, None), (True, 1.5, None), (True, 0.5, 3.0)]
 
