@@ -218,7 +218,8 @@ def _ending(report: BoxReport, limits: Limits, group: BoxGroup | None, stderr: b
         return Ending.TIMEOUT
     if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:  # it ignored SIGXCPU
         return Ending.TIMEOUT
-    if report.host_oom and report.returncode == -signal.SIGKILL:
+    # a group counts every kill of its own, so a kill that only the machine counted was somebody else's
+    if group is None and report.host_oom and report.returncode == -signal.SIGKILL:
         raise SandboxError("the machine ran out of memory while the box ran", fix="run fewer boxes at once")
     if report.returncode < 0:
         return Ending.KILLED

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
-from composer_replication.sandbox import Command, Ending, Tree, open_sandbox
-from composer_replication.sandbox.request import WARM_FLAGS
+from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
+from composer_replication.sandbox.box import _ending
+from composer_replication.sandbox.request import WARM_FLAGS, BoxReport
 
 PYTHON = Path(sys.executable)
 
@@ -94,6 +95,19 @@ def test_output_beyond_the_limit_is_dropped(any_box, base, execute):
 def test_death_by_signal_is_told(any_box, base, number, execute):
     result = execute(any_box, base, f"import os; os.kill(os.getpid(), {int(number)})")
     assert (result.ending, result.returncode) == (Ending.KILLED, -number)
+
+
+def test_a_kill_for_memory_elsewhere_is_not_this_box():
+    """The machine counts the kills in every box; a box with a control group of its own counts those that were its own."""
+
+    class Quiet:
+        def oom_killed(self):
+            return False
+
+    report = BoxReport(returncode=-signal.SIGKILL, host_oom=True)
+    assert _ending(report, Limits(), Quiet(), b"") is Ending.KILLED
+    with pytest.raises(SandboxError, match="the machine ran out of memory"):
+        _ending(report, Limits(), None, b"")
 
 
 def test_a_program_that_is_not_there_is_an_error(any_box, base):

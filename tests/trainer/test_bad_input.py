@@ -99,18 +99,18 @@ def test_a_damaged_task(run_file: Path, world: World, tmp_path: Path, damage: st
 
 def test_ctrl_c_keeps_everything_and_resume_goes_on(run_file: Path) -> None:
     folder = run_file.parent
-    finish("train", str(run_file), "--name", "whole", "--steps", "2", cwd=folder)
-    process = composer("train", str(run_file), "--name", "stopped", "--steps", "2", cwd=folder)
+    finish("train", str(run_file), "--name", "whole", "--steps", "4", cwd=folder)
+    process = composer("train", str(run_file), "--name", "stopped", "--steps", "4", cwd=folder)
     metrics = folder / "runs" / "stopped" / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and b"\n" in metrics.read_bytes()):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # with all the steps still to come
     output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert "interrupted; what was done is kept" in output
-    finish("train", str(run_file), "--name", "stopped", "--steps", "2", "--resume", cwd=folder)
-    weights = [folder / "runs" / run / "ckpt/main/step_00002/model.safetensors" for run in ("whole", "stopped")]
+    finish("train", str(run_file), "--name", "stopped", "--steps", "4", "--resume", cwd=folder)
+    weights = [folder / "runs" / run / "ckpt/main/step_00004/model.safetensors" for run in ("whole", "stopped")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
