@@ -41,5 +41,4 @@ def oracles(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,trl]")
     session.install("--quiet", "--no-deps", "liger-kernel>=0.8.5,<0.9")
-    session.install("--quiet", "pyarrow<26")  # datasets 5.2 cannot make a dataset with pyarrow 26
     session.run("python", "-m", "pytest", "tests_substrates/oracles", *session.posargs)

@@ -81,10 +81,11 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
     tokens = _Tokens.gather(batch, row, position, options)
     metrics: dict[str, float] = {}
-    if options.importance is not None:
-        corrections = tokens.corrections(options)
-        shares = shares * corrections
-        metrics |= {"rlvr/importance/mean": corrections.mean().item(), "rlvr/importance/max": corrections.max().item()}
+    if tokens.corrections is not None:
+        metrics |= {
+            "rlvr/importance/mean": tokens.corrections.mean().item(),
+            "rlvr/importance/max": tokens.corrections.max().item(),
+        }
 
     def loss(logprobs: Tensor, rows: slice) -> Tensor:
         return shares[rows] * tokens.losses(logprobs, rows, row[rows], options)
@@ -119,7 +120,8 @@ class _Tokens:
     old: Tensor | None
     """None: the current log-probs, that is exactly on-policy."""
     reference: Tensor | None
-    sampler: Tensor | None
+    corrections: Tensor | None
+    """Importance weights of the surrogate; the KL term has none, as in TRL."""
 
     @classmethod
     def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrOptions) -> _Tokens:
@@ -132,11 +134,17 @@ class _Tokens:
 
         advantages = batch["advantages"]
         corrected = options.importance is not None
+        old = stream("old_logprobs", "old_logprobs" in batch or corrected, "an importance correction")
+        sampler = stream("sampler_logprobs", corrected, "an importance correction")
+        corrections = None
+        if options.importance is not None and old is not None and sampler is not None:
+            low, high = options.importance_low, options.importance_high
+            corrections = importance_weights(old, sampler, options.importance, low=low, high=high)
         return cls(
             advantages=advantages[row] if advantages.dim() == 1 else advantages[row, position],
-            old=stream("old_logprobs", "old_logprobs" in batch or corrected, "an importance correction"),
+            old=old,
             reference=stream("ref_logprobs", options.kl_beta > 0, "kl_beta > 0"),
-            sampler=stream("sampler_logprobs", corrected, "an importance correction"),
+            corrections=corrections,
         )
 
     def surrogate(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Surrogate:
@@ -152,11 +160,6 @@ class _Tokens:
 
     def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Tensor:
         losses = self.surrogate(logprobs, rows, sequence, options).loss
+        if self.corrections is not None:
+            losses = self.corrections[rows] * losses
         return losses if self.reference is None else losses + options.kl_beta * kl_k3(logprobs, self.reference[rows])
-
-    def corrections(self, options: RlvrOptions) -> Tensor:
-        assert self.old is not None
-        assert self.sampler is not None
-        assert options.importance is not None
-        low, high = options.importance_low, options.importance_high
-        return importance_weights(self.old, self.sampler, options.importance, low=low, high=high)
