@@ -11,7 +11,9 @@ from pathlib import Path
 
 import tomli_w
 
-COMPOSER = [sys.executable, "-c", "from composer_replication.cli import main; main()"]
+# A job in the background of a shell ignores SIGINT, and its children with it: what is tested is a command at a terminal.
+_AT_A_TERMINAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+COMPOSER = [sys.executable, "-c", _AT_A_TERMINAL + "from composer_replication.cli import main; main()"]
 
 
 @dataclass(frozen=True)
