@@ -37,8 +37,20 @@ def replaysim(session: nox.Session) -> None:
 
 @nox.session
 def oracles(session: nox.Session) -> None:
-    """The losses beside those of TRL and liger: same values, same gradients. Liger's PyTorch paths need no triton."""
+    """The losses beside those of TRL and liger: same values, same gradients."""
+    _install_oracles(session)
+    session.run("python", "-m", "pytest", "tests_substrates/oracles", *session.posargs)
+
+
+@nox.session(name="bench-loss", default=False)
+def bench_loss(session: nox.Session) -> None:
+    """CPU-seconds and memory of the fused losses beside TRL's and liger's."""
+    _install_oracles(session)
+    session.run("python", "benchmarks/loss.py", *session.posargs)
+
+
+def _install_oracles(session: nox.Session) -> None:
+    """TRL, and liger without triton: its PyTorch paths need none."""
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,trl]")
     session.install("--quiet", "--no-deps", "liger-kernel>=0.8.5,<0.9")
-    session.run("python", "-m", "pytest", "tests_substrates/oracles", *session.posargs)
