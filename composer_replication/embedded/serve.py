@@ -143,6 +143,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Server(ThreadingHTTPServer):
+    """A thread for every connection."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    """Connections may wait to be accepted: a replay opens all of its own at once, and the standard 5 resets most of them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
 def _message(wire: dict[str, Any]) -> Message:
     """A message of the HTTP interface in the form chat templates read: arguments as a dict, content never null."""
     message = Message(role=wire["role"], content=wire.get("content") or "")
@@ -174,8 +185,7 @@ def main(arguments: list[str]) -> int:
     except ComposerError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.daemon_threads = True
+    server = Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"listening on http://127.0.0.1:{server.server_address[1]}/v1\n")
     sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from composer_replication.embedded import quickstart
 from composer_replication.embedded.language import HOUSE_TERMS, modules, project_path
 from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
+from composer_replication.embedded.serve import Server
 from composer_replication.embedded.teachers import served
 from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import RunDir, Terminal
@@ -96,3 +98,12 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_teachers(tmp_path: Path) -> Non
         assert len(mine) == 1
         assert os.getpgid(mine[0]) != os.getpgrp()
     assert not Path(f"/proc/{mine[0]}").exists()
+
+
+def test_the_teachers_take_all_connections_of_a_replay_at_once() -> None:
+    """Before any of them is accepted; beyond the server's queue a connection hangs or is reset."""
+    server = Server()
+    open_ones = [socket.create_connection(server.server_address, timeout=3) for _ in range(3 * 32)]
+    for one in open_ones:
+        one.close()
+    server.server_close()
