@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from composer_replication.causal_lm import (
     Forward,
     Prefix,
-    can_share_prefix,
+    fallbacks,
     forward,
     read_prefix,
     sequence_logprobs,
     unwrapped,
+    why_no_prefix,
 )
 from composer_replication.channels import (
     DpoVariant,
@@ -77,6 +78,8 @@ class LossComponents:
     """Replay channel."""
     off: Mapping[str, str]
     """Why a channel (`rlvr`, `hint`, `replay`) is off; a channel that is on is not in it."""
+    fallbacks: Mapping[str, str]
+    """Why work that other models are spared is done on this one; the values are the same. See `causal_lm.fallbacks`."""
     metrics: Mapping[str, float]
     """Named `channel/what/stat`. Over micro-batches `*/loss`, `*/tokens` and `*/pairs` add up, `*/max` is a maximum, and the
     others are means over this call's tokens (or pairs). Channels that are off have none."""
@@ -132,7 +135,16 @@ def compose_loss(
     off = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)
     if strict:
         _raise_if_off(off, {"rlvr": 1.0, "hint": alpha_sdpo, "replay": beta_replay})
-    rlvr = RlvrOptions(surrogate, epsilon_low, epsilon_high, kl_beta, temperature, importance, importance_low, importance_high)
+    rlvr = RlvrOptions(
+        surrogate=surrogate,
+        epsilon_low=epsilon_low,
+        epsilon_high=epsilon_high,
+        kl_beta=kl_beta,
+        temperature=temperature,
+        importance=importance,
+        importance_low=importance_low,
+        importance_high=importance_high,
+    )
     zero = _attached_zero(model)
     first, hint, replay = zero, zero, zero
     metrics: dict[str, float] = {}
@@ -153,14 +165,14 @@ def compose_loss(
         replay, measured = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
         metrics |= measured
     total = zero + first + alpha_sdpo * hint + beta_replay * replay
-    return LossComponents(total=total, lm_ce=first, sdpo_jsd=hint, trace_replay_dpo=replay, off=off, metrics=metrics)
+    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics)
 
 
 def _read_student(model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None) -> tuple[Forward, Prefix | None]:
     """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout."""
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     live = teacher is not None and any(part.model is model for part in teacher.parts(model))
-    if live and can_share_prefix(model) and not _has_dropout(model):
+    if live and why_no_prefix(model) is None and not _has_dropout(model):
         read, prefix = read_prefix(model, ids, mask)
         return read, prefix.detach()
     return forward(model, ids, mask), None
@@ -231,7 +243,10 @@ def _replay_off(batch: Mapping[str, Tensor], dpo_variant: DpoVariant) -> str | N
     missing = _missing(batch, *keys)
     if missing is not None:
         return missing
-    return "every pair has weight 0" if "dpo_weights" in batch and not bool(batch["dpo_weights"].any()) else None
+    if "dpo_weights" in batch and not bool(batch["dpo_weights"].any()):
+        return "every pair has weight 0"
+    wanted = bool(batch["dpo_chosen_response_mask"].any() | batch["dpo_rejected_response_mask"].any())
+    return None if wanted else "the response masks of the pairs select no token"
 
 
 def _missing(batch: Mapping[str, Tensor], *keys: str) -> str | None:

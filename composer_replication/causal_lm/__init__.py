@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from composer_replication.causal_lm.forward import Forward, evaluating, forward, sequence_logprobs, unwrapped, why_plain
-from composer_replication.causal_lm.prefix import Prefix, can_share_prefix, common_prefix, read_on_top, read_prefix
+from composer_replication.causal_lm.forward import Forward, forward, sequence_logprobs, why_plain
+from composer_replication.causal_lm.modes import enable_checkpointing, evaluating, unwrapped, update_mode
+from composer_replication.causal_lm.prefix import (
+    Prefix,
+    caches_attention_only,
+    common_prefix,
+    fallbacks,
+    read_on_top,
+    read_prefix,
+    why_no_prefix,
+)
 from composer_replication.causal_lm.rows import FusedRows, PlainRows, divergence_of
 
 __all__ = [
@@ -11,14 +20,18 @@ __all__ = [
     "FusedRows",
     "PlainRows",
     "Prefix",
-    "can_share_prefix",
+    "caches_attention_only",
     "common_prefix",
     "divergence_of",
+    "enable_checkpointing",
     "evaluating",
+    "fallbacks",
     "forward",
     "read_on_top",
     "read_prefix",
     "sequence_logprobs",
     "unwrapped",
+    "update_mode",
+    "why_no_prefix",
     "why_plain",
 ]

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composer_replication.causal_lm.modes import evaluating, unwrapped
 from composer_replication.causal_lm.rows import FusedRows, PlainRows
 from composer_replication.fused_head import Head
 
-__all__ = ["Forward", "evaluating", "forward", "sequence_logprobs", "unwrapped", "why_plain"]
+__all__ = ["Forward", "forward", "sequence_logprobs", "why_plain"]
 
 
 class Forward:
@@ -73,27 +74,6 @@ def why_plain(model: nn.Module) -> str | None:
     if "why" not in known:
         known["why"] = _doubt(model)
     return known["why"]
-
-
-def unwrapped(model: nn.Module) -> Any:
-    """The Hugging Face model inside DistributedDataParallel and other wrappers that keep it as `.module`."""
-    inner: Any = model
-    while not hasattr(inner, "get_output_embeddings") and isinstance(getattr(inner, "module", None), nn.Module):
-        inner = inner.module
-    return inner
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside; every submodule gets its own mode back."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

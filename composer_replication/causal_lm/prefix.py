@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from composer_replication.causal_lm.forward import Forward, forward, unwrapped
+from composer_replication.causal_lm.forward import Forward, forward, why_plain
+from composer_replication.causal_lm.modes import unwrapped
 from composer_replication.causal_lm.rows import FusedRows, PlainRows, concatenated
 
-__all__ = ["Prefix", "can_share_prefix", "common_prefix", "read_on_top", "read_prefix"]
+__all__ = ["Prefix", "caches_attention_only", "common_prefix", "fallbacks", "read_on_top", "read_prefix", "why_no_prefix"]
 
 
 class Prefix:
@@ -33,14 +34,25 @@ class Prefix:
         return Prefix([(keys.detach(), values.detach()) for keys, values in self.layers])
 
 
-def can_share_prefix(model: nn.Module) -> bool:
-    """Whether `model` caches full attention keys and values, and nothing else, in the mode it is in (gradient checkpointing
-    caches nothing while training)."""
+def caches_attention_only(config: Any) -> bool:
+    """Whether every layer of a model with this configuration caches full attention keys and values and nothing else."""
+    layers = DynamicCache(config=config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def why_no_prefix(model: nn.Module) -> str | None:
+    """Why the sequences that share a prefix are read whole, or None where `model` can share it in the mode it is in."""
     inner = unwrapped(model)
     if any(module.training and getattr(module, "gradient_checkpointing", False) for module in inner.modules()):
-        return False
-    layers = DynamicCache(config=inner.config).layers
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        return "gradient checkpointing keeps no keys and values"
+    return None if caches_attention_only(inner.config) else "some of its layers cache more or less than full attention"
+
+
+def fallbacks(model: nn.Module) -> dict[str, str]:
+    """What `model` cannot be spared in the mode it is in, and why: `head` is losses without the whole logits, `prefix` is reading
+    only once what sequences share."""
+    reasons = {"head": why_plain(model), "prefix": why_no_prefix(model)}
+    return {what: why for what, why in reasons.items() if why is not None}
 
 
 def read_prefix(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Forward, Prefix]:

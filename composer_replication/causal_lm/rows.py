@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation import Divergence, fused_divergence
-from composer_replication.fused_head import Head, TeacherRows, TokenLoss, TokenScores, fused_logprobs, fused_token_loss
+from composer_replication.fused_head import Head, TeacherRows, TokenLoss, TokenScores, fused_logprobs, fused_token_loss, upcast
 from composer_replication.policy_gradient import token_logprobs
 
 __all__ = ["FusedRows", "PlainRows", "concatenated", "divergence_of"]
@@ -75,10 +75,6 @@ def divergence_of(
     parts = [TeacherRows(rows.hidden, rows.head, share) for share, rows in teacher if isinstance(rows, FusedRows)]
     if isinstance(student, FusedRows) and len(parts) == len(teacher):
         return fused_divergence(student.hidden, student.head, parts, divergence, weights, temperature=temperature)
-    taught = torch.stack([share * _wide(rows.logits()) for share, rows in teacher]).sum(0).detach()
-    losses = divergence.per_token(_wide(student.logits()) / temperature, taught / temperature)
+    taught = torch.stack([share * upcast(rows.logits()) for share, rows in teacher]).sum(0).detach()
+    losses = divergence.per_token(upcast(student.logits()) / temperature, taught / temperature)
     return (weights * losses).sum(), losses.detach()
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -13,13 +13,13 @@ from composer_replication.causal_lm import (
     FusedRows,
     PlainRows,
     Prefix,
-    can_share_prefix,
     common_prefix,
     divergence_of,
     evaluating,
     forward,
     read_on_top,
     read_prefix,
+    why_no_prefix,
 )
 from composer_replication.channels.common import Result, divisor
 from composer_replication.distillation import Divergence, SelfTeacher, TeacherPart
@@ -103,7 +103,7 @@ def _teacher_rows(
     """What predicts the compared tokens in the teacher's sequences, without gradient and with dropout off."""
     ids, mask = batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
     with torch.no_grad(), evaluating(part.model), part.context():
-        if not can_share_prefix(part.model):
+        if why_no_prefix(part.model) is not None:
             return forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
         return _after_prefix(part.model, prefix, batch, compared)
 

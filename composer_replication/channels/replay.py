@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from composer_replication.causal_lm import can_share_prefix, common_prefix, forward, read_on_top, read_prefix
+from composer_replication.causal_lm import common_prefix, forward, read_on_top, read_prefix, why_no_prefix
 from composer_replication.channels.common import Result, divisor
 from composer_replication.distillation import dpo_loss, simpo_loss
 
@@ -47,9 +47,8 @@ def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Te
     ids, mask, wanted = _both_sides(batch)
     pairs = len(ids) // 2
     row, position = wanted.nonzero(as_tuple=True)
-    if can_share_prefix(model):
-        first = wanted.int().argmax(-1).view(2, pairs).amin(0)
-        shared = torch.minimum(common_prefix(ids[:pairs], ids[pairs:]), first - 1)
+    if why_no_prefix(model) is None:
+        shared = _shared_prompt(ids, mask, wanted)
         _, prefix = read_prefix(model, ids[:pairs, : max(1, int(shared.max()))], None)
         owner = torch.arange(pairs, device=ids.device).repeat(2)
         rows = read_on_top(model, prefix, owner, shared.repeat(2), ids, mask, row, position)
@@ -59,6 +58,15 @@ def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Te
     chosen, rejected = logprobs.new_zeros(len(ids)).index_add(0, row, logprobs).view(2, pairs)
     chosen_tokens, rejected_tokens = wanted.sum(-1).view(2, pairs)
     return (chosen, chosen_tokens), (rejected, rejected_tokens)
+
+
+def _shared_prompt(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
+    """Length [P] of the prefix that a pair's two sequences (of [2P, T]) have in common and read only once: what predicts a wanted
+    token stands after it, and so does at least one token of each side, whose answer may be empty."""
+    pairs = len(ids) // 2
+    first = torch.where(wanted.any(-1), wanted.int().argmax(-1), ids.shape[1])
+    limit = torch.minimum(first, mask.sum(-1)).view(2, pairs).amin(0) - 1
+    return torch.minimum(common_prefix(ids[:pairs], ids[pairs:]), limit).clamp(min=0)
 
 
 def _both_sides(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

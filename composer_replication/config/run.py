@@ -206,6 +206,9 @@ class OptimizerConfig(_Section):
     """The gradient is scaled down to this norm."""
     micro_batch_size: Positive = 4
     """Trajectories per forward and backward pass; memory grows with it, results do not change."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input in the forward pass and compute the rest again in the backward pass: about a third more work,
+    a fraction of the memory, the same results."""
 
 
 class EvalConfig(_Section):

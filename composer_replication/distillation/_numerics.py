@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["log_probs", "masked_mean", "masked_rows", "upcast"]
+from composer_replication.fused_head import upcast
 
-
-def upcast(logits: Tensor) -> Tensor:
-    """bf16 and fp16 become float32; float32 and float64 stay: a softmax over a large vocabulary needs the digits."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+__all__ = ["log_probs", "masked_mean", "masked_rows"]
 
 
 def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
-from composer_replication.fused_head import Head, RowGradient, TeacherRows, for_blocks, total_loss
+from composer_replication.fused_head import Head, RowGradient, TeacherRows, accumulation_dtype, for_blocks, total_loss
 
 __all__ = ["fused_divergence"]
 
@@ -61,9 +61,8 @@ class _DivergenceKernel:
     """`RowKernel` of a divergence."""
 
     def __init__(self, head: Head, divergence: Divergence, weights: Tensor, temperature: float) -> None:
-        dtype = torch.float64 if head.weight.dtype == torch.float64 else torch.float32
         self.head, self.divergence, self.temperature = head, divergence, temperature
-        self.weights = weights.to(dtype)
+        self.weights = weights.to(accumulation_dtype(head.weight.dtype))
         self.per_row, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:

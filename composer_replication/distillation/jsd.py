@@ -20,7 +20,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from composer_replication.distillation._numerics import log_probs, upcast
+from composer_replication.distillation._numerics import log_probs
+from composer_replication.fused_head import upcast
 
 __all__ = ["JsdScale", "Reduction", "divergence_of_log_probs", "generalized_jsd_loss", "generalized_jsd_per_token"]
 

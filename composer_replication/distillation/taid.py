@@ -13,7 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from composer_replication.distillation._numerics import masked_mean, masked_rows, upcast
+from composer_replication.distillation._numerics import masked_mean, masked_rows
+from composer_replication.fused_head import upcast
 
 __all__ = ["TAIDScheduler", "taid_loss", "taid_per_token"]
 

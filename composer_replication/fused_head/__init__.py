@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.fused_head.blocks import for_blocks
-from composer_replication.fused_head.head import Head
+from composer_replication.fused_head.head import Head, accumulation_dtype, upcast
 from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, total_loss
 from composer_replication.fused_head.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
 
@@ -14,8 +14,10 @@ __all__ = [
     "TeacherRows",
     "TokenLoss",
     "TokenScores",
+    "accumulation_dtype",
     "for_blocks",
     "fused_logprobs",
     "fused_token_loss",
     "total_loss",
+    "upcast",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Head", "accumulation_dtype"]
+__all__ = ["Head", "accumulation_dtype", "upcast"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,3 +52,8 @@ class Head:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which logits and gradients of weights of `dtype` are formed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def upcast(logits: Tensor) -> Tensor:
+    """bf16 and fp16 become float32; float32 and float64 stay: a softmax over a large vocabulary needs the digits."""
+    return logits.to(accumulation_dtype(logits.dtype))

@@ -31,6 +31,7 @@ __all__ = [
     "RowKernel",
     "TeacherRows",
     "chunk_rows",
+    "in_types_of",
     "one_pass",
     "total_loss",
 ]
@@ -131,9 +132,12 @@ def total_loss(
     teacher: Sequence[TeacherRows] = (),
     rows_per_chunk: int | None = None,
 ) -> Tensor:
-    """The 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias."""
+    """The 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias. Under
+    `torch.no_grad()` no gradient is formed."""
     apply: Callable[..., Tensor] = _TotalLoss.apply
-    return apply(hidden, head.weight, head.bias, head, kernel, teacher, rows_per_chunk)
+    inputs = (hidden, head.weight, head.bias)
+    wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
+    return apply(*inputs, head, kernel, teacher, wanted, rows_per_chunk)
 
 
 class _TotalLoss(torch.autograd.Function):
@@ -149,12 +153,11 @@ class _TotalLoss(torch.autograd.Function):
         head: Head,
         kernel: RowKernel,
         teacher: Sequence[TeacherRows],
+        wanted: tuple[bool, bool, bool],
         rows_per_chunk: int | None,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.form = partial(
-            one_pass, head=head, kernel=kernel, teacher=teacher, wanted=ctx.needs_input_grad[:3], rows_per_chunk=rows_per_chunk
-        )
+        ctx.form = partial(one_pass, head=head, kernel=kernel, teacher=teacher, wanted=wanted, rows_per_chunk=rows_per_chunk)
         ctx.gradients = ctx.form(hidden)
         return kernel.losses.sum()
 
@@ -164,11 +167,15 @@ class _TotalLoss(torch.autograd.Function):
         inputs = ctx.saved_tensors
         gradients = ctx.form(inputs[0]) if ctx.gradients is None else ctx.gradients
         ctx.gradients = None
-        scaled = tuple(
-            None if gradient is None or x is None else gradient.mul_(upstream).to(x.dtype)
-            for gradient, x in zip(gradients, inputs, strict=True)
-        )
-        return (*scaled, None, None, None, None)
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.mul_(upstream)
+        return (*in_types_of(inputs, gradients), None, None, None, None, None)
+
+
+def in_types_of(inputs: Sequence[Tensor | None], gradients: Gradients) -> tuple[Tensor | None, ...]:
+    """Each gradient in the type of its input (hidden, weight, bias), as autograd wants them."""
+    return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
 
 def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:

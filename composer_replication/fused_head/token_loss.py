@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from composer_replication.fused_head.blocks import for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype
-from composer_replication.fused_head.one_pass import RowGradient, one_pass, total_loss
+from composer_replication.fused_head.one_pass import RowGradient, in_types_of, one_pass, total_loss
 
 __all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
 
@@ -26,11 +26,12 @@ TokenLoss: TypeAlias = Callable[[Tensor, slice], Tensor]
 
 
 class TokenScores(NamedTuple):
-    """Per row, [N], without gradient."""
+    """Per row, [N]."""
 
     logprobs: Tensor
+    """With gradient where `fused_logprobs` gave them, without from `fused_token_loss`."""
     entropy: Tensor
-    """Of the distribution the token was drawn from, in nats."""
+    """Of the distribution the token was drawn from, in nats; without gradient."""
 
 
 def fused_token_loss(
@@ -135,8 +136,7 @@ class _LogProbs(torch.autograd.Function):
         head, targets, temperature, rows_per_chunk = ctx.rest
         kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream))
         gradients = one_pass(hidden, head, kernel, wanted=ctx.needs_input_grad[:3], rows_per_chunk=rows_per_chunk)
-        found = (None if g is None or x is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
-        return (*found, None, None, None, None)
+        return (*in_types_of(inputs, gradients), None, None, None, None)
 
 
 def _linear(factors: Tensor) -> TokenLoss:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from composer_replication.fused_head import upcast
+
 __all__ = ["token_logprobs"]
 
 
@@ -20,9 +22,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    logprobs = torch.log_softmax(upcast(logits) / temperature, dim=-1)
     chosen = logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     entropy = torch.special.entr(logprobs.detach().exp()).sum(-1)
     return chosen, entropy

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
-__all__ = ["GrowingLayer", "Session", "is_plain_attention", "merge_caches", "split_cache"]
+__all__ = ["GrowingLayer", "Session", "merge_caches", "split_cache"]
 
 _ROOM = 64
 """Columns allocated beyond those needed, at least."""
@@ -61,12 +61,6 @@ class Session:
     """Ids of the conversation that are not in `layers`: the last sampled one, or all of them in an engine that recomputes."""
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Keys and values per layer, `[length, H, D]` each, owned by this session alone."""
-
-
-def is_plain_attention(config: Any) -> bool:
-    """Whether every layer of a model with this configuration caches full attention keys and values and nothing else."""
-    layers = DynamicCache(config=config).layers
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def merge_caches(sessions: Sequence[Session], layers: int) -> Cache:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
+from composer_replication.causal_lm import caches_attention_only, evaluating
 from composer_replication.errors import ModelError
-from composer_replication.rollout.kv_cache import Session, is_plain_attention, merge_caches, split_cache
+from composer_replication.rollout.kv_cache import Session, merge_caches, split_cache
 from composer_replication.rollout.protocol import Sample, SampleRequest
 from composer_replication.rollout.sampling import draw, uniforms
 from composer_replication.tokens.template import ChatTemplate
@@ -67,7 +67,7 @@ class TransformersEngine:
                 f"{type(base).__name__} keeps its state in a form of its own, without `past_key_values`",
                 fix="use a model with attention layers",
             )
-        plain = is_plain_attention(model.config) and "position_ids" in self._accepts
+        plain = caches_attention_only(model.config) and "position_ids" in self._accepts
         self.cache_mode: Literal["session", "recompute"] = "session" if plain else "recompute"
         """`session`: caches live as long as their session. `recompute`: the model's cache is not plain attention (a sliding
         window, a recurrent state), so each turn reads its whole context again."""
@@ -105,7 +105,7 @@ class TransformersEngine:
         if not requests:
             return []
         try:
-            with _evaluating(self.model):
+            with torch.no_grad(), evaluating(self.model):
                 return self._sample(requests, temperature)
         except torch.OutOfMemoryError as error:
             raise ModelError(
@@ -272,15 +272,3 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set
     if getattr(tokenizer, "chat_template", None) is not None:
         stops.add(ChatTemplate(tokenizer).end_of_turn_id)
     return {s for s in stops if isinstance(s, int)}
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Dropout off and no gradients, and the model's mode put back afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)

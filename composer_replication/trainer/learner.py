@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from composer_replication.batch import Batch, split
-from composer_replication.causal_lm import sequence_logprobs
+from composer_replication.causal_lm import enable_checkpointing, fallbacks, sequence_logprobs, update_mode
 from composer_replication.config import OptimizerConfig, RunConfig
 from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.errors import ModelError
@@ -38,6 +38,8 @@ class Learner:
 
     def __init__(self, model: nn.Module, config: RunConfig) -> None:
         self.config = config
+        if config.optimizer.gradient_checkpointing:
+            enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
         optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -59,9 +61,15 @@ class Learner:
         """The model without wrappers."""
         return self.accelerator.unwrap_model(self.model)
 
+    @property
+    def fallbacks(self) -> Mapping[str, str]:
+        """What this policy cannot be spared in an update, and why."""
+        update_mode(self.policy)
+        return fallbacks(self.policy)
+
     def update(self, batch: Batch) -> StepResult:
         """One optimizer step on a whole batch; its micro-batches add up to the same gradient as the batch at once."""
-        self.model.eval()  # dropout would make another policy of the one that sampled, and of the references
+        update_mode(self.model)
         self.optimizer.zero_grad()
         try:
             results = [self._backward(part) for part in split(batch, self.config.optimizer.micro_batch_size)]

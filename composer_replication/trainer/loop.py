@@ -37,6 +37,11 @@ from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
 
 __all__ = ["PRIVILEGED", "train"]
 
+_LONGER = {
+    "head": "losses take the whole [tokens, vocabulary] logits",
+    "prefix": "losses read what sequences have in common once per sequence",
+}
+"""What a policy that cannot be spared it (`causal_lm.fallbacks`) costs."""
 PRIVILEGED = (
     "Privileged information: the hint channel's self-teacher reads hints made from the project's own documentation, tool list "
     "and error messages; the replay channel's teachers are other models that answer the same states. The policy sees neither "
@@ -87,6 +92,8 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
 async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     trainee = _Trainee.create(workshop, config, arm)
     actor, learner = trainee.actor, trainee.learner
+    for what, why in learner.fallbacks.items():
+        workshop.terminal.note(f"{arm}: {_LONGER[what]}: {why}")
     if trainee.resume():
         pairs = stored_pairs(workshop, arm) if _wants_replay(config) else []
     else:

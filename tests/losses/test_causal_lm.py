@@ -22,11 +22,11 @@ from transformers import (
 from composer_replication.causal_lm import (
     FusedRows,
     PlainRows,
-    can_share_prefix,
     forward,
     read_on_top,
     read_prefix,
     sequence_logprobs,
+    why_no_prefix,
     why_plain,
 )
 
@@ -85,7 +85,7 @@ def test_a_head_that_cannot_be_described_keeps_its_own_logits(qwen3, what, monke
 
 def test_continuing_from_a_prefix_is_exact(qwen3):
     """Logits and gradients, for several continuations of one row, at different places and of different lengths."""
-    assert can_share_prefix(qwen3)
+    assert why_no_prefix(qwen3) is None
     owner, shared = torch.tensor([0, 0, 1, 1]), torch.tensor([20, 31, 9, 0])
     lengths = [6, 3, 5, 4]
     whole = [torch.cat([IDS[o, :s], IDS[0, : lengths[i]] + 1]) for i, (o, s) in enumerate(zip(owner, shared, strict=True))]
@@ -106,12 +106,12 @@ def test_continuing_from_a_prefix_is_exact(qwen3):
 
 def test_models_that_cache_something_else_share_no_prefix():
     torch.manual_seed(0)
-    assert not can_share_prefix(MODELS["gemma2, which caps them"]())  # a sliding window
+    assert why_no_prefix(MODELS["gemma2, which caps them"]()) is not None  # a sliding window
     checkpointing = MODELS["qwen3"]().train()
-    assert can_share_prefix(checkpointing)
+    assert why_no_prefix(checkpointing) is None
     checkpointing.model.layers[0].gradient_checkpointing = True  # what the enabling method, whose name changes, sets
-    assert not can_share_prefix(checkpointing)
-    assert can_share_prefix(checkpointing.eval())
+    assert why_no_prefix(checkpointing) is not None
+    assert why_no_prefix(checkpointing.eval()) is None
 
 
 def test_sequence_logprobs_are_those_of_the_logits(any_model):

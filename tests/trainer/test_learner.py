@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from world import World
+from transformers import OPTConfig, OPTForCausalLM
+from world import World, finish
 
 from composer_replication.batch import build_batch
+from composer_replication.causal_lm import enable_checkpointing, update_mode
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import CheckpointError, ModelError
 from composer_replication.trainer import learner as learner_module
@@ -99,18 +101,45 @@ def test_a_damaged_manifest_is_no_manifest(run_file: Path, tmp_path: Path, text:
 
 
 def test_the_update_is_of_the_policy_that_sampled(run_file: Path, world: World, tmp_path: Path) -> None:
-    """Sampling and references have no dropout: with it, the update would be of another policy."""
+    """Sampling and references have no dropout: with it, the update would be of another policy. Checkpointing trains layers."""
     shutil.copytree(world.policy, tmp_path / "drops")
     file = tmp_path / "drops" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": 0.5}))
-    weights = []
-    for path in (world.policy, tmp_path / "drops"):
-        config = load_config(run_file, ["--model.path", str(path)])
+    weights, calls = [], []
+    for path, checkpointing in ((world.policy, "false"), (tmp_path / "drops", "false"), (tmp_path / "drops", "true")):
+        config = load_config(run_file, ["--model.path", str(path), "--optimizer.gradient_checkpointing", checkpointing])
         trained = learner(config)
         trained.policy.train()
+        calls.append(0)
+
+        def count(*_: object) -> None:
+            calls[-1] += 1
+
+        trained.policy.model.layers[0].mlp.register_forward_pre_hook(count)
         trained.update(batch(config))
         weights.append(trained.policy.state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert calls[0] == calls[1] < calls[2]
+    for name, value in weights[2].items():
+        torch.testing.assert_close(value, weights[0][name])
+
+
+def test_layers_that_drop_by_themselves_do_not_when_checkpointed() -> None:
+    torch.manual_seed(0)
+    model = OPTForCausalLM(
+        OPTConfig(vocab_size=50, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, dropout=0.5)
+    )
+    ids = torch.tensor([[1, 2, 3, 4]])
+    expected = model.eval()(ids).logits
+    enable_checkpointing(model)
+    update_mode(model)
+    assert any(module.training for module in model.modules())
+    torch.testing.assert_close(model(ids, use_cache=False).logits, expected)
+
+
+def test_what_a_policy_is_not_spared_is_said(run_file: Path) -> None:
+    output = finish("train", str(run_file), "--steps", "1", "--optimizer.gradient_checkpointing", "true", cwd=run_file.parent)
+    assert output.count("once per sequence: gradient checkpointing keeps no keys and values") == 1
 
 
 def test_a_gradient_that_is_not_finite_is_refused(run_file: Path) -> None:
