@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.embedded.language import HOUSE_TERMS, OPERATIONS, WORDS, modules
 from composer_replication.embedded.transcripts import call, demonstration, found, hint_text, instruction
 from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.loss import compose_loss
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Message
 
 __all__ = ["HintUse", "imitate", "measure_hint_use"]
 
 _IGNORED = -100
+_ROWS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +56,20 @@ def imitate(
         optimizer, lambda s: min(1.0, (s + 1) / warmup) * (0.05 + 0.475 * (1 + math.cos(math.pi * s / steps)))
     )
     model.train()
-    loss = torch.zeros(())
+    loss = 0.0
     for _ in range(steps):
-        ids, labels = _batch(renderer, [demonstration(rng, meanings) for _ in range(batch_size)])
-        logits = model(input_ids=ids, attention_mask=(labels != _PAD_LABEL).long()).logits
-        loss = nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten().clamp(min=_IGNORED), ignore_index=_IGNORED
-        )
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+        loss = 0.0
+        for batch in _batches(renderer, [demonstration(rng, meanings) for _ in range(batch_size)]):
+            part = compose_loss(model, batch).total
+            part.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+            loss += float(part.detach())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if on_step is not None:
             on_step()
-    return float(loss.detach())
+    return loss
 
 
 @torch.no_grad()
@@ -98,18 +100,19 @@ def measure_hint_use(model: nn.Module, renderer: ChatRenderer, *, samples: int =
     return HintUse(without=totals[False], with_hint=totals[True])
 
 
-_PAD_LABEL = -200
-"""Marks padding in labels, apart from tokens that are read but not learnt."""
-
-
-def _batch(renderer: ChatRenderer, transcripts: Sequence[list[Message]]) -> tuple[Tensor, Tensor]:
-    """Ids and labels, right-padded."""
-    rows = [_encode(renderer, t) for t in transcripts]
-    longest = max(len(ids) for ids, _ in rows)
-    pad = renderer.tokenizer.pad_token_id
-    ids = torch.tensor([[*ids, *[pad] * (longest - len(ids))] for ids, _ in rows])
-    labels = torch.tensor([[*labels, *[_PAD_LABEL] * (longest - len(labels))] for _, labels in rows])
-    return ids, labels
+def _batches(renderer: ChatRenderer, transcripts: Sequence[list[Message]]) -> Iterator[dict[str, Tensor]]:
+    """Transcripts of like length together, which leaves little padding; their losses add up to the mean over all."""
+    rows = sorted((_encode(renderer, t) for t in transcripts), key=lambda row: len(row[0]))
+    learnt = torch.tensor(float(sum(label != _IGNORED for _, labels in rows for label in labels)))
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        ids, labels = (
+            pad_sequence([torch.tensor(row[i]) for row in some], batch_first=True, padding_value=value)
+            for i, value in ((0, renderer.tokenizer.pad_token_id), (1, _IGNORED))
+        )
+        lengths = torch.tensor([[len(row)] for row, _ in some])
+        mask = (torch.arange(ids.shape[1]) < lengths).long()
+        yield {"input_ids": ids, "attention_mask": mask, "labels": labels, "rlvr_denominator": learnt}
 
 
 def _encode(renderer: ChatRenderer, transcript: list[Message]) -> tuple[list[int], list[int]]:
