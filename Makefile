@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all lint format type imports docs extras bench bench-loss report-check arms clean
+.PHONY: help env quickstart test test-all lint format type imports docs extras bench bench-loss bench-hint report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ bench: env ## Run every benchmark; each ends with one line of JSON
 
 bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an environment of their own
 	@$(BIN)/nox --session bench-loss
+
+bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
+	@$(BIN)/python benchmarks/hint.py
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)

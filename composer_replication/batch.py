@@ -31,6 +31,7 @@ _ROW_KEYS = (
     "labels",
     "advantages",
     "old_logprobs",
+    "sampler_logprobs",
     "ref_logprobs",
     "rlvr_weights",
 )

@@ -11,7 +11,8 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 - first channel: `input_ids` [B, T] right-padded, `attention_mask` [B, T], `response_mask` [B, T] or `labels` [B, T] (-100 =
   not trained on), `rlvr_weights` [B, T], `rlvr_denominator`; with `advantages` [B, T] or [B] it is the policy gradient,
   which reads `old_logprobs` [B, T] (absent: the current log-probs, that is exactly on-policy), for kl_beta > 0 `ref_logprobs`
-  [B, T], and for an importance correction `sampler_logprobs` [B, T], where the engine that sampled is not the one that scored.
+  [B, T], and for an importance correction `sampler_logprobs` [B, T], where the engine that sampled is not the one that scored
+  `old_logprobs` (or, without those, the present policy).
 - hint: `ctx_teacher_input_ids` [H, Tt], `ctx_teacher_attention_mask`, `student_row` [H] (absent: 0..H-1),
   `student_response_idx` [H, K], `teacher_response_idx` [H, K], `sdpo_loss_mask` [H, K] (weight of each compared token; 0 and
   -100 leave it out), `hint_denominator`.
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 
 from composer_replication.causal_lm import (
     Forward,
+    HintLoss,
     Prefix,
     fallbacks,
     forward,
@@ -105,6 +107,7 @@ def compose_loss(
     entropy_opd_h_max: float | None = None,
     jsd_beta: float = 0.0,
     jsd_scale: JsdScale = "trl",
+    hint_loss: HintLoss | None = None,
     sdpo_temperature: float = 1.0,
     surrogate: SurrogateKind = "ppo",
     epsilon_low: float = 0.2,
@@ -124,7 +127,8 @@ def compose_loss(
 
     `jsd_beta=0`, the default, is forward KL(teacher || student): at an error turn the student is typically confident and
     wrong, where the gradient of the reverse KL and of the JSD vanishes (both carry a factor p_student) and the forward KL's,
-    p_student - p_teacher, does not. `sdpo_temperature` divides student and teacher logits in every `sdpo_wrapper`.
+    p_student - p_teacher, does not. `hint_loss`, if given, is the hint channel's loss, and the options that describe one
+    (`sdpo_wrapper` to `jsd_scale`) are not read. `sdpo_temperature` divides student and teacher logits in every form.
     `temperature` is the sampling temperature, folded into the policy gradient's log-probs (it has no effect on cross-entropy
     and pairs). `self_teacher=None` means the live model.
 
@@ -158,8 +162,8 @@ def compose_loss(
             first, measured = cross_entropy(student, batch)
         metrics |= measured
     if "hint" not in off:
-        divergence = _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
-        hint, measured = hint_channel(model, student, prefix, batch, teacher, divergence, sdpo_temperature)
+        form = hint_loss or _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
+        hint, measured = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature)
         metrics |= measured
     if "replay" not in off:
         replay, measured = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)

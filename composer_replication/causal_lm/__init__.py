@@ -13,11 +13,12 @@ from composer_replication.causal_lm.prefix import (
     read_prefix,
     why_no_prefix,
 )
-from composer_replication.causal_lm.rows import FusedRows, PlainRows, divergence_of
+from composer_replication.causal_lm.rows import FusedRows, HintLoss, PlainRows, divergence_of
 
 __all__ = [
     "Forward",
     "FusedRows",
+    "HintLoss",
     "PlainRows",
     "Prefix",
     "caches_attention_only",

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from composer_replication.distillation import Divergence, fused_divergence
-from composer_replication.fused_head import Head, TeacherRows, TokenLoss, TokenScores, fused_logprobs, fused_token_loss, upcast
+from composer_replication.distillation import (
+    Divergence,
+    EntropyGatedOPD,
+    SampledToken,
+    fused_divergence,
+    sampled_token_per_token,
+)
+from composer_replication.fused_head import (
+    Head,
+    TeacherRows,
+    TokenLoss,
+    TokenScores,
+    fused_logprobs,
+    fused_teacher_logprobs,
+    fused_token_loss,
+    upcast,
+)
 from composer_replication.policy_gradient import token_logprobs
 
-__all__ = ["FusedRows", "PlainRows", "concatenated", "divergence_of"]
+__all__ = ["FusedRows", "HintLoss", "PlainRows", "concatenated", "divergence_of"]
+
+HintLoss: TypeAlias = Divergence | SampledToken | EntropyGatedOPD
+"""What the hint channel's student is compared with its teacher by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,17 +83,38 @@ def concatenated(parts: Sequence[FusedRows | PlainRows]) -> FusedRows | PlainRow
 def divergence_of(
     student: FusedRows | PlainRows,
     teacher: Sequence[tuple[float, FusedRows | PlainRows]],
-    divergence: Divergence,
+    tokens: Tensor,
+    loss: HintLoss,
     weights: Tensor,
     temperature: float,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of `weights` [n] times the divergence of the student's rows from the teacher's, and the divergences [n].
+    """Sum of `weights` [n] times the loss of the student's rows against the teacher's, and what they differ by, [n].
 
-    The teacher's logits are the weighted sum of its parts'. One plain side makes both plain.
+    `tokens` [n] are those that the rows predict. The teacher's logits are the weighted sum of its parts'. One plain side makes
+    both plain.
     """
+    if isinstance(loss, EntropyGatedOPD):
+        value, found = divergence_of(student, teacher, tokens, SampledToken(), weights, temperature)
+        gated, added = divergence_of(student, teacher, tokens, loss.gated, weights, temperature)
+        return value + loss.alpha * gated, found + loss.alpha * added
     parts = [TeacherRows(rows.hidden, rows.head, share) for share, rows in teacher if isinstance(rows, FusedRows)]
-    if isinstance(student, FusedRows) and len(parts) == len(teacher):
-        return fused_divergence(student.hidden, student.head, parts, divergence, weights, temperature=temperature)
-    taught = torch.stack([share * upcast(rows.logits()) for share, rows in teacher]).sum(0).detach()
-    losses = divergence.per_token(upcast(student.logits()) / temperature, taught / temperature)
+    fused = len(parts) == len(teacher)
+    if isinstance(loss, SampledToken):
+        taught = (
+            fused_teacher_logprobs(parts, tokens, temperature=temperature)
+            if fused
+            else token_logprobs(_mixed(teacher), tokens, temperature=temperature)[0]
+        )
+        value, scores = student.token_loss(
+            tokens, lambda logprobs, rows: weights[rows] * sampled_token_per_token(logprobs, taught[rows]), temperature
+        )
+        return value, scores.logprobs - taught
+    if isinstance(student, FusedRows) and fused:
+        return fused_divergence(student.hidden, student.head, parts, loss, weights, temperature=temperature)
+    losses = loss.per_token(upcast(student.logits()) / temperature, _mixed(teacher) / temperature)
     return (weights * losses).sum(), losses.detach()
+
+
+def _mixed(teacher: Sequence[tuple[float, FusedRows | PlainRows]]) -> Tensor:
+    """Logits [n, V] of a teacher in parts, without gradient."""
+    return torch.stack([share * upcast(rows.logits()) for share, rows in teacher]).sum(0).detach()

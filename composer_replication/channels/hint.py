@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from composer_replication.causal_lm import (
     Forward,
     FusedRows,
+    HintLoss,
     PlainRows,
     Prefix,
     common_prefix,
@@ -22,7 +23,7 @@ from composer_replication.causal_lm import (
     why_no_prefix,
 )
 from composer_replication.channels.common import Result, divisor
-from composer_replication.distillation import Divergence, SelfTeacher, TeacherPart
+from composer_replication.distillation import SelfTeacher, TeacherPart
 
 __all__ = ["hint_channel"]
 
@@ -43,10 +44,10 @@ def hint_channel(
     prefix: Prefix | None,
     batch: Mapping[str, Tensor],
     self_teacher: SelfTeacher,
-    divergence: Divergence,
+    loss: HintLoss,
     temperature: float,
 ) -> Result:
-    """Weighted mean of `divergence` over the compared tokens.
+    """Weighted mean of `loss` over the compared tokens.
 
     `prefix` holds the keys and values of the student's forward pass, where a live teacher may read them. Raises ValueError when a
     compared position lies outside its sequence or holds different tokens on the two sides.
@@ -56,11 +57,12 @@ def hint_channel(
     parts = self_teacher.parts(model)
     teacher = [(part.share, _teacher_rows(part, prefix if part.model is model else None, batch, compared)) for part in parts]
     rows = student.rows(compared.row, compared.student_at)
-    value, losses = divergence_of(rows, teacher, divergence, shares, temperature)
+    tokens = batch["input_ids"][compared.row, compared.student_at]
+    value, losses = divergence_of(rows, teacher, tokens, loss, shares, temperature)
     return value, {
         "hint/loss": value.item(),
         "hint/tokens": float(len(shares)),
-        f"hint/{divergence.name}/mean": losses.mean().item(),
+        f"hint/{loss.name}/mean": losses.mean().item(),
     }
 
 

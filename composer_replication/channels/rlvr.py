@@ -25,14 +25,14 @@ __all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "token_weights"]
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     """Weight stream [B, T]: the batch's own, or 1 on every token that can be trained on."""
-    old = batch.get("old_logprobs") if "advantages" in batch else None
+    old = batch.get("old_logprobs", batch.get("sampler_logprobs")) if "advantages" in batch else None
     if "rlvr_weights" in batch:
         weights = batch["rlvr_weights"]
         if bool(weights[:, 0].any()):
             raise ValueError("rlvr_weights is not 0 at position 0, which no logits predict")
         if old is not None and bool((weights[~torch.isfinite(old)] != 0).any()):
             raise ValueError(
-                "rlvr_weights is not 0 where old_logprobs is not finite: leave such tokens out of the mask of sequence_weights"
+                "rlvr_weights is not 0 where a recorded log-prob is not finite: leave such tokens out of sequence_weights' mask"
             )
         return weights
     use_labels = "labels" in batch and ("advantages" not in batch or "response_mask" not in batch)
@@ -80,12 +80,6 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
     row, position = weights.nonzero(as_tuple=True)
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
     tokens = _Tokens.gather(batch, row, position, options)
-    metrics: dict[str, float] = {}
-    if tokens.corrections is not None:
-        metrics |= {
-            "rlvr/importance/mean": tokens.corrections.mean().item(),
-            "rlvr/importance/max": tokens.corrections.max().item(),
-        }
 
     def loss(logprobs: Tensor, rows: slice) -> Tensor:
         return shares[rows] * tokens.losses(logprobs, rows, row[rows], options)
@@ -98,8 +92,9 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
     else:
         value, scores = predicted.token_loss(targets, loss, options.temperature)
     found = tokens.surrogate(scores.logprobs, slice(None), row, options)
-    before = scores.logprobs if tokens.old is None else tokens.old
-    metrics |= {
+    before = tokens.sampler if tokens.old is None else tokens.old
+    before = scores.logprobs if before is None else before
+    metrics = {
         "rlvr/loss": value.item(),
         "rlvr/tokens": float(len(row)),
         "rlvr/ratio/max": found.ratio.max().item(),
@@ -107,6 +102,9 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
         "rlvr/kl_k3": kl_k3(before, scores.logprobs).mean().item(),
         "rlvr/entropy/mean": scores.entropy.mean().item(),
     }
+    corrections = tokens.corrections(scores.logprobs, slice(None), options)
+    if corrections is not None:
+        metrics |= {"rlvr/importance/mean": corrections.mean().item(), "rlvr/importance/max": corrections.max().item()}
     if tokens.reference is not None:
         metrics["rlvr/kl_ref/mean"] = kl_k3(scores.logprobs, tokens.reference).mean().item()
     return value, metrics
@@ -120,8 +118,8 @@ class _Tokens:
     old: Tensor | None
     """None: the current log-probs, that is exactly on-policy."""
     reference: Tensor | None
-    corrections: Tensor | None
-    """Importance weights of the surrogate; the KL term has none, as in TRL."""
+    sampler: Tensor | None
+    """What the engine that sampled said, where it is to be corrected for."""
 
     @classmethod
     def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrOptions) -> _Tokens:
@@ -133,19 +131,20 @@ class _Tokens:
             return batch[key][row, position]
 
         advantages = batch["advantages"]
-        corrected = options.importance is not None
-        old = stream("old_logprobs", "old_logprobs" in batch or corrected, "an importance correction")
-        sampler = stream("sampler_logprobs", corrected, "an importance correction")
-        corrections = None
-        if options.importance is not None and old is not None and sampler is not None:
-            low, high = options.importance_low, options.importance_high
-            corrections = importance_weights(old, sampler, options.importance, low=low, high=high)
         return cls(
             advantages=advantages[row] if advantages.dim() == 1 else advantages[row, position],
-            old=old,
+            old=batch["old_logprobs"][row, position] if "old_logprobs" in batch else None,
             reference=stream("ref_logprobs", options.kl_beta > 0, "kl_beta > 0"),
-            corrections=corrections,
+            sampler=stream("sampler_logprobs", options.importance is not None, "an importance correction"),
         )
+
+    def corrections(self, logprobs: Tensor, rows: slice, options: RlvrOptions) -> Tensor | None:
+        """Importance weights of the surrogate; the KL term has none, as in TRL."""
+        if self.sampler is None or options.importance is None:
+            return None
+        scored = logprobs if self.old is None else self.old[rows]
+        low, high = options.importance_low, options.importance_high
+        return importance_weights(scored, self.sampler[rows], options.importance, low=low, high=high)
 
     def surrogate(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Surrogate:
         return surrogate(
@@ -160,6 +159,7 @@ class _Tokens:
 
     def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Tensor:
         losses = self.surrogate(logprobs, rows, sequence, options).loss
-        if self.corrections is not None:
-            losses = self.corrections[rows] * losses
+        corrections = self.corrections(logprobs, rows, options)
+        if corrections is not None:
+            losses = corrections * losses
         return losses if self.reference is None else losses + options.kl_beta * kl_k3(logprobs, self.reference[rows])

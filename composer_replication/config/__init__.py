@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from composer_replication.config.fields import FieldLine, field_lines
 from composer_replication.config.load import load_config, resolve_arm, to_toml
-from composer_replication.config.run import (
-    EvalConfig,
+from composer_replication.config.loss import (
+    EffortConfig,
     HintConfig,
     LossConfig,
+    ReplayConfig,
+    RewardConfig,
+    RlvrConfig,
+)
+from composer_replication.config.run import (
+    EvalConfig,
     ModelConfig,
     OptimizerConfig,
-    ReplayConfig,
-    RlvrConfig,
     RolloutConfig,
     RunConfig,
     SandboxConfig,
     TasksConfig,
     TeacherConfig,
-    is_name,
 )
+from composer_replication.config.section import is_name
 
 __all__ = [
+    "EffortConfig",
     "EvalConfig",
     "FieldLine",
     "HintConfig",
@@ -28,6 +33,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ReplayConfig",
+    "RewardConfig",
     "RlvrConfig",
     "RolloutConfig",
     "RunConfig",

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from composer_replication.config.loss import LossConfig, RewardConfig
+from composer_replication.config.section import Decay, Name, Positive, Section, Weight
 
 __all__ = [
     "EvalConfig",
-    "HintConfig",
-    "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
-    "ReplayConfig",
-    "RlvrConfig",
     "RolloutConfig",
     "RunConfig",
     "SandboxConfig",
     "TasksConfig",
     "TeacherConfig",
-    "is_name",
 ]
-
-_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
-Name = Annotated[str, Field(pattern=_NAME)]
-Positive = Annotated[int, Field(ge=1)]
-Weight = Annotated[float, Field(ge=0.0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 _Override = dict[str, str | int | float | bool]
@@ -45,16 +35,7 @@ def _flat(arm: Any) -> Any:
     return flat
 
 
-def is_name(text: str) -> bool:
-    """Whether a run, an arm or a teacher may have this name."""
-    return re.fullmatch(_NAME, text) is not None
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The policy."""
 
     path: str
@@ -63,7 +44,7 @@ class ModelConfig(_Section):
     """`auto` (CUDA when there is one), `cpu`, `cuda` or `cuda:N`. Weights are float32: AdamW's small steps vanish in bfloat16."""
 
 
-class TasksConfig(_Section):
+class TasksConfig(Section):
     """What to practise on."""
 
     train: Path
@@ -77,7 +58,7 @@ class TasksConfig(_Section):
     """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says."""
 
 
-class SandboxConfig(_Section):
+class SandboxConfig(Section):
     """Where untrusted code runs."""
 
     kind: Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe-subprocess"] = "auto"
@@ -90,7 +71,7 @@ class SandboxConfig(_Section):
     """Processes and threads of one box."""
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """How trajectories are collected."""
 
     groups: Positive = 8
@@ -109,87 +90,16 @@ class RolloutConfig(_Section):
     """Most turns of a trajectory."""
     cohorts: Positive = 2
     """Parts of a batch that take turns at the engine, so that one samples while another's tests run."""
+    refills: Annotated[int, Field(ge=0)] = 0
+    """DAPO's dynamic sampling: how often in a step groups whose siblings all got the same verdict are made up for by groups of
+    other tasks. Such groups are left out of the policy gradient then; their hints still teach."""
+    stall_s: Annotated[float, Field(gt=0.0)] = 1800.0
+    """Seconds without any model call, tool or test finishing after which a rollout counts as stuck, and the run stops."""
     env_workers: Positive = 2
     """Threads for tools, tests and grades."""
 
 
-class RlvrConfig(_Section):
-    """Channel 1: policy gradient on the tests' verdict."""
-
-    objective: Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"] = "dapo"
-    """The loss of a token and how tokens are averaged. PPO's clipped ratio, averaged per sequence (grpo), over a constant length
-    (dr_grpo) or over all tokens of the batch (dapo, bnpo); the ratio of the whole sequence (gspo); a clipped weight that drops
-    no token (cispo); tokens dropped by how far their probability has moved (dppo)."""
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Reward minus the group's mean, divided by its deviation (grpo) or not (dr_grpo); or minus the siblings' mean (rloo)."""
-    epsilon_low: Share = 0.2
-    """The ratio to the sampling policy is clipped below 1 - epsilon_low."""
-    epsilon_high: Weight = 0.28
-    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low it is DAPO's clip-higher."""
-    kl_beta: Weight = 0.0
-    """Weight of the k3 estimate of KL(policy || reference) in the loss."""
-
-
-class HintConfig(_Section):
-    """Channel 2: the policy with a hint teaches the policy without it, at the turn that went wrong."""
-
-    weight: Weight = 1.0
-    """Of the channel in the loss."""
-    beta: Share = 0.0
-    """Generalized Jensen-Shannon divergence: 0 is forward KL(teacher || student), 1 reverse KL."""
-    scale: Literal["trl", "continuous"] = "trl"
-    """How the divergence is scaled at beta 0 and 1: as TRL does, or continuous in beta."""
-    wrapper: Literal["none", "taid", "entropy_opd"] = "none"
-    """`taid` moves the target from student to teacher over training; `entropy_opd` is forward KL where the teacher is unsure,
-    reverse KL where it is sure."""
-    entropy_h_max: Annotated[float, Field(gt=0.0)] | None = None
-    """Entropy in nats at which entropy_opd is all forward KL; by default that of the uniform distribution."""
-    self_teacher: Literal["live", "frozen", "ema", "trust_region"] = "frozen"
-    """Which weights read the hint: the policy's own, its start, a moving average, or a mixture with its start."""
-    rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
-    """Of the EMA or of the trust region."""
-    reduction: Literal["turn", "token"] = "turn"
-    """`turn`: sum over a turn's tokens, mean over turns. `token`: mean over all tokens."""
-    per_trajectory: Positive = 1
-    """Most hints of one trajectory, earliest error turns first."""
-    shuffle: bool = False
-    """Control arm: give every error turn another task's hint."""
-
-
-class ReplayConfig(_Section):
-    """Channel 3: teachers re-answer frozen traces; verified disagreements become preference pairs."""
-
-    weight: Weight = 1.0
-    """Of the channel in the loss."""
-    variant: Literal["dpo", "simpo"] = "dpo"
-    """The loss on pairs: against the starting policy's log-probs (dpo), or length-normalized without a reference (simpo)."""
-    dpo_beta: Annotated[float, Field(gt=0.0)] = 0.1
-    """DPO's temperature."""
-    simpo_beta: Annotated[float, Field(gt=0.0)] = 2.0
-    """SimPO's temperature."""
-    simpo_gamma: Weight = 1.0
-    """SimPO's target margin."""
-    traces_per_task: Positive = 1
-    """Trajectories of the starting policy that are frozen for replay, per training task."""
-    agreement_threshold: Positive = 2
-    """Teachers that must choose the same action, another than the student's."""
-    verify: bool = True
-    """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
-    pairs_per_step: Positive = 8
-    """Pairs in one optimizer step; the list is read round and round."""
-    max_total_usd: Weight = 0.0
-    """Hard spending cap. 0 allows only teachers whose price is zero."""
-
-
-class LossConfig(_Section):
-    """The three channels; weight 0 turns one off."""
-
-    rlvr: RlvrConfig = RlvrConfig()
-    hint: HintConfig = HintConfig()
-    replay: ReplayConfig = ReplayConfig()
-
-
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """AdamW with linear warm-up."""
 
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
@@ -211,7 +121,7 @@ class OptimizerConfig(_Section):
     a fraction of the memory, the same results."""
 
 
-class EvalConfig(_Section):
+class EvalConfig(Section):
     """pass@1 on the held-out tasks."""
 
     every: Positive = 10
@@ -220,7 +130,7 @@ class EvalConfig(_Section):
     """Rollouts per held-out task."""
 
 
-class TeacherConfig(_Section):
+class TeacherConfig(Section):
     """An outside model asked over HTTP."""
 
     name: str
@@ -243,7 +153,7 @@ class TeacherConfig(_Section):
     """Requests in flight at a time."""
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """One run: `composer train RUN.toml`."""
 
     name: Name = "run"
@@ -262,11 +172,12 @@ class RunConfig(_Section):
     tasks: TasksConfig
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     eval: EvalConfig = EvalConfig()
     teachers: tuple[TeacherConfig, ...] = ()
     """Whom the replay channel asks."""
-    arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(_flat)]], Field(min_length=1)] = {"main": {}}
+    arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(_flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
     share (`name`, `out`, `threads`, `model`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""

@@ -18,6 +18,7 @@ from composer_replication.distillation.dpo import dpo_loss
 from composer_replication.distillation.entropy_opd import entropy_aware_opd_loss, entropy_aware_opd_per_token, teacher_entropy
 from composer_replication.distillation.fused import fused_divergence
 from composer_replication.distillation.jsd import JsdScale, generalized_jsd_loss, generalized_jsd_per_token
+from composer_replication.distillation.sampled_token import EntropyGatedOPD, SampledToken, sampled_token_per_token
 from composer_replication.distillation.self_teacher import (
     EMATeacher,
     FrozenTeacher,
@@ -37,11 +38,13 @@ __all__ = [
     "Divergence",
     "EMATeacher",
     "EntropyAwareOPD",
+    "EntropyGatedOPD",
     "FrozenTeacher",
     "GatedForwardKL",
     "GeneralizedJSD",
     "JsdScale",
     "LiveTeacher",
+    "SampledToken",
     "SelfTeacher",
     "SelfTeacherKind",
     "TAIDScheduler",
@@ -56,6 +59,7 @@ __all__ = [
     "generalized_jsd_loss",
     "generalized_jsd_per_token",
     "make_self_teacher",
+    "sampled_token_per_token",
     "simpo_loss",
     "taid_loss",
     "taid_per_token",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from composer_replication.fused_head.blocks import for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype, upcast
 from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, total_loss
+from composer_replication.fused_head.teacher_logprobs import fused_teacher_logprobs
 from composer_replication.fused_head.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "accumulation_dtype",
     "for_blocks",
     "fused_logprobs",
+    "fused_teacher_logprobs",
     "fused_token_loss",
     "total_loss",
     "upcast",

@@ -33,6 +33,7 @@ __all__ = [
     "chunk_rows",
     "in_types_of",
     "one_pass",
+    "teacher_logits",
     "total_loss",
 ]
 
@@ -107,7 +108,7 @@ def one_pass(
         rows = slice(start, min(start + step, n))
         count = rows.stop - start
         z = _mm(hidden[rows], head.weight.t(), out=product[:count])
-        found = kernel(z, _teacher_logits(teacher, rows, taught, part), rows)
+        found = kernel(z, None if taught is None else teacher_logits(teacher, rows, taught, part), rows)
         if grad_hidden is not None:
             _mm(z, head.weight, out=grad_hidden[rows]).mul_(found.row.unsqueeze(-1))
             if found.targets is not None and found.at_targets is not None:
@@ -183,9 +184,8 @@ def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:
     return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
 
 
-def _teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor | None, part: Tensor | None) -> Tensor | None:
-    if out is None:
-        return None
+def teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor, part: Tensor | None) -> Tensor:
+    """Logits [n, V] of `rows`, in the first rows of `out`; `part` is another such buffer, for a teacher of several parts."""
     out = out[: rows.stop - rows.start]
     for i, source in enumerate(teacher):
         target = out if i == 0 or part is None else part[: rows.stop - rows.start]

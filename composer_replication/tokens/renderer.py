@@ -51,6 +51,11 @@ class ChatRenderer:
         return self.template.end_of_turn_id
 
     @cached_property
+    def end_of_thinking(self) -> int | None:
+        """The token that ends a turn's thinking, where the vocabulary has `</think>`; else None."""
+        return self.tokenizer.get_vocab().get("</think>")
+
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a turn when sampled: the template's and the tokenizer's own EOS."""
         return tuple(sorted({self.end_of_turn_id, self.template.eos_id}))

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from composer_replication.config import RunConfig
 from composer_replication.errors import SandboxError
 from composer_replication.observe import mean_and_se, pass_at_1
+from composer_replication.policy_gradient import has_signal
 from composer_replication.rollout.collect import Progress, collect_groups
 from composer_replication.rollout.protocol import Budgets, Engine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.shaping import group_verdicts
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Unscored
 
@@ -38,9 +40,19 @@ class Actor:
         """Tokens sampled in them."""
 
     async def practise(self, step: int, version: int) -> list[Group]:
-        """The groups of one training step."""
-        tasks = choose_tasks(self.workshop.train, self.config.seed, step, self.config.rollout.groups)
-        return await self._collect(tasks, self.config.rollout.group_size, step=step, version=version, phase="rollout")
+        """The groups of one training step; with `rollout.refills`, those of further tasks for each that taught nothing."""
+        rollout = self.config.rollout
+        tasks = choose_tasks(self.workshop.train, self.config.seed, step, rollout.groups)
+        groups: list[Group] = []
+        for refill in range(rollout.refills + 1):
+            groups += await self._collect(tasks, rollout.group_size, step=step, version=version, phase="rollout")
+            missing = rollout.groups - sum(has_signal(group_verdicts(g)) for g in groups)
+            tried = {g.task_id for g in groups}
+            left = [t for t in self.workshop.train if t.spec.task_id not in tried]
+            tasks = random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, min(missing, len(left)))
+            if not tasks:
+                break
+        return groups
 
     async def record_traces(self) -> list[Group]:
         """Trajectories of the starting policy on every training task, to be frozen for replay; kept in the run directory."""
@@ -88,6 +100,7 @@ class Actor:
                 cohorts=rollout.cohorts,
                 env_workers=rollout.env_workers,
                 on_progress=report,
+                deadline_s=rollout.stall_s,
                 arm=self.arm,
             )
         refuse_unscored(groups, f"{self.arm}: {phase}")

@@ -12,16 +12,26 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from composer_replication.batch import Batch, split
-from composer_replication.causal_lm import enable_checkpointing, fallbacks, sequence_logprobs, update_mode
-from composer_replication.config import OptimizerConfig, RunConfig
-from composer_replication.distillation import FrozenTeacher, TAIDScheduler, make_self_teacher
+from composer_replication.batch import Batch, collate, split
+from composer_replication.causal_lm import HintLoss, enable_checkpointing, evaluating, fallbacks, sequence_logprobs, update_mode
+from composer_replication.config import HintConfig, OptimizerConfig, RunConfig
+from composer_replication.distillation import (
+    TAID,
+    EntropyAwareOPD,
+    EntropyGatedOPD,
+    FrozenTeacher,
+    GeneralizedJSD,
+    SampledToken,
+    TAIDScheduler,
+    TopKJSD,
+    make_self_teacher,
+)
 from composer_replication.errors import ModelError
 from composer_replication.loss import LossComponents, compose_loss
-from composer_replication.policy_gradient import surrogate_of
-from composer_replication.types import Pair
+from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
+from composer_replication.types import Pair, Trajectory
 
-__all__ = ["Learner", "StepResult"]
+__all__ = ["Learner", "StepResult", "hint_loss"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +61,9 @@ class Learner:
         self.model, self.optimizer, self.schedule = self.accelerator.prepare(model, optimizer, schedule)
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
-        self.reference = FrozenTeacher(model) if config.loss.rlvr.kl_beta > 0 else None
-        self.taid = TAIDScheduler(config.steps) if hint.wrapper == "taid" else None
+        anchored = config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0
+        self.reference = FrozenTeacher(model) if anchored else None
+        self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
         self.version = 0
         """Optimizer steps taken."""
 
@@ -139,38 +150,56 @@ class Learner:
         loss = self.config.loss
         parts = compose_loss(
             self.model,
-            self._with_reference({key: value.to(self.accelerator.device) for key, value in part.items()}),
+            self._inputs({key: value.to(self.accelerator.device) for key, value in part.items()}),
             alpha_sdpo=loss.hint.weight,
             beta_replay=loss.replay.weight,
             dpo_variant=loss.replay.variant,
             dpo_beta=loss.replay.dpo_beta,
             simpo_beta=loss.replay.simpo_beta,
             simpo_gamma=loss.replay.simpo_gamma,
-            sdpo_wrapper=loss.hint.wrapper,
-            taid_t=None if self.taid is None else self.taid.t,
-            entropy_opd_h_max=loss.hint.entropy_h_max,
-            jsd_beta=loss.hint.beta,
-            jsd_scale=loss.hint.scale,
+            hint_loss=hint_loss(loss.hint, None if self.taid is None else self.taid.t),
+            sdpo_temperature=loss.hint.temperature,
             surrogate=surrogate_of(loss.rlvr.objective),
             epsilon_low=loss.rlvr.epsilon_low,
             epsilon_high=loss.rlvr.epsilon_high,
             kl_beta=loss.rlvr.kl_beta,
+            importance=None if loss.rlvr.importance == "none" else loss.rlvr.importance,
+            importance_low=loss.rlvr.importance_low,
+            importance_high=loss.rlvr.importance_high,
             temperature=self.config.rollout.temperature,
             self_teacher=self.self_teacher,
         )
         self.accelerator.backward(parts.total)
         return parts
 
-    def _with_reference(self, batch: Batch) -> Batch:
-        """The batch with the reference's log-probs, where the KL term needs them."""
-        if self.reference is None or "input_ids" not in batch:
-            return batch
-        ids, mask = batch["input_ids"], batch["attention_mask"]
+    def _inputs(self, batch: Batch) -> Batch:
+        """The batch with what the options of the policy gradient ask for besides."""
+        rlvr = self.config.loss.rlvr
+        if rlvr.importance != "none" and "old_logprobs" in batch:
+            batch = batch | {"sampler_logprobs": batch["old_logprobs"]}
+            del batch["old_logprobs"]  # one update a batch: the policy that scores is the present one
+        if rlvr.kl_beta > 0 and "input_ids" in batch:
+            batch = batch | {"ref_logprobs": self._reference_logprobs(batch)}
+        return batch
+
+    def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
+        """k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference), over the tokens with a recorded
+        log-prob."""
+        found: list[float] = []
+        for start in range(0, len(trajectories), self.config.optimizer.micro_batch_size):
+            some = trajectories[start : start + self.config.optimizer.micro_batch_size]
+            batch = collate(some, [0.0] * len(some), pad_id=0, device=self.accelerator.device)
+            reference = self._reference_logprobs(batch)
+            found += kl_k1_penalty(batch["old_logprobs"], reference, batch["rlvr_weights"]).tolist()
+        return found
+
+    def _reference_logprobs(self, batch: Batch) -> Tensor:
+        """Log-probs [B, T] of the sampled tokens under the reference."""
+        assert self.reference is not None
         (part,) = self.reference.parts(self.policy)
-        with torch.no_grad():
-            temperature = self.config.rollout.temperature
-            logprobs = sequence_logprobs(part.model, ids, mask, batch["response_mask"], temperature)
-        return batch | {"ref_logprobs": logprobs}
+        with torch.no_grad(), evaluating(part.model), part.context():
+            ids, mask = batch["input_ids"], batch["attention_mask"]
+            return sequence_logprobs(part.model, ids, mask, batch["response_mask"], self.config.rollout.temperature)
 
     @torch.no_grad()
     def _score(self, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
@@ -185,6 +214,24 @@ class Learner:
                 f"the device ran out of memory while scoring a preference pair of {ids.shape[1]} tokens: {error}",
                 fix="lower rollout.context_tokens or the teachers' max_tokens",
             ) from error
+
+
+def hint_loss(hint: HintConfig, taid_t: float | None) -> HintLoss:
+    """The hint channel's loss that `hint` describes; `taid_t` is TAID's present t."""
+    match hint.form:
+        case "taid":
+            assert taid_t is not None
+            return TAID(taid_t)
+        case "entropy_opd":
+            return EntropyAwareOPD(hint.entropy_h_max)
+        case "entropy_gated":
+            return EntropyGatedOPD(hint.entropy_tau, hint.entropy_k, hint.entropy_alpha)
+        case "sampled_token":
+            return SampledToken()
+        case "top_k_jsd":
+            return TopKJSD(hint.top_k, hint.beta)
+        case "jsd":
+            return GeneralizedJSD(hint.beta, hint.scale, hint.token_clip)
 
 
 def _rate(config: OptimizerConfig, steps: int, taken: int) -> float:

@@ -21,7 +21,6 @@ from composer_replication.hints import find_hints, insert_hints, shuffle_hints
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.policy_gradient import group_advantages
 from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
@@ -31,9 +30,10 @@ from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
+from composer_replication.trainer.shaping import weigh
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory, Unscored
+from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
 
 __all__ = ["PRIVILEGED", "train"]
 
@@ -208,11 +208,14 @@ class _Trainee:
     def signals(self, step: int, groups: Sequence[Group]) -> _Signals:
         """Advantages over groups, and hints at error turns."""
         trajectories = _flat(groups)
-        kind = self.config.loss.rlvr.advantage
-        rewards = [[None if isinstance(t.reward, Unscored) else t.reward for t in g.trajectories] for g in groups]
-        advantages = [a for group in rewards for a in group_advantages(group, kind)]
+        weighed = weigh(
+            groups,
+            self.config,
+            end_of_thinking=self.renderer.end_of_thinking,
+            kl=self.learner.kl_to_reference,
+        )
         if self.config.loss.hint.weight == 0:
-            return _Signals(advantages)
+            return _Signals(weighed.values, metrics=weighed.metrics)
         found = find_hints(
             trajectories,
             self.workshop.contexts,
@@ -227,8 +230,8 @@ class _Trainee:
         dropped.update(inserted.dropped)
         places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
         kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        metrics = {"hint/turns": float(len(inserted.hinted)), "hint/dropped": float(dropped.total())}
-        return _Signals(advantages, inserted.hinted, kept, metrics, +dropped)
+        metrics = {"hint/turns": float(len(inserted.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
+        return _Signals(weighed.values, inserted.hinted, kept, metrics, +dropped)
 
     def batch(self, groups: Sequence[Group], signals: _Signals, pairs: Sequence[Pair]) -> Batch:
         """The tensors of all three channels."""

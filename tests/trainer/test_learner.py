@@ -52,8 +52,8 @@ def test_a_linear_schedule_falls_to_zero_at_the_end(run_file: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"loss.hint.wrapper": "taid"},
-        {"loss.hint.wrapper": "entropy_opd"},
+        {"loss.hint.form": "taid"},
+        {"loss.hint.form": "entropy_opd"},
         {"loss.hint.self_teacher": "ema", "loss.hint.rate": "0.5"},
         {"loss.hint.self_teacher": "trust_region", "loss.hint.rate": "0.5"},
         {"loss.hint.self_teacher": "live"},
@@ -84,7 +84,7 @@ def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: P
     assert expected[0]["hint/loss"] != 0.0
     if config.loss.rlvr.kl_beta > 0:
         assert expected[2]["rlvr/kl_ref/mean"] > 0.0
-    if "loss.hint.wrapper" in options and options["loss.hint.wrapper"] == "taid":
+    if "loss.hint.form" in options and options["loss.hint.form"] == "taid":
         clock = [metrics["hint/taid_t"] for metrics in expected]
         assert clock == sorted(clock)
         assert clock[-1] > clock[0]

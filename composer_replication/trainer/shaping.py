@@ -1,0 +1,110 @@
+"""What a trajectory's advantage is taken from: the tests' verdict, less what it cost to get there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from composer_replication.config import RunConfig
+from composer_replication.observe import mean_and_se
+from composer_replication.policy_gradient import (
+    Effort,
+    EffortWeights,
+    effort_penalty,
+    group_advantages,
+    has_signal,
+    soft_overlong_punishment,
+)
+from composer_replication.types import Group, Trajectory, Unscored
+
+__all__ = ["Advantages", "effort_of", "group_verdicts", "verdict", "weigh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Of the trajectories of a step, in their order."""
+
+    values: list[float | None]
+    """None: no part of the policy gradient."""
+    metrics: dict[str, float]
+
+
+def verdict(trajectory: Trajectory) -> float | None:
+    """The tests' reward, None where there is none."""
+    return None if isinstance(trajectory.reward, Unscored) else trajectory.reward
+
+
+def group_verdicts(group: Group) -> list[float | None]:
+    """Those of the siblings."""
+    return [verdict(t) for t in group.trajectories]
+
+
+def weigh(
+    groups: Sequence[Group],
+    config: RunConfig,
+    *,
+    end_of_thinking: int | None = None,
+    kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None,
+) -> Advantages:
+    """Advantages over groups of the verdict less the penalties of `config.reward`.
+
+    With `rollout.refills` the groups whose verdicts are all the same take no part, as DAPO has it. `end_of_thinking` is the id of
+    the token after a turn's thinking; `kl` gives the KL to the reference in nats, and is asked only where it has a weight.
+    """
+    trajectories = [t for g in groups for t in g.trajectories]
+    penalties: dict[str, list[float]] = {}
+    if config.reward.effort.weight > 0:
+        penalties["effort"] = [_effort(t, config, end_of_thinking) for t in trajectories]
+    if config.reward.overlong_tokens > 0:
+        penalties["overlong"] = [_overlong(t, config) for t in trajectories]
+    if config.reward.kl_weight > 0 and kl is not None:
+        penalties["kl"] = [config.reward.kl_weight * nats for nats in kl(trajectories)]
+    totals = [sum(each) for each in zip(*penalties.values(), strict=True)] if penalties else [0.0] * len(trajectories)
+    values: list[float | None] = []
+    for group in groups:
+        verdicts = group_verdicts(group)
+        rewards = [None if v is None else v - totals[len(values) + i] for i, v in enumerate(verdicts)]
+        if config.rollout.refills > 0 and not has_signal(verdicts):
+            rewards = [None] * len(rewards)
+        values += group_advantages(rewards, config.loss.rlvr.advantage)
+    return Advantages(values, {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()})
+
+
+def effort_of(trajectory: Trajectory, end_of_thinking: int | None) -> Effort:
+    """What a trajectory took."""
+    thinking, calling, final = 0, 0, 0
+    for turn in trajectory.turns:
+        ids = turn.action_ids
+        thought = ids.index(end_of_thinking) + 1 if end_of_thinking in ids else 0
+        thinking += thought
+        if turn.tool_calls:
+            calling += len(ids) - thought
+        else:
+            final += len(ids) - thought
+    return Effort(
+        thinking_tokens=thinking,
+        tool_call_tokens=calling,
+        final_tokens=final,
+        tool_output_tokens=sum(len(turn.observation_ids) for turn in trajectory.turns),
+        tool_calls=sum(len(turn.tool_calls) for turn in trajectory.turns),
+        turns=len(trajectory.turns),
+    )
+
+
+def _effort(trajectory: Trajectory, config: RunConfig, end_of_thinking: int | None) -> float:
+    effort = config.reward.effort
+    weights = EffortWeights(
+        thinking_tokens=effort.thinking_tokens,
+        tool_call_tokens=effort.tool_call_tokens,
+        tool_output_tokens=effort.tool_output_tokens,
+        final_tokens=effort.final_tokens,
+        tool_calls=effort.tool_calls,
+        turns=effort.turns,
+    )
+    return effort.weight * effort_penalty(effort_of(trajectory, end_of_thinking), weights=weights, k=effort.k, q=effort.q)
+
+
+def _overlong(trajectory: Trajectory, config: RunConfig) -> float:
+    longest = config.rollout.trajectory_tokens
+    cache = min(config.reward.overlong_tokens, longest)
+    return -soft_overlong_punishment(trajectory.num_sampled_tokens(), max_length=longest, cache=cache)
