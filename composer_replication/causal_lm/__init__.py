@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.causal_lm.forward import Forward, forward, sequence_logprobs, why_plain
+from composer_replication.causal_lm.logprob_cache import LogprobCache, weights_digest
 from composer_replication.causal_lm.modes import enable_checkpointing, evaluating, unwrapped, update_mode
 from composer_replication.causal_lm.prefix import (
     Prefix,
@@ -19,6 +20,7 @@ __all__ = [
     "Forward",
     "FusedRows",
     "HintLoss",
+    "LogprobCache",
     "PlainRows",
     "Prefix",
     "caches_attention_only",
@@ -33,6 +35,7 @@ __all__ = [
     "sequence_logprobs",
     "unwrapped",
     "update_mode",
+    "weights_digest",
     "why_no_prefix",
     "why_plain",
 ]

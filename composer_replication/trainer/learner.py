@@ -13,7 +13,16 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from composer_replication.batch import Batch, collate, split
-from composer_replication.causal_lm import HintLoss, enable_checkpointing, evaluating, fallbacks, sequence_logprobs, update_mode
+from composer_replication.causal_lm import (
+    HintLoss,
+    LogprobCache,
+    enable_checkpointing,
+    evaluating,
+    fallbacks,
+    sequence_logprobs,
+    update_mode,
+    weights_digest,
+)
 from composer_replication.config import HintConfig, OptimizerConfig, RunConfig
 from composer_replication.distillation import (
     TAID,
@@ -46,8 +55,10 @@ class StepResult:
 class Learner:
     """Owns everything the optimizer touches: policy, AdamW, warm-up, self-teacher, TAID clock and the policy version."""
 
-    def __init__(self, model: nn.Module, config: RunConfig) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig, pair_logprobs: LogprobCache | None = None) -> None:
         self.config = config
+        self.pair_logprobs = pair_logprobs or LogprobCache()
+        """The reference's, of every answer of a preference pair."""
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
@@ -63,6 +74,8 @@ class Learner:
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
         anchored = config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0
         self.reference = FrozenTeacher(model) if anchored else None
+        self.step_logprobs = LogprobCache(most=1024)
+        """The reference's, of the present step's trajectories: the KL in the reward and the one in the loss read the same."""
         self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
         self.version = 0
         """Optimizer steps taken."""
@@ -112,11 +125,12 @@ class Learner:
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
+        policy = weights_digest(self.policy)
         return [
             dataclasses.replace(
                 pair,
-                ref_chosen_logprob=self._score(pair.prompt_ids, pair.chosen_ids),
-                ref_rejected_logprob=self._score(pair.prompt_ids, pair.rejected_ids),
+                ref_chosen_logprob=self._score(policy, pair.prompt_ids, pair.chosen_ids),
+                ref_rejected_logprob=self._score(policy, pair.prompt_ids, pair.rejected_ids),
             )
             for pair in pairs
         ]
@@ -197,18 +211,24 @@ class Learner:
         """Log-probs [B, T] of the sampled tokens under the reference."""
         assert self.reference is not None
         (part,) = self.reference.parts(self.policy)
-        with torch.no_grad(), evaluating(part.model), part.context():
-            ids, mask = batch["input_ids"], batch["attention_mask"]
-            return sequence_logprobs(part.model, ids, mask, batch["response_mask"], self.config.rollout.temperature)
+        temperature = self.config.rollout.temperature
+
+        def score(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
+            with torch.no_grad(), evaluating(part.model), part.context():
+                return sequence_logprobs(part.model, ids, mask, wanted, temperature)
+
+        rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
+        return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)
 
     @torch.no_grad()
-    def _score(self, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
+    def _score(self, policy: str, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
         ids = torch.tensor([[*prompt, *continuation]], device=self.accelerator.device)
         wanted = torch.zeros_like(ids)
         wanted[:, len(prompt) :] = 1
         self.model.eval()
         try:
-            return float(sequence_logprobs(self.model, ids, torch.ones_like(ids), wanted).sum())
+            score = partial(sequence_logprobs, self.model)
+            return float(self.pair_logprobs.logprobs(score, policy, ids, torch.ones_like(ids), wanted).sum())
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device ran out of memory while scoring a preference pair of {ids.shape[1]} tokens: {error}",

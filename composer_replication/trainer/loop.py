@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from composer_replication.batch import Batch, collate
+from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.errors import CheckpointError
 from composer_replication.hints import find_hints, insert_hints, shuffle_hints
@@ -158,7 +159,7 @@ class _Trainee:
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         made_of = fingerprint(model, [*workshop.train, *workshop.held_out])
-        learner = Learner(model, config)
+        learner = Learner(model, config, LogprobCache(workshop.run_dir.path / "reference.sqlite"))
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
+from composer_replication.causal_lm import weights_digest
 from composer_replication.config import RunConfig, SandboxConfig, TeacherConfig, resolve_arm
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.errors import ConfigError
@@ -126,11 +126,7 @@ def teacher(config: TeacherConfig) -> Teacher:
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[Task]) -> dict[str, str]:
     """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights and of the tasks."""
-    weights = hashlib.sha256()
-    for name, tensor in sorted(policy.state_dict().items()):
-        weights.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     manifests = hashlib.sha256()
     for task in tasks:
         manifests.update((task.root / "MANIFEST.sha256").read_bytes())
-    return {"starting weights": weights.hexdigest(), "tasks": manifests.hexdigest()}
+    return {"starting weights": weights_digest(policy), "tasks": manifests.hexdigest()}

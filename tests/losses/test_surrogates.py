@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from composer_replication.batch import collate, split
+from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.policy_gradient import (
     Effort,
     EffortWeights,
@@ -144,6 +146,42 @@ def test_importance_weights(by_sequence):
         importance_weights(*inputs, "none")
     with pytest.raises(ValueError, match="low < high"):
         importance_weights(*inputs, "tis", low=2.0, high=1.0)
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop"])
+@pytest.mark.parametrize("known", ["trainer and sampler", "sampler"])
+@pytest.mark.parametrize("kind_of_surrogate", ["ppo", "gspo"])
+def test_the_correction_weighs_the_surrogate(new_model, new_maker, kind, known, kind_of_surrogate):
+    """Without `old_logprobs` the policy that scores is the present one; micro-batches keep the sampler's stream."""
+    model = new_model(dtype=torch.float64)
+    batch = collate(*new_maker(0).everything()[:2], pad_id=0)
+    row, position = batch["rlvr_weights"].nonzero(as_tuple=True)
+    with torch.no_grad():
+        now = sequence_logprobs(model, batch["input_ids"], batch["attention_mask"], batch["response_mask"])
+    torch.manual_seed(0)
+    batch["old_logprobs"] = now + 0.1 * torch.randn_like(now)
+    batch["sampler_logprobs"] = batch["old_logprobs"] + 0.5 * torch.randn_like(now)
+    if known == "sampler":
+        del batch["old_logprobs"]
+    scored = batch.get("old_logprobs", now)
+    ratio = (scored - batch["sampler_logprobs"]).exp()[row, position]
+    expected_weights = ratio.clamp(max=1.3) if kind == "tis" else torch.where((ratio >= 0.7) & (ratio <= 1.3), ratio, 0.0)
+    weighed = dict(batch, rlvr_weights=batch["rlvr_weights"].double().index_put((row, position), expected_weights))
+    options = {"surrogate": kind_of_surrogate, "importance": kind, "importance_low": 0.7, "importance_high": 1.3}
+    got = compose_loss(model, batch, **options)
+    plain = {key: value for key, value in weighed.items() if key != "sampler_logprobs"}
+    if kind_of_surrogate == "ppo":  # gspo's ratio is of all tokens, also of those that weigh nothing here
+        torch.testing.assert_close(got.rlvr, compose_loss(model, plain).rlvr)
+    assert got.metrics["rlvr/importance/max"] == pytest.approx(expected_weights.max().item())
+    assert got.metrics["rlvr/importance/mean"] == pytest.approx(expected_weights.mean().item())
+    parts = [compose_loss(model, part, **options).total for part in split(batch, 2)]
+    torch.testing.assert_close(sum(parts), got.total)
+
+
+def test_a_correction_needs_the_samplers_log_probs(new_model, new_maker):
+    batch = collate(*new_maker(0).everything()[:2], pad_id=0)
+    with pytest.raises(ValueError, match="an importance correction needs sampler_logprobs"):
+        compose_loss(new_model(), batch, importance="tis")
 
 
 def test_k1_counts_only_the_mask():
