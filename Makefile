@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all lint format type imports docs extras bench bench-loss bench-hint report-check arms clean
+.PHONY: help env quickstart test test-all lint format type imports docs extras bench bench-loss bench-hint bench-memory report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ bench: env ## Run every benchmark; each ends with one line of JSON
 
 bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an environment of their own
 	@$(BIN)/nox --session bench-loss
+
+bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
+	@$(BIN)/python benchmarks/memory.py
 
 bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
 	@$(BIN)/python benchmarks/hint.py
