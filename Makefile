@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all lint format type imports docs extras bench bench-loss bench-hint bench-memory report-check arms clean
+.PHONY: help env quickstart test test-all lint format type imports docs figures extras bench bench-loss bench-hint bench-memory report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -37,8 +37,11 @@ type: env ## Check types: mypy in strict mode
 imports: env ## Check the layers: imports only go down
 	@$(BIN)/lint-imports
 
-docs: env ## Execute the examples of README.md
+docs: env ## Execute the examples of README.md and docs/
 	@$(BIN)/python scripts/run_docs.py
+
+figures: env ## Draw the pictures of docs/knobs.md anew
+	@$(BIN)/python scripts/figures.py
 
 extras: env ## Resolve every optional extra beside the core's torch (needs the package index)
 	@$(BIN)/python scripts/check_extras.py

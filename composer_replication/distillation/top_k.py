@@ -3,7 +3,8 @@
 What a served teacher returns is its top k; and a small support is cheap to send. Both log-probs keep the normaliser of the whole
 vocabulary, and what lies outside the support is put in one more bucket (the tail), so that both sides stay distributions and the
 divergence is a lower bound of the full one (data processing). Without the tail they are renormalised, which is biased: it may
-even exceed the full divergence, and it lets mass outside the support grow unseen (arXiv:2603.25562).
+even exceed the full divergence, and it lets mass outside the support grow unseen. Over the teacher's k and with beta 1 that is
+the local support matching of arXiv:2603.25562.
 """
 
 from __future__ import annotations
