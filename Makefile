@@ -46,17 +46,17 @@ figures: env ## Draw the pictures of docs/knobs.md anew
 extras: env ## Resolve every optional extra beside the core's torch (needs the package index)
 	@$(BIN)/python scripts/check_extras.py
 
-bench: env ## Run every benchmark; each ends with one line of JSON
+bench: env ## Run the short benchmarks; each ends with one line of JSON
 	@set -e; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
 
 bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an environment of their own
 	@$(BIN)/nox --session bench-loss
 
-bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
-	@$(BIN)/python benchmarks/memory.py
-
 bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
 	@$(BIN)/python benchmarks/hint.py
+
+bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
+	@$(BIN)/python benchmarks/memory.py
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)

@@ -1,7 +1,7 @@
 """Peak memory of `compose_loss` with all of a trajectory's tokens in the loss, as the batch grows, beside whole logits.
 
 Every measurement is a fresh process. The model is all vocabulary (151,936) and next to no layers, so that what grows is the loss.
-`--plot FILE` draws what was measured.
+`--write docs/figures/memory.json` and then `make figures` draw what was measured.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def measure(variant: str, tokens: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", nargs=2, metavar=("VARIANT", "TOKENS"), help="measure one in this process")
+    parser.add_argument("--write", type=Path, help="keep the figures in this file")
     options = parser.parse_args()
     if options.one:
         measure(options.one[0], int(options.one[1]))
@@ -94,7 +95,10 @@ def main() -> None:
             done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, check=True)
             peaks[tokens] = json.loads(done.stdout.splitlines()[-1])["peak_mb"]
             print(f"{tokens:6d} tokens  {variant:12s} {peaks[tokens]:6d} MB", flush=True)
-    emit("memory", {"vocabulary": VOCABULARY, "hidden": HIDDEN, "peak_mb": found})
+    figures = {"vocabulary": VOCABULARY, "hidden": HIDDEN, "peak_mb": found}
+    if options.write:
+        options.write.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    emit("memory", figures)
 
 
 if __name__ == "__main__":

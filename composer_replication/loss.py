@@ -43,10 +43,9 @@ from composer_replication.causal_lm import (
 from composer_replication.channels import (
     DpoVariant,
     RlvrOptions,
-    cross_entropy,
     hint_channel,
-    policy_gradient,
     replay_channel,
+    rlvr_channel,
     token_weights,
 )
 from composer_replication.distillation import (
@@ -156,10 +155,7 @@ def compose_loss(
     if "rlvr" not in off or "hint" not in off:
         student, prefix = _read_student(model, batch, None if "hint" in off else teacher)
     if "rlvr" not in off:
-        if "advantages" in batch:
-            first, measured = policy_gradient(student, batch, rlvr)
-        else:
-            first, measured = cross_entropy(student, batch)
+        first, measured = rlvr_channel(student, batch, rlvr)
         metrics |= measured
     if "hint" not in off:
         form = hint_loss or _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)

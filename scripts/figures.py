@@ -1,10 +1,12 @@
-"""Draw the pictures of docs/knobs.md with the library's own functions, so that they show what the code does.
+"""Draw the pictures of docs/knobs.md with the library's own functions, so that they show what the code does; one is
+of what a benchmark measured (memory.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import warnings
@@ -196,10 +198,29 @@ def taid_schedule() -> list[Panel]:
     ]
 
 
+def memory() -> list[Panel]:
+    """What `make bench-memory` measured."""
+    peaks = json.loads((FOLDER / "memory.json").read_text("utf-8"))["peak_mb"]
+    return [
+        Panel(
+            title="The loss of a batch, forward and backward",
+            x_label="tokens of the batch",
+            y_label="peak memory, GB (log)",
+            x_ticks=[(float(i), f"{1 << i}k") for i in range(7)],
+            y_ticks=[(math.log10(value), f"{value:g}") for value in (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)],
+            lines=[
+                Line(name, [(math.log2(int(tokens) / 1024), math.log10(megabytes / 1000)) for tokens, megabytes in found.items()])
+                for name, found in peaks.items()
+            ],
+        )
+    ]
+
+
 FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
     "divergence_over_beta": divergence_over_beta,
     "effort": effort,
+    "memory": memory,
     "preference_losses": preference_losses,
     "taid_schedule": taid_schedule,
     "token_weights": token_weights,

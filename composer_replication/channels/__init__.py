@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from composer_replication.channels.hint import hint_channel
 from composer_replication.channels.replay import DpoVariant, replay_channel
-from composer_replication.channels.rlvr import RlvrOptions, cross_entropy, policy_gradient, token_weights
+from composer_replication.channels.rlvr import RlvrOptions, rlvr_channel, token_weights
 
-__all__ = ["DpoVariant", "RlvrOptions", "cross_entropy", "hint_channel", "policy_gradient", "replay_channel", "token_weights"]
+__all__ = ["DpoVariant", "RlvrOptions", "hint_channel", "replay_channel", "rlvr_channel", "token_weights"]

@@ -20,7 +20,24 @@ from composer_replication.policy_gradient import (
     surrogate,
 )
 
-__all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "token_weights"]
+__all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "rlvr_channel", "token_weights"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlvrOptions:
+    """How the policy gradient is formed."""
+
+    surrogate: SurrogateKind = "ppo"
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.28
+    kl_beta: float = 0.0
+    """Weight of the k3 estimate of KL(policy || reference)."""
+    temperature: float = 1.0
+    """Of sampling."""
+    importance: ImportanceKind | None = None
+    """Correction of the mismatch between `sampler_logprobs` and `old_logprobs`."""
+    importance_low: float = 0.5
+    importance_high: float = 2.0
 
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
@@ -44,6 +61,11 @@ def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     return weights
 
 
+def rlvr_channel(student: Forward, batch: Mapping[str, Tensor], options: RlvrOptions) -> Result:
+    """The policy gradient where the batch has advantages, else LM cross-entropy."""
+    return policy_gradient(student, batch, options) if "advantages" in batch else cross_entropy(student, batch)
+
+
 def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
     """Mean negative log-prob of the labels."""
     weights = token_weights(batch)
@@ -52,23 +74,6 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
     value, _ = student.rows(row, position).token_loss(targets, lambda logprobs, rows: -shares[rows] * logprobs, 1.0)
     return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
-
-
-@dataclass(frozen=True, slots=True)
-class RlvrOptions:
-    """How the policy gradient is formed."""
-
-    surrogate: SurrogateKind = "ppo"
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.28
-    kl_beta: float = 0.0
-    """Weight of the k3 estimate of KL(policy || reference)."""
-    temperature: float = 1.0
-    """Of sampling."""
-    importance: ImportanceKind | None = None
-    """Correction of the mismatch between `sampler_logprobs` and `old_logprobs`."""
-    importance_low: float = 0.5
-    importance_high: float = 2.0
 
 
 def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrOptions) -> Result:

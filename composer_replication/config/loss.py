@@ -52,13 +52,15 @@ class RlvrConfig(Section):
     objective: Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"] = "dapo"
     """The loss of a token and how tokens are averaged. PPO's clipped ratio, averaged per sequence (grpo), over a constant length
     (dr_grpo) or over all tokens of the batch (dapo, bnpo); the ratio of the whole sequence (gspo); a clipped weight that drops
-    no token (cispo); tokens dropped by how far their probability has moved (dppo)."""
+    no token (cispo); tokens dropped by how far their probability has moved (dppo). A step takes one
+    update on its rollouts, so ratios stay at 1 and the average is what matters."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """Reward minus the group's mean, divided by its deviation (grpo) or not (dr_grpo); or minus the siblings' mean (rloo)."""
-    epsilon_low: Share = 0.2
-    """The ratio to the sampling policy is clipped below 1 - epsilon_low."""
-    epsilon_high: Weight = 0.28
-    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low it is DAPO's clip-higher."""
+    epsilon_low: Share | None = None
+    """The ratio to the sampling policy is clipped below 1 - epsilon_low; by default 0.2, and 3e-4 for gspo."""
+    epsilon_high: Weight | None = None
+    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low it is DAPO's clip-higher. By default 0.28, and 4e-4
+    for gspo."""
     kl_beta: Weight = 0.0
     """Weight of the k3 estimate of KL(policy || reference) in the loss. The reference is the policy the run started from."""
     importance: Literal["none", "tis", "icepop"] = "none"
@@ -69,6 +71,12 @@ class RlvrConfig(Section):
     """icepop leaves out tokens with a smaller ratio."""
     importance_high: Weight = 2.0
     """tis cuts ratios here; icepop leaves out tokens with a larger one."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """The two epsilons, with the defaults of the objective's paper."""
+        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
+        return low if self.epsilon_low is None else self.epsilon_low, high if self.epsilon_high is None else self.epsilon_high
 
 
 class HintConfig(Section):

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from composer_replication.distillation.entropy_opd import entropy_aware_opd_per_token
-from composer_replication.distillation.jsd import JsdScale, generalized_jsd_per_token
+from composer_replication.distillation.jsd import JsdScale, generalized_jsd_per_token, warn_if_weak
 from composer_replication.distillation.taid import taid_per_token
 from composer_replication.distillation.top_k import Support, gated_forward_kl_per_token, top_k_jsd_per_token
 
@@ -39,6 +39,9 @@ class GeneralizedJSD:
     scale: JsdScale = "trl"
     token_clip: float | None = None
     """Upper limit on every vocabulary entry's term (arXiv:2601.18734)."""
+
+    def __post_init__(self) -> None:
+        warn_if_weak(self.beta, self.scale)
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         return generalized_jsd_per_token(student, teacher, beta=self.beta, scale=self.scale, token_clip=self.token_clip)

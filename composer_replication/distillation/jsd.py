@@ -23,7 +23,14 @@ from torch import Tensor
 from composer_replication.distillation._numerics import log_probs
 from composer_replication.fused_head import upcast
 
-__all__ = ["JsdScale", "Reduction", "divergence_of_log_probs", "generalized_jsd_loss", "generalized_jsd_per_token"]
+__all__ = [
+    "JsdScale",
+    "Reduction",
+    "divergence_of_log_probs",
+    "generalized_jsd_loss",
+    "generalized_jsd_per_token",
+    "warn_if_weak",
+]
 
 JsdScale: TypeAlias = Literal["trl", "continuous"]
 Reduction: TypeAlias = Literal["batchmean", "sum", "mean", "none"]
@@ -48,16 +55,21 @@ def generalized_jsd_per_token(
     _check(student_logits, teacher_logits, beta)
     if scale not in ("trl", "continuous"):
         raise ValueError(f"unknown jsd scale {scale!r}: expected 'trl' or 'continuous'")
+    warn_if_weak(beta, scale)
     inside = 0.0 < beta < 1.0
-    if scale == "trl" and inside and not 0.05 <= beta <= 0.95:
-        warnings.warn(
-            f"jsd beta={beta} makes D_b far weaker than the KL at the end it is near; use beta 0 or 1, or scale 'continuous'",
-            stacklevel=2,
-        )
     log_s, log_t = log_probs(student_logits, temperature), log_probs(teacher_logits.detach(), temperature)
     terms = _terms(log_s, log_t, beta) if token_clip is None else _plain_terms(log_s, log_t, beta).clamp(max=token_clip)
     divergence = terms.sum(-1)
     return divergence / (beta * (1.0 - beta)) if inside and scale == "continuous" else divergence
+
+
+def warn_if_weak(beta: float, scale: JsdScale) -> None:
+    """Warn when `beta` is so near an end that the "trl" scale makes D_b more than ten times weaker than at the end itself."""
+    if scale == "trl" and 0.0 < beta < 1.0 and not 0.05 <= beta <= 0.95:
+        warnings.warn(
+            f"jsd beta={beta} makes D_b far weaker than the KL at the end it is near; use beta 0 or 1, or scale 'continuous'",
+            stacklevel=3,
+        )
 
 
 def divergence_of_log_probs(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from composer_replication import compose_loss
-from composer_replication.config import field_lines
-from composer_replication.config.run import LossConfig
+from composer_replication.config import LossConfig, RewardConfig, field_lines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "knobs.md").read_text("utf-8")
 FIGURES = ROOT / "docs" / "figures"
-SHOWN = re.findall(r"^\*\*`(loss\.[^`]+)`\*\*", PAGE, flags=re.M)
+SHOWN = re.findall(r"^\*\*`((?:loss|reward)\.[^`]+)`\*\*", PAGE, flags=re.M)
 """Every knob as a line of a run file; without a default, its key alone."""
 NUMBER = re.compile(r"-?\d+\.\d")
 
@@ -32,8 +31,9 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def test_every_knob_of_a_run_file_is_shown_with_its_default():
-    defaults = flat({"loss": LossConfig().model_dump()})
-    assert sorted(line.partition(" = ")[0] for line in SHOWN) == sorted(line.key for line in field_lines(LossConfig, "loss."))
+    defaults = flat({"loss": LossConfig().model_dump(), "reward": RewardConfig().model_dump()})
+    keys = [line.key for section, of in ((LossConfig, "loss."), (RewardConfig, "reward.")) for line in field_lines(section, of)]
+    assert sorted(line.partition(" = ")[0] for line in SHOWN) == sorted(keys)
     written = flat(tomllib.loads("\n".join(line for line in SHOWN if " = " in line)))
     assert written == {key: value for key, value in defaults.items() if value is not None}
 
@@ -52,7 +52,7 @@ def drawn(tmp_path_factory):
 
 def test_the_committed_pictures_are_those_the_library_draws(drawn):
     """To the rounding of a coordinate's last digit, a tenth of a pixel, in which processors may differ."""
-    committed = {path.name: path.read_text("utf-8") for path in FIGURES.iterdir()}
+    committed = {path.name: path.read_text("utf-8") for path in FIGURES.glob("*.svg")}
     assert committed.keys() == drawn.keys()
     for name, text in drawn.items():
         assert NUMBER.split(text) == NUMBER.split(committed[name]), f"{name} is out of date: make figures"
