@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all lint format type imports docs figures extras bench bench-loss bench-hint bench-memory report-check arms clean
+.PHONY: help env quickstart test test-all oracles lint format type imports docs figures extras bench bench-loss bench-hint bench-memory report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,9 @@ test: env ## Run the core tests (all but those marked slow) and report coverage
 
 test-all: env ## Run every test and report coverage
 	@$(PYTEST) $(COVERAGE)
+
+oracles: env ## Compare the losses with TRL's and liger's, in an environment of their own
+	@$(BIN)/nox --session oracles
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check

@@ -11,8 +11,10 @@ from trl.experimental.sdpo import loss_utils
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
+from composer_replication.causal_lm import FusedRows, divergence_of
 from composer_replication.distillation import (
     GeneralizedJSD,
+    SampledToken,
     fused_divergence,
     generalized_jsd_loss,
     generalized_jsd_per_token,
@@ -81,12 +83,10 @@ def test_sdpo_top_k(logits, alpha, tail):
 
 
 def test_sdpo_sampled_token(rows):
-    """The sampled-token form is a token loss whose advantage is the teacher's log-prob minus the student's."""
     hidden, weight, taught, taught_weight = rows
     targets = torch.randint(VOCABULARY, (ROWS,))
-    with torch.no_grad():
-        reference = fused_logprobs(taught, Head(taught_weight), targets).logprobs
-    value, _ = fused_token_loss(hidden, Head(weight), targets, lambda lp, at: (lp - reference[at]).detach() * lp)
+    student, teacher = FusedRows(hidden, Head(weight)), FusedRows(taught, Head(taught_weight))
+    value, _ = divergence_of(student, [(1.0, teacher)], targets, SampledToken(), torch.ones(ROWS), 1.0)
     theirs = loss_utils.compute_sampled_token_self_distillation_loss(
         (hidden @ weight.T)[None], (taught @ taught_weight.T)[None], targets[None], distillation_alpha=1.0
     ).sum()
