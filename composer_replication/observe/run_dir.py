@@ -9,7 +9,7 @@
         trajectories/ARM/eval_NNNNN.jsonl     the trajectories of that step's evaluation, likewise
         trajectories/ARM/traces.jsonl         the frozen traces that teachers re-answer, likewise
         trajectories/ARM/pairs.jsonl          one replay pair in text per line
-        ckpt/                                 checkpoints
+        ckpt/                                 checkpoints, pairs in token ids, the reference's log-probs of them
         summary.json, report.html             the result
 
 One process writes a run at a time; several of its threads may.

@@ -159,7 +159,7 @@ class _Trainee:
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         made_of = fingerprint(model, [*workshop.train, *workshop.held_out])
-        learner = Learner(model, config, LogprobCache(workshop.run_dir.path / "reference.sqlite"))
+        learner = Learner(model, config, LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite"))
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)

@@ -12,7 +12,7 @@ from transformers import OPTConfig, OPTForCausalLM
 from world import World, finish
 
 from composer_replication.batch import build_batch
-from composer_replication.causal_lm import enable_checkpointing, update_mode
+from composer_replication.causal_lm import LogprobCache, enable_checkpointing, update_mode
 from composer_replication.config import RunConfig, load_config
 from composer_replication.errors import CheckpointError, ModelError
 from composer_replication.trainer import learner as learner_module
@@ -140,6 +140,19 @@ def test_layers_that_drop_by_themselves_do_not_when_checkpointed() -> None:
 def test_what_a_policy_is_not_spared_is_said(run_file: Path) -> None:
     output = finish("train", str(run_file), "--steps", "1", "--optimizer.gradient_checkpointing", "true", cwd=run_file.parent)
     assert output.count("once per sequence: gradient checkpointing keeps no keys and values") == 1
+
+
+def test_arms_that_start_from_one_policy_score_a_pair_once(run_file: Path, tmp_path: Path) -> None:
+    pairs = [Pair(pair_id="pair", prompt_ids=(1, 2), chosen_ids=(3, 4), rejected_ids=(5,))]
+    found = []
+    for moved in (False, False, True):
+        known = LogprobCache(tmp_path / "reference.sqlite")
+        trained = learner(load_config(run_file), moved=moved)
+        trained.pair_logprobs = known
+        found.append((trained.with_reference_logprobs(pairs), known.hits))
+        known.close()
+    assert found[0][0] == found[1][0] != found[2][0]
+    assert [hits for _, hits in found] == [0, 2, 0]
 
 
 def test_a_gradient_that_is_not_finite_is_refused(run_file: Path) -> None:
