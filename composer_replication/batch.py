@@ -33,6 +33,7 @@ _ROW_KEYS = (
     "old_logprobs",
     "sampler_logprobs",
     "ref_logprobs",
+    "sampler_logprobs",
     "rlvr_weights",
 )
 _HINT_KEYS = (
@@ -95,16 +96,19 @@ def collate(
     return {key: value.to(device) for key, value in batch.items()}
 
 
-def split(batch: Mapping[str, Tensor], micro_batch_size: int) -> list[Batch]:
+def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
     """Micro-batches of at most `micro_batch_size` rows, each with the whole batch's denominators, its own rows' hints and a
-    share of the pairs.
+    share of the pairs; of `ranks` processes that split the same batch, those of process `rank`.
 
-    Columns that hold only padding are cut off. Losses and gradients of the parts add up to those of the whole.
-    `dropped_tokens` goes to the first part. Raises ValueError when `micro_batch_size` is below 1 or a channel's denominator
-    is missing (`collate` sets them).
+    Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole.
+    Every rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last
+    ones may hold denominators only. `dropped_tokens` goes to the first part. Raises ValueError when `micro_batch_size` is below
+    1, `rank` is none of `ranks` or a channel's denominator is missing (`collate` sets them).
     """
     if micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank must be at least 0 and below ranks, got {rank} of {ranks}")
     for key, denominator in _DENOMINATORS.items():
         if key in batch and denominator not in batch:
             raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
@@ -113,12 +117,12 @@ def split(batch: Mapping[str, Tensor], micro_batch_size: int) -> list[Batch]:
     parts = max(1, math.ceil((rows or pairs) / micro_batch_size))
     pairs_each = math.ceil(pairs / parts)
     result = []
-    for i in range(parts):
+    for i in range(rank, ranks * math.ceil(parts / ranks), ranks):
         part: Batch = {key: batch[key] for key in _DENOMINATORS.values() if key in batch}
         if i == 0 and "dropped_tokens" in batch:
             part["dropped_tokens"] = batch["dropped_tokens"]
         start = i * micro_batch_size
-        if rows:
+        if start < rows:
             part |= _take(batch, _ROW_KEYS, slice(start, start + micro_batch_size))
         part |= _take_hints(batch, start, start + micro_batch_size)
         if i * pairs_each < pairs:

@@ -5,6 +5,11 @@ denominator N. A micro-batch that carries the whole batch's denominators therefo
 `backward()` over all micro-batches adds up to the gradient of the undivided batch. A denominator that is absent is the sum
 of the weights of this batch.
 
+With several processes (DDP, FSDP2) every rank calls this equally often and with the same options, on its share of a batch
+(`split` with `rank` and `ranks`). A call makes the same forward passes on every rank, whichever channels a rank has inputs for,
+so that none waits for a pass that never comes. Both wrappers take the MEAN of the ranks' gradients where the losses add up:
+multiply `total` by the number of ranks before `backward()`.
+
 Batch keys (int64 ids and positions; masks and weights of any number type; B rows, T tokens, H hinted turns, K compared
 tokens, P pairs). A value "at position p" belongs to the token AT p, which the logits at p - 1 predict.
 
@@ -35,6 +40,7 @@ from composer_replication.causal_lm import (
     Prefix,
     fallbacks,
     forward,
+    in_lockstep,
     read_prefix,
     sequence_logprobs,
     unwrapped,
@@ -42,11 +48,13 @@ from composer_replication.causal_lm import (
 )
 from composer_replication.channels import (
     DpoVariant,
+    Result,
     RlvrOptions,
     hint_channel,
     replay_channel,
     rlvr_channel,
     token_weights,
+    with_stand_ins,
 )
 from composer_replication.distillation import (
     TAID,
@@ -70,7 +78,7 @@ class LossComponents:
     """What `compose_loss` returns. The channel values are unweighted and 0 where the channel is off."""
 
     total: Tensor
-    """0-dim, with the graph: what `backward()` is called on."""
+    """0-dim, with the graph: what `backward()` is called on, under DDP and FSDP2 times the number of ranks."""
     lm_ce: Tensor
     """First channel: LM cross-entropy, or the policy-gradient surrogate when the batch has advantages."""
     sdpo_jsd: Tensor
@@ -148,30 +156,30 @@ def compose_loss(
         importance_low=importance_low,
         importance_high=importance_high,
     )
-    zero = _attached_zero(model)
-    first, hint, replay = zero, zero, zero
-    metrics: dict[str, float] = {}
+    if in_lockstep(model):
+        batch = with_stand_ins(batch, off, {"hint": alpha_sdpo, "replay": beta_replay}, next(model.parameters()).device)
+    idle = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)  # made-up inputs make no channel count as on
+    found: dict[str, Result] = {}
     teacher = self_teacher or LiveTeacher()
-    if "rlvr" not in off or "hint" not in off:
-        student, prefix = _read_student(model, batch, None if "hint" in off else teacher)
-    if "rlvr" not in off:
-        first, measured = rlvr_channel(student, batch, rlvr)
-        metrics |= measured
-    if "hint" not in off:
+    if "rlvr" not in idle or "hint" not in idle:
+        student, prefix = _read_student(model, batch, None if "hint" in idle else teacher)
+    if "rlvr" not in idle:
+        found["rlvr"] = rlvr_channel(student, batch, rlvr)
+    if "hint" not in idle:
         form = hint_loss or _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
-        hint, measured = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature)
-        metrics |= measured
-    if "replay" not in off:
-        replay, measured = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
-        metrics |= measured
-    total = zero + first + alpha_sdpo * hint + beta_replay * replay
-    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics)
+        found["hint"] = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature)
+    if "replay" not in idle:
+        found["replay"] = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
+    zero = next(iter(found.values()))[0].new_zeros(()) if found else _attached_zero(model)
+    first, hint, replay = (found[channel][0] if channel in found else zero for channel in ("rlvr", "hint", "replay"))
+    metrics = {name: value for channel in found if channel not in off for name, value in found[channel][1].items()}
+    return LossComponents(first + alpha_sdpo * hint + beta_replay * replay, first, hint, replay, off, fallbacks(model), metrics)
 
 
 def _read_student(model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None) -> tuple[Forward, Prefix | None]:
     """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout."""
     ids, mask = batch["input_ids"], batch.get("attention_mask")
-    live = teacher is not None and any(part.model is model for part in teacher.parts(model))
+    live = teacher is not None and any(part.is_live(model) for part in teacher.parts(model))
     if live and why_no_prefix(model) is None and not _has_dropout(model):
         read, prefix = read_prefix(model, ids, mask)
         return read, prefix.detach()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from composer_replication.causal_lm.forward import Forward, forward, sequence_logprobs, why_plain
 from composer_replication.causal_lm.logprob_cache import LogprobCache, weights_digest
-from composer_replication.causal_lm.modes import enable_checkpointing, evaluating, unwrapped, update_mode
+from composer_replication.causal_lm.modes import enable_checkpointing, evaluating, in_lockstep, unwrapped, update_mode
 from composer_replication.causal_lm.prefix import (
     Prefix,
     caches_attention_only,
@@ -30,6 +30,7 @@ __all__ = [
     "evaluating",
     "fallbacks",
     "forward",
+    "in_lockstep",
     "read_on_top",
     "read_prefix",
     "sequence_logprobs",

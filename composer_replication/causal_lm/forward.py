@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from composer_replication.causal_lm.modes import evaluating, unwrapped
+from composer_replication.causal_lm.modes import evaluating, in_lockstep, sharded_units, unwrapped
 from composer_replication.causal_lm.rows import FusedRows, PlainRows
+from composer_replication.errors import ModelError
 from composer_replication.fused_head import Head
 
 __all__ = ["Forward", "forward", "sequence_logprobs", "why_plain"]
@@ -33,15 +34,26 @@ class Forward:
 def forward(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Forward:
     """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks.
 
-    `options` go to the model (`position_ids`, `past_key_values`, `use_cache`).
+    `options` go to the model (`position_ids`, `past_key_values`, `use_cache`). Raises ModelError when the model reads more tokens
+    than it is given.
     """
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **options}
     if why_plain(model) is not None:
-        return Forward(model(**inputs).logits, None)
-    inner = unwrapped(model)
-    with _noting(inner.get_output_embeddings()) as noted:
-        model(**inputs)
-    return Forward(noted[-1], _describe(inner))
+        read = Forward(model(**inputs).logits, None)
+    else:
+        inner = unwrapped(model)
+        with _noting(inner.get_output_embeddings()) as noted:
+            logits = model(**inputs).logits
+        hidden = noted[-1]
+        if in_lockstep(model):  # wrappers wait for the backward pass at what they gave back, not at what was noted inside
+            hidden = hidden + logits[..., :0].sum()
+        read = Forward(hidden, _describe(inner))
+    if read.output.shape[:2] != input_ids.shape:
+        raise ModelError(
+            f"the model reads {read.output.shape[1]} tokens where it is given {input_ids.shape[1]}",
+            fix="use an adapter that adds no tokens, such as LoRA",
+        )
+    return read
 
 
 def sequence_logprobs(
@@ -70,20 +82,25 @@ def why_plain(model: nn.Module) -> str | None:
     unknown way therefore stay plain.
     """
     inner = unwrapped(model)
-    known: dict[str, str | None] = inner.__dict__.setdefault("_composer_plain_head", {})
-    if "why" not in known:
-        known["why"] = _doubt(model)
-    return known["why"]
+    lm_head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    apart = _whole_until_backward(model, lm_head)
+    if apart is not None:
+        return apart
+    known: dict[str, Any] = inner.__dict__.setdefault("_composer_plain_head", {})
+    if "why" not in known or known["head"] is not lm_head:
+        known |= {"head": lm_head, "why": _doubt(model, lm_head)}
+    return cast(str | None, known["why"])
 
 
 @contextmanager
 def _noting(lm_head: nn.Module) -> Iterator[list[Tensor]]:
     """Inside, the head notes its input and gives one column of it back instead of logits; its hooks still run."""
     noted: list[Tensor] = []
+    first_column: Callable[..., Tensor] = _FirstColumn.apply
 
     def note(hidden: Tensor) -> Tensor:
         noted.append(hidden)
-        return hidden[..., :1]
+        return first_column(hidden, *lm_head.parameters())
 
     before = lm_head.__dict__.get("forward")
     lm_head.forward = note
@@ -96,34 +113,53 @@ def _noting(lm_head: nn.Module) -> Iterator[list[Tensor]]:
             lm_head.forward = before
 
 
+class _FirstColumn(torch.autograd.Function):
+    """[..., 1] of hidden states [..., H], with the parameters of the head in its graph: DDP looks for them there."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.width, ctx.parameters = hidden.shape[-1], len(parameters)
+        return hidden[..., :1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return (torch.nn.functional.pad(upstream, (0, ctx.width - 1)), *[None] * ctx.parameters)
+
+
 def _describe(inner: Any) -> Head:
     """The head in the words of the configurations that know a scale or a soft cap: Cohere, Granite, Falcon-H1; Gemma."""
     lm_head = inner.get_output_embeddings()
     config = inner.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
-    return Head(_whole(lm_head.weight), _whole(lm_head.bias), scale, getattr(config, "final_logit_softcapping", None))
+    return Head(lm_head.weight, lm_head.bias, scale, getattr(config, "final_logit_softcapping", None))
 
 
-def _whole(parameter: Any) -> Any:
-    """A parameter that FSDP2 keeps sharded is gathered, differentiably."""
-    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-
-
-def _doubt(model: nn.Module) -> str | None:
-    inner = unwrapped(model)
-    lm_head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+def _doubt(model: nn.Module, lm_head: nn.Module | None) -> str | None:
     if not isinstance(lm_head, nn.Linear) or type(lm_head).forward is not nn.Linear.forward:
-        return f"its output head is a {type(lm_head).__name__}, not a plain linear layer"
+        return f"its output head is a {torch.typename(lm_head)}, not a plain linear layer"
     if not lm_head.weight.is_floating_point():
         return f"the weight of its output head is {lm_head.weight.dtype}"
     ids = torch.tensor([[0, 1]], device=lm_head.weight.device)
-    with torch.no_grad(), evaluating(model):
+    with evaluating(model):
         logits = model(input_ids=ids, use_cache=False).logits
         with _noting(lm_head) as noted:
             model(input_ids=ids, use_cache=False)
-        ours = _describe(inner).logits(noted[-1])
+        ours = _describe(unwrapped(model)).logits(noted[-1])
     tolerance = 2e-2 if logits.dtype in (torch.bfloat16, torch.float16) else 1e-4
     if ours.shape == logits.shape and torch.allclose(ours.to(logits), logits, rtol=tolerance, atol=tolerance):
         return None
     return "its logits are not a linear layer of its hidden states with a known scale and soft cap"
+
+
+def _whole_until_backward(model: nn.Module, lm_head: nn.Module | None) -> str | None:
+    """Let the weight of a sharded head be whole from a forward pass to the backward pass: losses read it there, and FSDP2 reduces
+    its gradient as any other. Returns why it cannot be."""
+    units = [unit for unit in sharded_units(model) if lm_head in set(unit.modules())]
+    if len(units) == 1 and units[0] is not lm_head:
+        units[0].set_reshard_after_forward(False, recurse=False)  # the default of a root
+        return None
+    foreign = lm_head is not None and any(hasattr(parameter, "full_tensor") for parameter in lm_head.parameters())
+    if units:
+        return "FSDP2 shards its output head apart from the whole model"
+    return "its output head is sharded by something else than FSDP2" if foreign else None

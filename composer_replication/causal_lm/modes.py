@@ -1,4 +1,4 @@
-"""Modes of a model: dropout off for a while, and updates of the policy that sampled."""
+"""Modes of a model: its wrappers, dropout off for a while, and updates of the policy that sampled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.errors import ModelError
 
-__all__ = ["enable_checkpointing", "evaluating", "unwrapped", "update_mode"]
+__all__ = ["enable_checkpointing", "evaluating", "in_lockstep", "sharded_units", "unwrapped", "update_mode"]
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -21,17 +23,39 @@ def unwrapped(model: nn.Module) -> Any:
     return inner
 
 
+def in_lockstep(model: nn.Module) -> bool:
+    """Whether all ranks must make the same forward passes of `model` in the same order, because each pass waits for the others':
+    DDP sends buffers around, FSDP2 gathers weights. Raises ModelError on a model under FSDP1."""
+    return bool(sharded_units(model)) or any(isinstance(module, DistributedDataParallel) for module in model.modules())
+
+
+def sharded_units(model: nn.Module) -> list[Any]:
+    """The modules of `model` that FSDP2 gathers and puts away as one, outer ones first. Raises ModelError on one under FSDP1."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes a second
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ModelError(
+            "FullyShardedDataParallel (FSDP1) keeps the weight of the output head whole only inside its own forward pass",
+            fix="shard the model by FSDP2: torch.distributed.fsdp.fully_shard",
+        )
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside; every submodule gets its own mode back."""
+    """Without gradient and dropout inside; every submodule gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
         for module in training:
             module.training = True
+        torch.clear_autocast_cache()  # older torch takes weights cast in here for a later pass with gradient: pytorch #112583
 
 
 def update_mode(model: nn.Module) -> None:

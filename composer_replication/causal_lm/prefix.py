@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from composer_replication.causal_lm.forward import Forward, forward, why_plain
-from composer_replication.causal_lm.modes import unwrapped
+from composer_replication.causal_lm.modes import in_lockstep, unwrapped
 from composer_replication.causal_lm.rows import FusedRows, PlainRows, concatenated
 
 __all__ = ["Prefix", "caches_attention_only", "common_prefix", "fallbacks", "read_on_top", "read_prefix", "why_no_prefix"]
@@ -60,6 +60,8 @@ def read_prefix(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | No
     new: Callable[[], _Noting] = _Noting
     layers = [new() for _ in DynamicCache(config=unwrapped(model).config).layers]
     read = forward(model, input_ids, attention_mask, past_key_values=Cache(layers=list(layers)), use_cache=True)
+    if in_lockstep(model):  # wrappers wait for the backward pass at what they gave back, of which a loss may read nothing
+        layers[0].keys = layers[0].keys + read.output[..., :0].sum()
     return read, Prefix([(layer.keys, layer.values) for layer in layers])
 
 

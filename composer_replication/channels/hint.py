@@ -18,6 +18,7 @@ from composer_replication.causal_lm import (
     divergence_of,
     evaluating,
     forward,
+    in_lockstep,
     read_on_top,
     read_prefix,
     why_no_prefix,
@@ -55,7 +56,7 @@ def hint_channel(
     compared = _compared(batch)
     shares = compared.weights / divisor(compared.weights, batch.get("hint_denominator"), "hint_denominator")
     parts = self_teacher.parts(model)
-    teacher = [(part.share, _teacher_rows(part, prefix if part.model is model else None, batch, compared)) for part in parts]
+    teacher = [(part.share, _teacher_rows(part, prefix if part.is_live(model) else None, batch, compared)) for part in parts]
     rows = student.rows(compared.row, compared.student_at)
     tokens = batch["input_ids"][compared.row, compared.student_at]
     value, losses = divergence_of(rows, teacher, tokens, loss, shares, temperature)
@@ -104,7 +105,7 @@ def _teacher_rows(
 ) -> FusedRows | PlainRows:
     """What predicts the compared tokens in the teacher's sequences, without gradient and with dropout off."""
     ids, mask = batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
-    with torch.no_grad(), evaluating(part.model), part.context():
+    with evaluating(part.model), part.context():
         if why_no_prefix(part.model) is not None:
             return forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
         return _after_prefix(part.model, prefix, batch, compared)
@@ -125,5 +126,5 @@ def _after_prefix(
     if prefix is None:
         rows, row = torch.unique(row, return_inverse=True)
         _, prefix = read_prefix(model, students[rows, : max(1, int(shared.max()))], None)
-    tokens = students.numel()
+    tokens = None if in_lockstep(model) else students.numel()  # there the data must not decide how many passes it takes
     return read_on_top(model, prefix, row, shared, ids[turns], mask[turns], at, compared.teacher_at, tokens_at_once=tokens)

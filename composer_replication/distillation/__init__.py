@@ -20,6 +20,7 @@ from composer_replication.distillation.fused import fused_divergence
 from composer_replication.distillation.jsd import JsdScale, generalized_jsd_loss, generalized_jsd_per_token
 from composer_replication.distillation.sampled_token import EntropyGatedOPD, SampledToken, sampled_token_per_token
 from composer_replication.distillation.self_teacher import (
+    AdaptersOffTeacher,
     EMATeacher,
     FrozenTeacher,
     LiveTeacher,
@@ -35,6 +36,7 @@ from composer_replication.distillation.top_k import gated_forward_kl_per_token, 
 
 __all__ = [
     "TAID",
+    "AdaptersOffTeacher",
     "Divergence",
     "EMATeacher",
     "EntropyAwareOPD",

@@ -8,8 +8,9 @@ A live teacher moves with every step and can drag the policy away together with 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -18,6 +19,7 @@ from torch import nn
 from composer_replication.errors import CheckpointError
 
 __all__ = [
+    "AdaptersOffTeacher",
     "EMATeacher",
     "FrozenTeacher",
     "LiveTeacher",
@@ -38,6 +40,10 @@ class TeacherPart(NamedTuple):
     model: nn.Module
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered while the model is run."""
+
+    def is_live(self, student_model: nn.Module) -> bool:
+        """Whether this part is the student as it is, so that what one has read the other need not read again."""
+        return self.model is student_model and self.context is nullcontext
 
 
 class SelfTeacher(Protocol):
@@ -98,6 +104,23 @@ class FrozenTeacher:
         self._model.load_state_dict(state["model"])
 
 
+class AdaptersOffTeacher:
+    """A peft model with its adapters switched off: the model that they adapt, without a copy of it. What the adapters had learnt
+    before is not in it."""
+
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        return (TeacherPart(1.0, student_model, partial(_adapters_off, student_model)),)
+
+    def update(self, student_model: nn.Module) -> None:
+        """Nothing to do: only adapters are trained."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": "adapters_off"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _check_kind(state, "adapters_off")
+
+
 class EMATeacher(FrozenTeacher):
     """An exponential moving average of the student: after each step, teacher = (1 - rate) teacher + rate student.
 
@@ -141,14 +164,15 @@ class TrustRegionTeacher(FrozenTeacher):
 
 
 def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 0.05) -> SelfTeacher:
-    """The self-teacher of a configuration's name; `rate` is read by `ema` and `trust_region`.
+    """The self-teacher of a configuration's name; `rate` is read by `ema` and `trust_region`. The `frozen` one of a peft model is
+    an AdaptersOffTeacher.
 
     Raises ValueError on an unknown kind.
     """
     if kind == "live":
         return LiveTeacher()
     if kind == "frozen":
-        return FrozenTeacher(model)
+        return FrozenTeacher(model) if _with_adapters(model) is None else AdaptersOffTeacher()
     if kind == "ema":
         return EMATeacher(model, rate)
     if kind == "trust_region":
@@ -156,12 +180,37 @@ def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 
     raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
 
 
+def _with_adapters(model: nn.Module) -> Any:
+    """The peft model inside wrappers that keep it as `.module`, or None."""
+    inner: Any = model
+    while not hasattr(inner, "disable_adapter") and isinstance(getattr(inner, "module", None), nn.Module):
+        inner = inner.module
+    return inner if hasattr(inner, "disable_adapter") else None
+
+
+@contextmanager
+def _adapters_off(model: nn.Module) -> Iterator[None]:
+    """What requires a gradient goes on doing so: peft freezes the adapters inside and thaws all of them afterwards."""
+    required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+    def restore() -> None:
+        for parameter, requires_grad in required:
+            parameter.requires_grad_(requires_grad)
+
+    try:
+        with _with_adapters(model).disable_adapter():
+            restore()
+            yield
+    finally:
+        restore()
+
+
 def _check_rate(rate: float) -> None:
     if not 0.0 < rate <= 1.0:
         raise ValueError(f"a self-teacher's rate must be in (0, 1], got {rate}")
 
 
-def _check_kind(state: dict[str, Any], kind: SelfTeacherKind) -> None:
+def _check_kind(state: dict[str, Any], kind: str) -> None:
     if state.get("kind") != kind:
         raise CheckpointError(
             f"the checkpoint's self-teacher is {state.get('kind')!r}, the run's is {kind!r}",

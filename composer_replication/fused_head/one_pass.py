@@ -10,11 +10,15 @@ The gradient of a chunk with respect to the product hidden @ weight.T is held as
     row[:, None] * dense + onehot at the targets
 
 so that scaling by a row's weight is done on the H side, which is smaller than V.
+
+Under autocast, hidden states and weights are rounded to its type before they are multiplied, as a linear layer's are. All else is
+as without it: products, losses and gradients are formed and handed on in float32, or float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from composer_replication.fused_head.head import Head, accumulation_dtype
+from composer_replication.fused_head.head import Head, accumulation_dtype, autocast_dtype
 
 __all__ = [
     "CHUNK_BYTES",
@@ -90,9 +94,30 @@ def one_pass(
     *,
     teacher: Sequence[TeacherRows] = (),
     wanted: tuple[bool, bool, bool] = (True, True, True),
+    rounded_to: torch.dtype | None = None,
     rows_per_chunk: int | None = None,
 ) -> Gradients:
-    """Run `kernel` over all rows of `hidden` [N, H]; `wanted` says which of the gradients of hidden, weight and bias to form."""
+    """Run `kernel` over all rows of `hidden` [N, H]; `wanted` says which of the gradients of hidden, weight and bias to form,
+    `rounded_to` to which type hidden states and weights are rounded first."""
+    if rounded_to is not None:
+        hidden, head, _ = _rounded(TeacherRows(hidden, head), rounded_to)
+        teacher = [_rounded(part, rounded_to) for part in teacher]
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _one_pass(hidden, head, kernel, teacher, wanted, rows_per_chunk)
+
+
+def _rounded(part: TeacherRows, dtype: torch.dtype) -> TeacherRows:
+    return part._replace(hidden=part.hidden.to(dtype), head=replace(part.head, weight=part.head.weight.to(dtype)))
+
+
+def _one_pass(
+    hidden: Tensor,
+    head: Head,
+    kernel: RowKernel,
+    teacher: Sequence[TeacherRows],
+    wanted: tuple[bool, bool, bool],
+    rows_per_chunk: int | None,
+) -> Gradients:
     n, vocabulary = hidden.shape[0], head.weight.shape[0]
     dtype = accumulation_dtype(head.weight.dtype)
     step = min(max(n, 1), rows_per_chunk or chunk_rows(vocabulary, dtype))
@@ -158,7 +183,8 @@ class _TotalLoss(torch.autograd.Function):
         rows_per_chunk: int | None,
     ) -> Tensor:
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.form = partial(one_pass, head=head, kernel=kernel, teacher=teacher, wanted=wanted, rows_per_chunk=rows_per_chunk)
+        form = partial(one_pass, head=head, kernel=kernel, teacher=teacher, wanted=wanted, rows_per_chunk=rows_per_chunk)
+        ctx.form = partial(form, rounded_to=autocast_dtype(weight))  # the backward pass may be outside of autocast
         ctx.gradients = ctx.form(hidden)
         return kernel.losses.sum()
 

@@ -9,6 +9,7 @@ four.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from composer_replication.fused_head.blocks import for_blocks
-from composer_replication.fused_head.head import Head, accumulation_dtype
+from composer_replication.fused_head.head import Head, accumulation_dtype, autocast_dtype
 from composer_replication.fused_head.one_pass import RowGradient, in_types_of, one_pass, total_loss
 
 __all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
@@ -123,9 +124,10 @@ class _LogProbs(torch.autograd.Function):
         rows_per_chunk: int | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.rest = (head, targets, temperature, rows_per_chunk)
+        form = partial(one_pass, head=head, rounded_to=autocast_dtype(weight), rows_per_chunk=rows_per_chunk)
+        ctx.rest = (form, head, targets, temperature)
         kernel = _TokenKernel(hidden, head, targets, temperature, _linear(torch.zeros_like(targets, dtype=hidden.dtype)))
-        one_pass(hidden, head, kernel, wanted=(False, False, False), rows_per_chunk=rows_per_chunk)
+        form(hidden, kernel=kernel, wanted=(False, False, False))
         ctx.mark_non_differentiable(kernel.entropy)
         return kernel.logprobs, kernel.entropy
 
@@ -133,9 +135,9 @@ class _LogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, *_ = inputs = ctx.saved_tensors
-        head, targets, temperature, rows_per_chunk = ctx.rest
+        form, head, targets, temperature = ctx.rest
         kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream))
-        gradients = one_pass(hidden, head, kernel, wanted=ctx.needs_input_grad[:3], rows_per_chunk=rows_per_chunk)
+        gradients = form(hidden, kernel=kernel, wanted=ctx.needs_input_grad[:3])
         return (*in_types_of(inputs, gradients), None, None, None, None)
 
 

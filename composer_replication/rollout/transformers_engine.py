@@ -105,7 +105,7 @@ class TransformersEngine:
         if not requests:
             return []
         try:
-            with torch.no_grad(), evaluating(self.model):
+            with evaluating(self.model):
                 return self._sample(requests, temperature)
         except torch.OutOfMemoryError as error:
             raise ModelError(

@@ -1,4 +1,8 @@
-"""One optimizer step: micro-batches through `compose_loss`, clipped gradient, AdamW."""
+"""One optimizer step: micro-batches through `compose_loss`, clipped gradient, AdamW.
+
+Several processes that are given the same batches (data parallelism by DDP) share its micro-batches: they take the step that one
+alone would take, and know the metrics of the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from composer_replication.batch import Batch, collate, split
@@ -19,6 +24,7 @@ from composer_replication.causal_lm import (
     enable_checkpointing,
     evaluating,
     fallbacks,
+    in_lockstep,
     sequence_logprobs,
     update_mode,
     weights_digest,
@@ -28,7 +34,6 @@ from composer_replication.distillation import (
     TAID,
     EntropyAwareOPD,
     EntropyGatedOPD,
-    FrozenTeacher,
     GeneralizedJSD,
     SampledToken,
     TAIDScheduler,
@@ -36,7 +41,7 @@ from composer_replication.distillation import (
     make_self_teacher,
 )
 from composer_replication.errors import ModelError
-from composer_replication.loss import LossComponents, compose_loss
+from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
 from composer_replication.types import Pair, Trajectory
 
@@ -50,6 +55,14 @@ class StepResult:
     metrics: Mapping[str, float]
     off: Mapping[str, str]
     """Channels that had nothing to say in this batch, and why."""
+
+
+class _Part(NamedTuple):
+    """What is known of a micro-batch after its backward pass."""
+
+    metrics: Mapping[str, float]
+    off: Mapping[str, str]
+    total: float
 
 
 class Learner:
@@ -68,12 +81,12 @@ class Learner:
             betas=config.optimizer.betas,
             weight_decay=config.optimizer.weight_decay,
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, config.optimizer, config.steps))
-        self.model, self.optimizer, self.schedule = self.accelerator.prepare(model, optimizer, schedule)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, config.optimizer, config.steps))
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
         anchored = config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0
-        self.reference = FrozenTeacher(model) if anchored else None
+        self.reference = make_self_teacher("frozen", model) if anchored else None
         self.step_logprobs = LogprobCache(most=1024)
         """The reference's, of the present step's trajectories: the KL in the reward and the one in the loss read the same."""
         self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
@@ -96,7 +109,7 @@ class Learner:
         update_mode(self.model)
         self.optimizer.zero_grad()
         try:
-            results = [self._backward(part) for part in split(batch, self.config.optimizer.micro_batch_size)]
+            mine = [self._backward(part) for part in self._share(batch)]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device ran out of memory in step {self.version + 1}: {error}",
@@ -112,15 +125,16 @@ class Learner:
         self.optimizer.step()
         self.schedule.step()
         self.version += 1
-        metrics = _merge([r.metrics for r in results])
+        results: list[_Part] = gather_object(mine)
+        metrics = _merge([part.metrics for part in results])
         if self.self_teacher is not None:
             self.self_teacher.update(self.policy)
         if self.taid is not None:
             metrics["hint/taid_t"] = self.taid.t
             self.taid.update_t(metrics.get("hint/loss", 0.0), global_step=self.version)
-        metrics |= {"loss/total": sum(float(r.total.detach()) for r in results), "optimizer/grad_norm": float(norm)}
+        metrics |= {"loss/total": sum(part.total for part in results), "optimizer/grad_norm": float(norm)}
         metrics["optimizer/learning_rate"] = rate
-        off = {channel: why for channel, why in results[0].off.items() if all(channel in r.off for r in results)}
+        off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
@@ -160,7 +174,12 @@ class Learner:
             if owner is not None and saved is not None:
                 owner.load_state_dict(saved)
 
-    def _backward(self, part: Batch) -> LossComponents:
+    def _share(self, batch: Batch) -> list[Batch]:
+        """This process's micro-batches."""
+        size = self.config.optimizer.micro_batch_size
+        return split(batch, size, rank=self.accelerator.process_index, ranks=self.accelerator.num_processes)
+
+    def _backward(self, part: Batch) -> _Part:
         loss = self.config.loss
         parts = compose_loss(
             self.model,
@@ -183,8 +202,8 @@ class Learner:
             temperature=self.config.rollout.temperature,
             self_teacher=self.self_teacher,
         )
-        self.accelerator.backward(parts.total)
-        return parts
+        self.accelerator.backward(parts.total * self.accelerator.num_processes)  # DDP takes the mean of the processes' gradients
+        return _Part(parts.metrics, parts.off, float(parts.total.detach()))
 
     def _inputs(self, batch: Batch) -> Batch:
         """The batch with what the options of the policy gradient ask for besides."""
@@ -214,10 +233,12 @@ class Learner:
         temperature = self.config.rollout.temperature
 
         def score(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-            with torch.no_grad(), evaluating(part.model), part.context():
+            with evaluating(part.model), part.context():
                 return sequence_logprobs(part.model, ids, mask, wanted, temperature)
 
         rows = batch["input_ids"], batch["attention_mask"], batch["response_mask"]
+        if in_lockstep(part.model):  # what is known must not decide how many passes a rank makes
+            return score(*rows)
         return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)
 
     @torch.no_grad()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn
+
+sys.path.insert(0, str(Path(__file__).parent))  # for ranks.py, which processes of their own import too
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -31,7 +35,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(seed: int = 0, *, vocab_size: int = 259, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+def make_model(
+    seed: int = 0, *, vocab_size: int = 259, dtype: torch.dtype = torch.float32, tied: bool = True
+) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocab_size,
@@ -42,7 +48,7 @@ def make_model(seed: int = 0, *, vocab_size: int = 259, dtype: torch.dtype = tor
         num_key_value_heads=1,
         head_dim=16,
         max_position_embeddings=1024,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         initializer_range=0.3,
     )
     return Qwen3ForCausalLM(config).to(dtype)
@@ -61,7 +67,7 @@ def model() -> Qwen3ForCausalLM:
 
 @pytest.fixture(scope="session")
 def new_model() -> Callable[..., Qwen3ForCausalLM]:
-    """Factory: `new_model(seed, vocab_size=..., dtype=...)`."""
+    """Factory: `new_model(seed, vocab_size=..., dtype=..., tied=...)`."""
     return make_model
 
 

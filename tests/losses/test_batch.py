@@ -12,7 +12,7 @@ from composer_replication.batch import build_batch, collate, split
 from composer_replication.errors import ModelError
 from composer_replication.loss import compose_loss, sequence_logprobs
 
-OPTIONS = {"alpha_sdpo": 0.5, "beta_replay": 0.3, "kl_beta": 0.0}
+OPTIONS = {"alpha_sdpo": 0.5, "beta_replay": 0.3}
 ROUNDING = {"rtol": 1e-9, "atol": 1e-12}
 """For float64 models: only the order of additions differs."""
 
@@ -116,6 +116,29 @@ def test_split_keeps_hints_with_their_rows_and_spreads_pairs(new_maker):
             assert part[name] == batch[name]
         assert part["attention_mask"].any(0).all(), "columns of padding are cut off"
     assert ["dropped_tokens" in part for part in parts] == [True, False, False]
+
+
+def test_ranks_share_the_parts_and_each_has_as_many(new_maker):
+    batch = collate(*new_maker(6).everything(), pad_id=0)
+    for size, ranks in ((2, 2), (1, 4), (5, 3)):
+        parts = split(batch, size)
+        shares = [split(batch, size, rank=rank, ranks=ranks) for rank in range(ranks)]
+        assert {len(share) for share in shares} == {math.ceil(len(parts) / ranks)}
+        dealt = [share[i] for i in range(len(shares[0])) for share in shares]
+        for part, expected in zip(dealt, parts, strict=False):
+            assert part.keys() == expected.keys()
+            assert all(torch.equal(part[key], expected[key]) for key in expected)
+        assert all(key.endswith("_denominator") for part in dealt[len(parts) :] for key in part)
+    for rank, ranks in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="rank must be"):
+            split(batch, 2, rank=rank, ranks=ranks)
+
+
+def test_split_keeps_every_stream(model64, new_maker):
+    batch = collate(*new_maker(7).everything(), pad_id=0)
+    batch["sampler_logprobs"] = batch["old_logprobs"] - 0.3 * batch["response_mask"]
+    batch["ref_logprobs"] = batch["old_logprobs"] + 0.1
+    assert_same(model64, [batch], split(batch, 2), importance="tis", kl_beta=0.2)
 
 
 def test_split_of_pairs_alone(new_maker):

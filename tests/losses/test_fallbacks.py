@@ -33,7 +33,7 @@ def checkpointing(model):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (plain_head, {"head": "its output head is a Sequential, not a plain linear layer"}),
+        (plain_head, {"head": "its output head is a torch.nn.modules.container.Sequential, not a plain linear layer"}),
         (checkpointing, {"prefix": "gradient checkpointing keeps no keys and values"}),
     ],
 )

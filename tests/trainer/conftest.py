@@ -18,6 +18,7 @@ from composer_replication.trainer.models import save_policy
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "losses"))
 from world import World  # beside this file
 
 

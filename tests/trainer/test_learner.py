@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from learn import learn
+from ranks import on_ranks
 from transformers import OPTConfig, OPTForCausalLM
 from world import World, finish
 
@@ -88,6 +90,27 @@ def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: P
         clock = [metrics["hint/taid_t"] for metrics in expected]
         assert clock == sorted(clock)
         assert clock[-1] > clock[0]
+
+
+def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path) -> None:
+    """Each has a part of the batch; weights, metrics and the TAID clock are those of one process with all of it."""
+    words = ["--loss.hint.form", "taid", "--loss.rlvr.kl_beta", "0.1", "--optimizer.warmup_steps", "2"]
+    config = load_config(run_file, [*words, "--optimizer.micro_batch_size", "1"])
+    one = batch(config)
+    inputs = {key: value.repeat(3, *[1] * (value.dim() - 1)) if value.dim() else 3 * value for key, value in one.items()}
+    inputs |= {"student_row": torch.arange(3), "advantages": torch.tensor([1.0, -0.5, 0.3])}
+    expected = learn(0, config, inputs, 3)
+    first, second = on_ranks(tmp_path, learn, config, inputs, 3)
+    assert first["taid"] == second["taid"]
+    assert first["taid"]["momentum"] != 0.0
+    assert first["taid"] == pytest.approx(expected["taid"], rel=1e-5)
+    assert first["metrics"] == second["metrics"]
+    for ours, theirs in zip(first["metrics"], expected["metrics"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-6)
+    assert first["off"] == second["off"] == expected["off"] == [{}, {}, {}]
+    for name, value in expected["weights"].items():
+        assert torch.equal(first["weights"][name], second["weights"][name])
+        torch.testing.assert_close(first["weights"][name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("text", ["", "torn", "0" * 64 + "  config.json\n"])
