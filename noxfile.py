@@ -42,6 +42,24 @@ def oracles(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/oracles", *session.posargs)
 
 
+@nox.session
+@nox.parametrize(
+    ("version", "numpy"),
+    [
+        nox.param("triton==3.3.*", "numpy<2.4", id="lowest"),  # its interpreter needs the older numpy
+        nox.param("triton>=3.3,<4", "numpy", id="newest"),
+    ],
+)
+def triton(session: nox.Session, version: str, numpy: str) -> None:
+    """The Triton kernels without a GPU: interpreted, they compute what PyTorch's passes do; and they compile."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", numpy)
+    session.install("--quiet", "--no-deps", version)  # torch's CUDA build asks for one of its own
+    test = ("python", "-m", "pytest", *session.posargs)
+    session.run(*test, "tests_substrates/triton/test_values.py", env={"TRITON_INTERPRET": "1"})
+    session.run(*test, "tests_substrates/triton/test_compilation.py")
+
+
 @nox.session(name="bench-loss", default=False)
 def bench_loss(session: nox.Session) -> None:
     """CPU-seconds and memory of the fused losses beside TRL's and liger's."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
-from composer_replication.fused_head import Head, RowGradient, TeacherRows, accumulation_dtype, for_blocks, total_loss
+from composer_replication.fused_head import Head, RowGradient, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
 
 __all__ = ["fused_divergence"]
 
@@ -67,20 +67,30 @@ class _DivergenceKernel:
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:
         assert teacher is not None
-        found = self.per_row[rows]
+        if by_triton(product) and isinstance(self.divergence, GeneralizedJSD | TAID | EntropyAwareOPD):
+            from composer_replication.distillation.triton_divergence import diverge
 
-        def compare(block: slice) -> None:
-            student, taught = product[block], teacher[block]
-            slope = self.head.finish_(student, self.temperature)
-            if self.temperature != 1.0:
-                taught.div_(self.temperature)
-            found[block] = _rows(self.divergence, student, taught)
-            if slope is not None:
-                student.mul_(slope)
-
-        for_blocks(product, compare)
-        self.losses[rows] = self.weights[rows] * found
+            diverge(product, teacher, self.head, self.divergence, self.temperature, self.per_row[rows])
+        else:
+            _diverge(product, teacher, self.head, self.divergence, self.temperature, self.per_row[rows])
+        self.losses[rows] = self.weights[rows] * self.per_row[rows]
         return RowGradient(self.weights[rows] * (self.head.scale / self.temperature))
+
+
+def _diverge(student: Tensor, teacher: Tensor, head: Head, divergence: Divergence, temperature: float, losses: Tensor) -> None:
+    """Fill the divergences `losses` [n] of head's logits, from the products `student` [n, V], and `teacher` logits [n, V], both
+    over `temperature`; overwrite `student` with the gradient with respect to those logits times the slope of the soft cap."""
+
+    def work(block: slice) -> None:
+        logits, taught = student[block], teacher[block]
+        slope = head.finish_(logits, temperature)
+        if temperature != 1.0:
+            taught.div_(temperature)
+        losses[block] = _rows(divergence, logits, taught)
+        if slope is not None:
+            logits.mul_(slope)
+
+    for_blocks(student, work)
 
 
 def _rows(divergence: Divergence, student: Tensor, teacher: Tensor) -> Tensor:

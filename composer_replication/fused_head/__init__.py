@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.fused_head.blocks import for_blocks
+from composer_replication.fused_head.blocks import by_triton, for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype, upcast
 from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, total_loss
 from composer_replication.fused_head.teacher_logprobs import fused_teacher_logprobs
@@ -16,6 +16,7 @@ __all__ = [
     "TokenLoss",
     "TokenScores",
     "accumulation_dtype",
+    "by_triton",
     "for_blocks",
     "fused_logprobs",
     "fused_teacher_logprobs",

@@ -1,24 +1,42 @@
-"""Element-wise work on [rows, V] buffers, block by block.
+"""Element-wise work on [rows, V] buffers: by Triton kernels on a GPU, block by block on a CPU.
 
-On a CPU a block is one row or a few: its passes find their data in the cache, and blocks are shared out to threads that each work
-alone. Handing every single operation to all threads instead costs a barrier per operation, which on a busy machine takes longer
-than the operation.
+On a GPU memory is the limit, and a kernel that reads a row two or three times replaces dozens of passes. On a CPU a block is one
+row or a few: its passes find their data in the cache, and blocks are shared out to threads that each work alone. Handing every
+single operation to all threads instead costs a barrier per operation, which on a busy machine takes longer than the operation.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
 
-__all__ = ["for_blocks"]
+__all__ = ["by_triton", "for_blocks"]
 
 _BLOCK_BYTES = 1 << 20
+
+
+def by_triton(logits: Tensor) -> bool:
+    """Whether Triton kernels work on `logits`: float32 on CUDA, and on a CPU where TRITON_INTERPRET=1 has Triton run them as
+    Python, to test them. Where triton is not installed the answer is no, with one warning."""
+    wanted = logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return wanted and logits.dtype == torch.float32 and _triton_is_there()
+
+
+@cache
+def _triton_is_there() -> bool:
+    found = importlib.util.find_spec("triton") is not None
+    if not found:
+        told = "each row in dozens of passes by PyTorch instead of one kernel; pip install triton"
+        warnings.warn(f"triton is not installed: the fused losses work on {told}", stacklevel=2)
+    return found
 
 
 def for_blocks(logits: Tensor, work: Callable[[slice], None]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from composer_replication.fused_head.blocks import for_blocks
+from composer_replication.fused_head.blocks import by_triton, for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype, autocast_dtype
 from composer_replication.fused_head.one_pass import RowGradient, in_types_of, one_pass, total_loss
 
@@ -79,16 +79,12 @@ class _TokenKernel:
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:  # noqa: ARG002 - no teacher here
         targets, logprobs, entropy = self.targets[rows], self.logprobs[rows], self.entropy[rows]
-        total, slope_at_target = torch.empty_like(logprobs), torch.ones_like(logprobs)
+        if by_triton(product):
+            from composer_replication.fused_head.triton_tokens import score
 
-        def score(block: slice) -> None:
-            slope = self.head.finish_(product[block], self.temperature)
-            total[block] = _exponentials_(product[block], targets[block], logprobs[block], entropy[block])
-            if slope is not None:
-                product[block].mul_(slope)
-                slope_at_target[block] = slope.gather(-1, targets[block].unsqueeze(-1)).squeeze(-1)
-
-        for_blocks(product, score)
+            total, slope_at_target = score(product, self.head, self.temperature, targets, logprobs, entropy)
+        else:
+            total, slope_at_target = _score(product, self.head, self.temperature, targets, logprobs, entropy)
         with torch.enable_grad():
             leaf = logprobs.clone().requires_grad_()
             losses = self.loss(leaf, rows)
@@ -96,6 +92,24 @@ class _TokenKernel:
         self.losses[rows] = losses.detach()
         gradient = gradient * (self.head.scale / self.temperature)
         return RowGradient(-gradient / total, targets, gradient * slope_at_target)
+
+
+def _score(
+    product: Tensor, head: Head, temperature: float, targets: Tensor, logprobs: Tensor, entropy: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Turn `product` [n, V] into exp(logits - max) times the slope of the soft cap, in place; fill log-probs of `targets` and
+    entropies [n]. Returns the sums of exp(logits - max) and the slopes at the targets, [n]."""
+    total, slope_at_target = torch.empty_like(logprobs), torch.ones_like(logprobs)
+
+    def work(block: slice) -> None:
+        slope = head.finish_(product[block], temperature)
+        total[block] = _exponentials_(product[block], targets[block], logprobs[block], entropy[block])
+        if slope is not None:
+            product[block].mul_(slope)
+            slope_at_target[block] = slope.gather(-1, targets[block].unsqueeze(-1)).squeeze(-1)
+
+    for_blocks(product, work)
+    return total, slope_at_target
 
 
 def _exponentials_(logits: Tensor, targets: Tensor, logprobs: Tensor, entropy: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.distillation import TAID, EntropyAwareOPD, GatedForwardKL, GeneralizedJSD, TopKJSD, fused_divergence
-from composer_replication.fused_head import Head, TeacherRows, fused_logprobs, fused_token_loss
+from composer_replication.fused_head import Head, TeacherRows, blocks, by_triton, fused_logprobs, fused_token_loss
 
 DIVERGENCES = [
     GeneralizedJSD(0.0),
@@ -247,6 +248,22 @@ def test_a_vocabulary_of_a_hundred_thousand_and_a_divergence_of_a_ten_millionth(
         _, exact = fused_divergence(hidden.double(), Head(weight.double()), double, GeneralizedJSD(beta), torch.ones(2).double())
         assert exact.max() < 1e-6
         torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.0)
+
+
+def test_without_triton_where_it_is_wanted_one_warning_and_the_same_loss(monkeypatch):
+    head, hidden = head_of(7, 3, dtype=torch.float32), torch.randn(4, 3)
+
+    def loss():
+        return fused_token_loss(hidden, head, torch.arange(4), lambda logprobs, _rows: -logprobs)[0]
+
+    expected = loss()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    blocks._triton_is_there.cache_clear()
+    with pytest.warns(UserWarning, match="triton is not installed.*pip install triton"):
+        assert not by_triton(torch.zeros(1, 2))
+    assert torch.equal(loss(), expected)  # and no second warning, which would be an error
+    blocks._triton_is_there.cache_clear()
 
 
 def test_bad_shapes_are_refused():
