@@ -79,7 +79,7 @@ def why_plain(model: nn.Module) -> str | None:
 
     The head is described by its weight, bias, scale and soft cap, and the description is PROVED the first time a model is seen:
     it must give the logits that the model itself gives. An adapter on the head, a quantized head or logits processed in an
-    unknown way therefore stay plain.
+    unknown way therefore stay plain, and so does a head that FSDP2 puts away before its loss is formed.
     """
     inner = unwrapped(model)
     lm_head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
@@ -155,11 +155,11 @@ def _doubt(model: nn.Module, lm_head: nn.Module | None) -> str | None:
 def _whole_until_backward(model: nn.Module, lm_head: nn.Module | None) -> str | None:
     """Let the weight of a sharded head be whole from a forward pass to the backward pass: losses read it there, and FSDP2 reduces
     its gradient as any other. Returns why it cannot be."""
-    units = [unit for unit in sharded_units(model) if lm_head in set(unit.modules())]
-    if len(units) == 1 and units[0] is not lm_head:
-        units[0].set_reshard_after_forward(False, recurse=False)  # the default of a root
-        return None
-    foreign = lm_head is not None and any(hasattr(parameter, "full_tensor") for parameter in lm_head.parameters())
-    if units:
+    units = [unit for unit in sharded_units(model) if any(module is lm_head for module in unit.modules())]
+    if not units:
+        sharded = lm_head is not None and any(hasattr(parameter, "full_tensor") for parameter in lm_head.parameters())
+        return "its output head is sharded by something else than FSDP2" if sharded else None
+    if len(units) > 1 or units[0] is lm_head:
         return "FSDP2 shards its output head apart from the whole model"
-    return "its output head is sharded by something else than FSDP2" if foreign else None
+    units[0].set_reshard_after_forward(False, recurse=False)  # the default of a root
+    return None

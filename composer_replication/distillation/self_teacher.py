@@ -83,7 +83,8 @@ class LiveTeacher:
 
 
 class FrozenTeacher:
-    """The weights the student had when this object was made: a copy of its own."""
+    """The weights the student had when this object was made: a copy of its own. It is made before FSDP2 shards the student, which
+    forbids copies."""
 
     kind: SelfTeacherKind = "frozen"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from composer_replication.errors import ModelError
 from composer_replication.loss import compose_loss
 
 RANKS = 2
+PATIENCE = timedelta(minutes=5)
+"""Of a rank that waits for another; torch gives up after half an hour. Work itself may take as long as it likes."""
 multiprocessing.set_forkserver_preload(
     ["composer_replication.loss", "torch.distributed.fsdp", "transformers.models.qwen3.modeling_qwen3"]
 )
 
 
 def on_ranks(folder: Path, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work(rank, *args)` gave on each process. When one raises or dies the other is ended, and its error is raised here."""
+    """What `work(rank, *args)` gave on each process. When one raises or dies the other is ended, and an error is raised."""
     torch.save((work, args), folder / "work.pt")  # copies for each: arguments of processes would share their tensors
     torch.multiprocessing.start_processes(_rank, (folder,), nprocs=RANKS, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
@@ -37,19 +40,15 @@ def _rank(rank: int, folder: Path) -> None:
     as_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "localhost"}
     os.environ |= {name: str(value) for name, value in as_torchrun.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
     meeting = torch.distributed.FileStore(str(folder / "meeting"), RANKS)
-    torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=RANKS)
-    try:
-        work, args = torch.load(folder / "work.pt", weights_only=False)
-        torch.save(work(rank, *args), folder / f"{rank}.pt")
-    finally:
-        torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("gloo", store=meeting, rank=rank, world_size=RANKS, timeout=PATIENCE)
+    work, args = torch.load(folder / "work.pt", weights_only=False)
+    torch.save(work(rank, *args), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
 def wrapped(model: nn.Module, how: str) -> nn.Module:
     """`model` under DDP or sharded in place by FSDP2."""
-    if how == "ddp":
-        return DistributedDataParallel(model)
-    if how in ("ddp, unused", "ddp, static"):
+    if how.startswith("ddp"):
         return DistributedDataParallel(model, find_unused_parameters=how == "ddp, unused", static_graph=how == "ddp, static")
     if how != "fsdp2, root only":
         for module in list(model.modules()):
@@ -71,14 +70,16 @@ def step(
     teacher: str = "live",
     checkpointed: bool = False,
 ) -> dict[str, Any]:
-    """One step of SGD with this rank's share of `batch`: the whole weights after it, each forward pass (did it keep a graph?) and
-    each micro-batch's loss."""
+    """One step of SGD with this rank's share of `batch`: the whole weights after it, each forward pass (did it keep a graph?),
+    how many of them the wrapper saw, and each micro-batch's loss."""
     if checkpointed:
         enable_checkpointing(model)
         update_mode(model)
     passes: list[bool] = []
     model.get_input_embeddings().register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
     parallel = wrapped(model, how)
+    through_wrapper: list[None] = []
+    parallel.register_forward_pre_hook(lambda *_: through_wrapper.append(None))
     self_teacher = make_self_teacher(teacher, parallel)
     optimizer = torch.optim.SGD([p for p in parallel.parameters() if p.requires_grad], lr=0.1)
     losses = []
@@ -88,7 +89,7 @@ def step(
         losses.append({"total": loss.total.item(), "off": loss.off, "fallbacks": loss.fallbacks, "metrics": loss.metrics})
     optimizer.step()
     weights = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
-    return {"weights": weights, "passes": passes, "losses": losses}
+    return {"weights": weights, "passes": passes, "through_wrapper": len(through_wrapper), "losses": losses}
 
 
 def whole(tensor: Any) -> Tensor:

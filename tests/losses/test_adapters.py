@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model, inject_adapter_in_model
 
 from composer_replication.batch import collate
 from composer_replication.distillation import AdaptersOffTeacher, EMATeacher, FrozenTeacher, make_self_teacher
@@ -69,7 +69,7 @@ def test_the_weight_of_a_frozen_head_costs_nothing(new_lora, batch, monkeypatch,
 def test_adapters_that_come_later_are_seen(new_model, batch):
     model = new_model(tied=False)
     assert compose_loss(model, batch, **ALL_ON).fallbacks == {}
-    model.add_adapter(LoraConfig(r=2, target_modules=["lm_head"]))
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["lm_head"]), model)
     assert "peft" in compose_loss(model, batch, **ALL_ON).fallbacks["head"]
 
 

@@ -36,7 +36,7 @@ def alone(model, batch, options, teacher="live"):
 
 
 def assert_same_step(seen, model, expected):
-    """On every rank, from weights that have all moved; by as many passes, forward and backward, on one as on the other."""
+    """On every rank, from weights that have all moved; by the same passes on one as on the other, all of them by the wrapper."""
     for rank in seen:
         assert rank["weights"].keys() == expected.keys()
         for name, value in expected.items():
@@ -44,6 +44,7 @@ def assert_same_step(seen, model, expected):
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.detach(), expected[name]) != parameter.requires_grad
     assert seen[0]["passes"] == seen[1]["passes"]
+    assert all(rank["through_wrapper"] == len(rank["passes"]) for rank in seen)
 
 
 WRAPPERS = ["ddp", "ddp, unused", "ddp, static", "fsdp2", "fsdp2, root only", "fsdp2, resharded"]
@@ -118,7 +119,7 @@ def test_fsdp1_is_refused_before_ranks_wait_for_each_other(new_model, batch, tmp
 
 
 def test_the_error_of_one_rank_ends_the_other(tmp_path):
-    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match=r"the first has a trouble|Connection closed by peer"):
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException):  # its own or the other's, who lost it
         on_ranks(tmp_path, in_trouble)
 
 
@@ -144,17 +145,20 @@ def test_adapters_and_the_model_beneath_them(new_model, batch, tmp_path, how):
 
 
 @pytest.mark.parametrize("options", [{}, {"sdpo_wrapper": "entropy_opd"}, {"surrogate": "gspo", "dpo_variant": "simpo"}], ids=str)
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_micro_batches_of_any_size_give_one_gradient(new_model, new_maker, options, size):
+def test_micro_batches_of_any_size_give_one_gradient(new_model, new_maker, options):
     model, maker = new_model(dtype=torch.float64), new_maker(4)
     rows = [maker.trajectory(f"t{i}", turns=1 + i % 3) for i in range(8)]
     hints = [maker.hint(rows[i], 0) for i in (0, 1, 5, 7)]
     batch = collate(rows, [0.7, -1.2, 0.3, None, 1.1, -0.4, 0.9, -0.2], hints, [maker.pair(f"p{i}") for i in range(5)], pad_id=0)
-    found = []
-    for parts in ([batch], split(batch, size)):
+
+    def gradient(parts):
         total = sum(compose_loss(model, part, **ALL_ON, **options).total for part in parts)
-        found.append(torch.autograd.grad(total, list(model.parameters())))
-    assert len(split(batch, size)) == 8 // size
-    for whole, cut in zip(*found, strict=True):
-        assert whole.abs().max() > 1e-6
-        torch.testing.assert_close(cut, whole, **ROUNDING)
+        return torch.autograd.grad(total, list(model.parameters()))
+
+    whole = gradient([batch])
+    assert all(x.abs().max() > 1e-6 for x in whole)
+    for count in (1, 2, 4, 8):
+        parts = split(batch, 8 // count)
+        assert len(parts) == count
+        for cut, expected in zip(gradient(parts), whole, strict=True):
+            torch.testing.assert_close(cut, expected, **ROUNDING)

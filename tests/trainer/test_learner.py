@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from learn import learn
+from peft import LoraConfig, get_peft_model
 from ranks import on_ranks
 from transformers import OPTConfig, OPTForCausalLM
 from world import World, finish
@@ -16,6 +17,7 @@ from world import World, finish
 from composer_replication.batch import build_batch
 from composer_replication.causal_lm import LogprobCache, enable_checkpointing, update_mode
 from composer_replication.config import RunConfig, load_config
+from composer_replication.distillation import AdaptersOffTeacher
 from composer_replication.errors import CheckpointError, ModelError
 from composer_replication.trainer import learner as learner_module
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
@@ -111,6 +113,25 @@ def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path) -> 
     for name, value in expected["weights"].items():
         assert torch.equal(first["weights"][name], second["weights"][name])
         torch.testing.assert_close(first["weights"][name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_a_model_with_adapters_is_its_own_reference(run_file: Path) -> None:
+    """The KL term and the self-teacher read the model beneath: nothing is copied, and only adapters move."""
+    config = load_config(run_file, ["--loss.rlvr.kl_beta", "0.1", "--optimizer.learning_rate", "0.05"])
+    torch.manual_seed(0)
+    policy, _ = load_policy(config.model)
+    before = {name: parameter.clone() for name, parameter in policy.named_parameters()}
+    inputs = batch(config) | {"advantages": torch.ones(1)}
+    trained = Learner(get_peft_model(policy, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), config)
+    assert isinstance(trained.self_teacher, AdaptersOffTeacher)
+    assert trained.state_dict()["reference"] == {"kind": "adapters_off"}
+    distances = [trained.update(inputs).metrics["rlvr/kl_ref/mean"] for _ in range(3)]
+    assert distances[0] == 0.0
+    assert min(distances[1:]) > 1e-6
+    beneath = trained.policy.unload()
+    for name, parameter in beneath.named_parameters():
+        assert torch.equal(parameter, before[name])
 
 
 @pytest.mark.parametrize("text", ["", "torn", "0" * 64 + "  config.json\n"])
