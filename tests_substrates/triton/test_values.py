@@ -206,7 +206,7 @@ def test_a_token_loss(vocabulary, kind):
     found = scored(rows)
     assert_near(found, plainly_scored(rows.to(torch.float64)), 3e-6)
     assert_near(found, by_passes(lambda: scored(rows)), 3e-6)
-    assert_near(scored(rows, rows_per_chunk=2), found, 1e-6)
+    assert_near(scored(rows, rows_per_chunk=2), found, 3e-6)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES, ids=str)
