@@ -58,7 +58,7 @@ def generalized_jsd_per_token(
     warn_if_weak(beta, scale)
     inside = 0.0 < beta < 1.0
     log_s, log_t = log_probs(student_logits, temperature), log_probs(teacher_logits.detach(), temperature)
-    terms = _terms(log_s, log_t, beta) if token_clip is None else _plain_terms(log_s, log_t, beta).clamp(max=token_clip)
+    terms = _terms(log_s, log_t, beta) if token_clip is None else _clipped_terms(log_s, log_t, beta, token_clip)
     divergence = terms.sum(-1)
     return divergence / (beta * (1.0 - beta)) if inside and scale == "continuous" else divergence
 
@@ -120,10 +120,10 @@ def generalized_jsd_loss(
         support = teacher_logits.topk(top_k, dim=-1).indices
         student_logits, teacher_logits = student_logits.gather(-1, support), teacher_logits.gather(-1, support)
     log_s, log_t = log_probs(student_logits, temperature), log_probs(teacher_logits, temperature)
-    entrywise = token_clip is not None or reduction == "none"
-    terms = _plain_terms(log_s, log_t, beta) if entrywise else _terms(log_s, log_t, beta)
     if token_clip is not None:
-        terms = terms.clamp(max=token_clip)
+        terms = _clipped_terms(log_s, log_t, beta, token_clip)
+    else:
+        terms = _plain_terms(log_s, log_t, beta) if reduction == "none" else _terms(log_s, log_t, beta)
     if reduction == "none":
         return terms
     divisor = {"batchmean": rows, "sum": 1, "mean": terms.numel()}[reduction]
@@ -171,6 +171,16 @@ def _plain_terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
     log_m_s = torch.where(positive, up + from_t, from_s).masked_fill(no_s, 0.0)
     only_t = torch.where(no_s, -math.log(beta) * t, 0.0)  # m = b t there
     return beta * (only_t - t * log_m_t) - (1.0 - beta) * s * log_m_s
+
+
+def _clipped_terms(log_s: Tensor, log_t: Tensor, beta: float, clip: float) -> Tensor:
+    """The textbook terms, each at most `clip`. Those of the reverse KL that would be infinite are constants: clamping them would
+    leave 0 * inf in the gradient."""
+    if beta < 1.0:
+        return _plain_terms(log_s, log_t, beta).clamp(max=clip)
+    infinite = (log_t == -torch.inf) & (log_s != -torch.inf)
+    finite = _plain_terms(log_s, torch.where(infinite, log_s.detach(), log_t), beta).clamp(max=clip)
+    return torch.where(infinite, clip, finite)
 
 
 def _log_ratio(log_s: Tensor, log_t: Tensor) -> tuple[Tensor, Tensor, Tensor]:

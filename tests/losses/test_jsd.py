@@ -277,6 +277,27 @@ def test_token_clip_limits_each_vocabulary_entry():
     assert got < generalized_jsd_loss(torch.tensor(z_s), torch.tensor(z_t), beta=0.0)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("alone", ["student", "teacher"])
+def test_a_clipped_term_that_would_be_infinite_has_no_gradient(beta, alone):
+    """As if its column's term were the clip, whatever the other columns do."""
+    s, t = (torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    (t if alone == "student" else s)[0, 3] = -torch.inf
+    s.requires_grad_()
+    found = generalized_jsd_per_token(s, t, beta=beta, token_clip=0.02)
+    (gradient,) = torch.autograd.grad(found.sum(), s)
+    assert torch.isfinite(found).all()
+    assert torch.isfinite(gradient).all()
+    torch.testing.assert_close(gradient.sum(-1), torch.zeros(2, dtype=torch.float64))
+    if beta == 1.0 and alone == "student":
+        p, log_t = s.softmax(-1), t.log_softmax(-1)
+        others = [i for i in range(7) if i != 3]
+        terms = (p[0, others] * (p[0, others].log() - log_t[0, others])).clamp(max=0.02)
+        expected = terms.sum() + 0.02
+        torch.testing.assert_close(found[0], expected)
+        torch.testing.assert_close(gradient[0], torch.autograd.grad(expected, s)[0][0])
+
+
 def test_probabilities_instead_of_logits():
     z_s, z_t = pair(16)
     got = generalized_jsd_loss(torch.tensor(softmax(z_s)), torch.tensor(softmax(z_t)), logits_are_probs=True)
