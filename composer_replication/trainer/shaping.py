@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from composer_replication.config import RunConfig
 from composer_replication.observe import mean_and_se
@@ -49,7 +49,8 @@ def weigh(
     """Advantages over groups of the verdict less the penalties of `config.reward`.
 
     With `rollout.refills` the groups whose verdicts are all the same take no part, as DAPO has it. `end_of_thinking` is the id of
-    the token after a turn's thinking; `kl` gives the KL to the reference in nats, and is asked only where it has a weight.
+    the token after a turn's thinking; `kl` gives the KL to the reference in nats, and is asked only where it has a weight. Raises
+    ValueError where it is missing then.
     """
     trajectories = [t for g in groups for t in g.trajectories]
     penalties: dict[str, list[float]] = {}
@@ -57,7 +58,9 @@ def weigh(
         penalties["effort"] = [_effort(t, config, end_of_thinking) for t in trajectories]
     if config.reward.overlong_tokens > 0:
         penalties["overlong"] = [_overlong(t, config) for t in trajectories]
-    if config.reward.kl_weight > 0 and kl is not None:
+    if config.reward.kl_weight > 0:
+        if kl is None:
+            raise ValueError("reward.kl_weight is above 0, and nothing gives the KL")
         penalties["kl"] = [config.reward.kl_weight * nats for nats in kl(trajectories)]
     totals = [sum(each) for each in zip(*penalties.values(), strict=True)] if penalties else [0.0] * len(trajectories)
     values: list[float | None] = []
@@ -93,14 +96,7 @@ def effort_of(trajectory: Trajectory, end_of_thinking: int | None) -> Effort:
 
 def _effort(trajectory: Trajectory, config: RunConfig, end_of_thinking: int | None) -> float:
     effort = config.reward.effort
-    weights = EffortWeights(
-        thinking_tokens=effort.thinking_tokens,
-        tool_call_tokens=effort.tool_call_tokens,
-        tool_output_tokens=effort.tool_output_tokens,
-        final_tokens=effort.final_tokens,
-        tool_calls=effort.tool_calls,
-        turns=effort.turns,
-    )
+    weights = EffortWeights(**{f.name: getattr(effort, f.name) for f in fields(EffortWeights)})
     return effort.weight * effort_penalty(effort_of(trajectory, end_of_thinking), weights=weights, k=effort.k, q=effort.q)
 
 

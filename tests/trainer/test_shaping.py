@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +74,8 @@ def test_the_kl_is_asked_for_only_where_it_counts(run_file: Path) -> None:
         raise AssertionError
 
     weigh(both, config(run_file), kl=refuse)
+    with pytest.raises(ValueError, match="nothing gives the KL"):
+        weigh(both, config(run_file, "--reward.kl_weight", "0.5"))
 
 
 def test_the_kl_is_that_of_the_recorded_log_probs(run_file: Path) -> None:
@@ -121,6 +122,5 @@ def test_groups_that_teach_nothing_are_made_up_for(run_file: Path) -> None:
     barren = [rewards for rewards in groups.values() if len(set(rewards)) == 1]
     assert len(groups) in (1 + len(barren), 3)
     assert len(groups) > 1, "the untrained policy passes no test, so the first group is barren"
-    values = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
-    flat = values.get("values", values)
-    assert {"reward/effort_penalty", "reward/overlong_penalty", "reward/kl_penalty"} <= set(flat)
+    last = run.read_metrics()[-1].values
+    assert {"reward/effort_penalty", "reward/overlong_penalty", "reward/kl_penalty"} <= set(last)
