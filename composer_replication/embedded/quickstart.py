@@ -42,7 +42,7 @@ from composer_replication.types import Deletion
 
 __all__ = ["ARMS", "ARM_STEPS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-ARM_STEPS = 40
+ARM_STEPS = 32
 WARM_START_STEPS = 350
 MORE_STEPS, ENOUGH = 100, 0.85
 """The warm start goes on, this many steps at a time, until the right edit is at least so likely with a hint."""
@@ -139,7 +139,7 @@ def quickstart_config(
         out=run_path.parent.resolve(),
         seed=seed,
         steps=steps,
-        checkpoint_every=20,
+        checkpoint_every=16,
         threads=1,
         model=ModelConfig(path=str((prepared / "policy").resolve()), device="cpu"),
         tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
@@ -155,7 +155,7 @@ def quickstart_config(
         ),
         loss=LossConfig(hint=HintConfig(beta=0.5), replay=ReplayConfig(dpo_beta=0.5, pairs_per_step=12)),
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=16),
-        eval=EvalConfig(every=20, samples=4),
+        eval=EvalConfig(every=16, samples=4),
         teachers=teachers,
         arms=ARMS,
     )
