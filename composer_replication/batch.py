@@ -33,7 +33,6 @@ _ROW_KEYS = (
     "old_logprobs",
     "sampler_logprobs",
     "ref_logprobs",
-    "sampler_logprobs",
     "rlvr_weights",
 )
 _HINT_KEYS = (

@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
-import os
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,7 +39,7 @@ from composer_replication.types import Deletion
 
 __all__ = ["ARMS", "ARM_STEPS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
 
-ARM_STEPS = 32
+ARM_STEPS = 36
 WARM_START_STEPS = 350
 MORE_STEPS, ENOUGH = 100, 0.85
 """The warm start goes on, this many steps at a time, until the right edit is at least so likely with a hint."""
@@ -96,38 +93,18 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
 
 
 def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
-    """Train the teachers that are missing, a thread for each (torch works without the interpreter's lock).
-
-    Models are loaded and saved here, one after the other: transformers does neither in two threads at once.
-    """
+    """Train the teachers that are missing."""
     from composer_replication.trainer.models import load_policy
 
     missing = [t for t in TEACHERS if not (folder / "teachers" / t).exists()]
     if not missing:
         return
     (folder / "teachers").mkdir(exist_ok=True)
-    models = {t: load_policy(ModelConfig(path=str(folder / "policy"), device="cpu")) for t in missing}
-    stopped = threading.Event()
-    with (
-        terminal.phase(f"teach {', '.join(missing)}", TEACHER_STEPS * len(missing)) as shown,
-        ThreadPoolExecutor(os.cpu_count()) as pool,
-    ):
-
-        def step() -> None:
-            if stopped.is_set():  # Ctrl-C reaches the main thread only
-                raise InterruptedError
-            shown.advance()
-
-        jobs = {
-            pool.submit(train_teacher, t, model, ChatRenderer(tokenizer), steps=TEACHER_STEPS, seed=seed, on_step=step): t
-            for t, (model, tokenizer) in models.items()
-        }
-        try:
-            for job in as_completed(jobs):
-                job.result()
-                _keep(*models[jobs[job]], folder / "teachers" / jobs[job])
-        finally:
-            stopped.set()
+    with terminal.phase(f"teach {', '.join(missing)}", TEACHER_STEPS * len(missing)) as shown:
+        for teacher in missing:
+            model, tokenizer = load_policy(ModelConfig(path=str(folder / "policy"), device="cpu"))
+            train_teacher(teacher, model, ChatRenderer(tokenizer), steps=TEACHER_STEPS, seed=seed, on_step=shown.advance)
+            _keep(model, tokenizer, folder / "teachers" / teacher)
 
 
 def quickstart_config(
@@ -139,7 +116,7 @@ def quickstart_config(
         out=run_path.parent.resolve(),
         seed=seed,
         steps=steps,
-        checkpoint_every=16,
+        checkpoint_every=18,
         threads=1,
         model=ModelConfig(path=str((prepared / "policy").resolve()), device="cpu"),
         tasks=TasksConfig(train=(prepared / "tasks" / "train").resolve(), held_out=(prepared / "tasks" / "held_out").resolve()),
@@ -155,7 +132,7 @@ def quickstart_config(
         ),
         loss=LossConfig(hint=HintConfig(beta=0.5), replay=ReplayConfig(dpo_beta=0.5, pairs_per_step=12)),
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", micro_batch_size=16),
-        eval=EvalConfig(every=16, samples=4),
+        eval=EvalConfig(every=18, samples=4),
         teachers=teachers,
         arms=ARMS,
     )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from composer_replication.config import TeacherConfig
@@ -39,8 +38,7 @@ def knowledge(teacher: str) -> dict[str, str]:
 def train_teacher(
     teacher: str, model: nn.Module, renderer: ChatRenderer, *, steps: int, seed: int, on_step: Callable[[], None]
 ) -> None:
-    """Continue the warm start of `model`, in place and on one thread, with demonstrations by someone who knows the words."""
-    torch.set_num_threads(1)  # a property of the calling thread
+    """Continue the warm start of `model`, in place, with demonstrations by someone who knows the words."""
     imitate(
         model,
         renderer,

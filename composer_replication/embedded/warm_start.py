@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +48,10 @@ def imitate(
 ) -> float:
     """Cross-entropy on the assistant's turns of fresh demonstrations; AdamW, warm-up, cosine decay. Returns the last loss.
 
+    A step's gradient is formed in two threads, each with half of the transcripts and a copy of the model: on two cores that is
+    nearly twice as fast, on a busy machine no slower than one thread (threads within an operation would wait for each other),
+    and the sum is the same everywhere.
+
     Args:
         meanings: what the demonstrator knows of the house's terms (see `transcripts.demonstration`).
     """
@@ -56,20 +62,39 @@ def imitate(
         optimizer, lambda s: min(1.0, (s + 1) / warmup) * (0.05 + 0.475 * (1 + math.cos(math.pi * s / steps)))
     )
     model.train()
-    loss = 0.0
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = 0.0
-        for batch in _batches(renderer, [demonstration(rng, meanings) for _ in range(batch_size)]):
-            part = compose_loss(model, batch).total
-            part.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
-            loss += float(part.detach())
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if on_step is not None:
-            on_step()
+    twin, loss = copy.deepcopy(model), 0.0
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            batches = list(_batches(renderer, [demonstration(rng, meanings) for _ in range(batch_size)]))
+            half = other.submit(_backward, twin, batches[1::2])
+            loss = _backward(model, batches[::2]) + half.result()
+            _add_gradients(model, twin)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            twin.load_state_dict(model.state_dict())
+            if on_step is not None:
+                on_step()
     return loss
+
+
+def _backward(model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> float:
+    """Form the gradient of the batches' sum, and return that."""
+    loss = 0.0
+    for batch in batches:
+        part = compose_loss(model, batch).total
+        part.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+        loss += float(part.detach())
+    return loss
+
+
+def _add_gradients(model: nn.Module, twin: nn.Module) -> None:
+    """Move the twin's gradients over."""
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        if theirs.grad is not None and ours.grad is not None:
+            ours.grad += theirs.grad
+    twin.zero_grad()
 
 
 @torch.no_grad()

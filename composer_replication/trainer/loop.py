@@ -31,7 +31,7 @@ from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
-from composer_replication.trainer.shaping import weigh
+from composer_replication.trainer.shaping import taking_part, weigh
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
@@ -236,9 +236,10 @@ class _Trainee:
 
     def batch(self, groups: Sequence[Group], signals: _Signals, pairs: Sequence[Pair]) -> Batch:
         """The tensors of all three channels."""
+        trajectories, advantages = taking_part(_flat(groups), signals.advantages, signals.hinted)
         return collate(
-            _flat(groups),
-            signals.advantages,
+            trajectories,
+            advantages,
             signals.hinted,
             pairs,
             pad_id=int(self.renderer.tokenizer.pad_token_id),

@@ -15,9 +15,9 @@ from composer_replication.policy_gradient import (
     has_signal,
     soft_overlong_punishment,
 )
-from composer_replication.types import Group, Trajectory, Unscored
+from composer_replication.types import Group, HintedTurn, Trajectory, Unscored
 
-__all__ = ["Advantages", "effort_of", "group_verdicts", "verdict", "weigh"]
+__all__ = ["Advantages", "effort_of", "group_verdicts", "taking_part", "verdict", "weigh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,16 @@ def weigh(
             rewards = [None] * len(rewards)
         values += group_advantages(rewards, config.loss.rlvr.advantage)
     return Advantages(values, {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()})
+
+
+def taking_part(
+    trajectories: Sequence[Trajectory], advantages: Sequence[float | None], hinted: Sequence[HintedTurn]
+) -> tuple[list[Trajectory], list[float | None]]:
+    """The trajectories that say anything to the loss, with their advantages; the rest would go through the model for nothing."""
+    taught = {turn.trajectory_id for turn in hinted}
+    paired = zip(trajectories, advantages, strict=True)
+    kept = [(t, a) for t, a in paired if a is not None or t.trajectory_id in taught]
+    return [t for t, _ in kept], [a for _, a in kept]
 
 
 def effort_of(trajectory: Trajectory, end_of_thinking: int | None) -> Effort:

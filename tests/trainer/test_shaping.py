@@ -11,10 +11,11 @@ import torch
 from test_learner import learner
 from world import finish
 
+from composer_replication.batch import collate
 from composer_replication.config import RunConfig, load_config
 from composer_replication.observe import RunDir
-from composer_replication.trainer.shaping import effort_of, weigh
-from composer_replication.types import Group, Reward, StopReason, ToolCall, Trajectory, Turn, Unscored
+from composer_replication.trainer.shaping import effort_of, taking_part, weigh
+from composer_replication.types import Group, HintedTurn, Reward, StopReason, ToolCall, Trajectory, Turn, Unscored
 
 THINK_END = 9
 CALL = ToolCall(call_id="1", name="search", arguments={})
@@ -104,6 +105,24 @@ def test_with_refills_a_group_of_one_verdict_has_no_advantages(run_file: Path) -
     assert None not in weigh([same, differ], config(run_file, *words)).values
     assert weigh([same, differ], config(run_file, *words, "--rollout.refills", "1")).values[:2] == [None, None]
     assert None not in weigh([same, differ], config(run_file, *words, "--rollout.refills", "1")).values[2:]
+
+
+def test_who_has_neither_advantage_nor_hint_stays_out_of_the_batch_and_changes_nothing(run_file: Path) -> None:
+    """The gradient of those that take part is the gradient of all."""
+    rollouts = [trajectory(name, turn(*ids)) for name, ids in (("a", (1, 4, 2)), ("b", (3, 3)), ("c", (2, 5, 5, 1)))]
+    hint = HintedTurn(
+        trajectory_id="c", turn=0, student_start=2, teacher_ids=(1, 2, 7, 2, 5, 5, 1), teacher_start=3, action_ids=(2, 5, 5, 1)
+    )
+    kept, advantages = taking_part(rollouts, [0.5, None, None], [hint])
+    assert [t.trajectory_id for t in kept] == ["a", "c"]
+    assert advantages == [0.5, None]
+    gradients = []
+    for shown, given in ((rollouts, [0.5, None, None]), (kept, advantages)):
+        trained = learner(config(run_file))
+        trained.update(collate(shown, given, [hint], pad_id=0))
+        gradients.append(torch.cat([p.grad.flatten() for p in trained.policy.parameters()]))
+    assert gradients[0].abs().max() > 1e-3
+    assert torch.allclose(gradients[0], gradients[1], rtol=1e-5, atol=1e-7)
 
 
 def test_groups_that_teach_nothing_are_made_up_for(run_file: Path) -> None:
