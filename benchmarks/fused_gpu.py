@@ -24,7 +24,7 @@ from measuring import emit
 from torch import Tensor
 
 from composer_replication.distillation import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD, fused, fused_divergence
-from composer_replication.fused_head import Head, RowGradient, TeacherRows, fused_token_loss, token_loss
+from composer_replication.fused_head import Head, TeacherRows, fused_token_loss, token_loss
 from composer_replication.fused_head.one_pass import chunk_rows, one_pass
 
 LOSSES: dict[str, Divergence | None] = {
@@ -98,8 +98,8 @@ class Idle:
     def __init__(self, losses: Tensor) -> None:
         self.losses = losses
 
-    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:  # noqa: ARG002
-        return RowGradient(self.losses[rows])
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:  # noqa: ARG002
+        return self.losses[rows]
 
 
 def by_passes(run: Callable[[], list[Tensor]]) -> list[Tensor]:

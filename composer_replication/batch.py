@@ -96,24 +96,28 @@ def collate(
 
 
 def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
-    """Micro-batches of at most `micro_batch_size` rows, each with the whole batch's denominators, its own rows' hints and a
-    share of the pairs; of `ranks` processes that split the same batch, those of process `rank`.
+    """Micro-batches of at most `micro_batch_size` rows and as many pairs, each with the whole batch's denominators and its own
+    rows' hints; of `ranks` processes that split the same batch, those of process `rank`.
 
     Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole.
     Every rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last
     ones may hold denominators only. `dropped_tokens` goes to the first part. Raises ValueError when `micro_batch_size` is below
-    1, `rank` is none of `ranks` or a channel's denominator is missing (`collate` sets them).
+    1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets them), or a key is none of a batch's: which
+    part of it goes where is not known then (`position_ids`, say: rows are padded, not packed).
     """
     if micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank must be at least 0 and below ranks, got {rank} of {ranks}")
+    unknown = batch.keys() - {*_ROW_KEYS, *_HINT_KEYS, *_PAIR_KEYS, *_DENOMINATORS.values(), "dropped_tokens"}
+    if unknown:
+        raise ValueError(f"a batch has no {', '.join(sorted(unknown))}: leave it out")
     for key, denominator in _DENOMINATORS.items():
         if key in batch and denominator not in batch:
             raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
     rows = batch["input_ids"].shape[0] if "input_ids" in batch else 0
     pairs = batch["dpo_chosen_input_ids"].shape[0] if "dpo_chosen_input_ids" in batch else 0
-    parts = max(1, math.ceil((rows or pairs) / micro_batch_size))
+    parts = max(1, math.ceil(max(rows, pairs) / micro_batch_size))
     pairs_each = math.ceil(pairs / parts)
     result = []
     for i in range(rank, ranks * math.ceil(parts / ranks), ranks):

@@ -82,11 +82,13 @@ class LogprobCache:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of a model's parameters and buffers: names, shapes, types and values."""
+    """SHA-256 of a model's parameters and buffers: names, shapes, types and values. Ranks that share sharded weights gather them,
+    one at a time."""
     weights = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        weights.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        whole = getattr(tensor, "full_tensor", tensor.detach)()
+        weights.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
+        weights.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return weights.hexdigest()
 
 

@@ -3,7 +3,7 @@ position's keys and values depend only on what stands before it.
 
 Two users: the self-teacher reads each error turn with its hint on top of the trajectory's prefix, and a preference pair's two
 answers stand on one prompt. Only for models whose every layer caches full attention keys and values; others (sliding windows,
-state-space layers) are run over whole sequences.
+state-space layers, rotary frequencies that change with the length) are run over whole sequences.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ def why_no_prefix(model: nn.Module) -> str | None:
     inner = unwrapped(model)
     if any(module.training and getattr(module, "gradient_checkpointing", False) for module in inner.modules()):
         return "gradient checkpointing keeps no keys and values"
+    if _rope_kinds(inner.config) & {"dynamic", "longrope"}:
+        return "its rotary frequencies depend on the length of the whole sequence"
     return None if caches_attention_only(inner.config) else "some of its layers cache more or less than full attention"
+
+
+def _rope_kinds(config: Any) -> set[Any]:
+    """The `rope_type`s of a configuration, which may name one for all layers or one for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
 
 
 def fallbacks(model: nn.Module) -> dict[str, str]:

@@ -100,6 +100,7 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
     before = tokens.sampler if tokens.old is None else tokens.old
     before = scores.logprobs if before is None else before
     metrics = {
+        "rlvr/dropped/tokens": float(batch.get("dropped_tokens", 0)),
         "rlvr/loss": value.item(),
         "rlvr/tokens": float(len(row)),
         "rlvr/ratio/max": found.ratio.max().item(),

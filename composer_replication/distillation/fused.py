@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
-from composer_replication.fused_head import Head, RowGradient, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
+from composer_replication.fused_head import Head, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
 
 __all__ = ["fused_divergence"]
 
@@ -65,7 +65,7 @@ class _DivergenceKernel:
         self.weights = weights.to(accumulation_dtype(head.weight.dtype))
         self.per_row, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
 
-    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
         assert teacher is not None
         if by_triton(product) and isinstance(self.divergence, GeneralizedJSD | TAID | EntropyAwareOPD):
             from composer_replication.distillation.triton_divergence import diverge
@@ -74,7 +74,7 @@ class _DivergenceKernel:
         else:
             _diverge(product, teacher, self.head, self.divergence, self.temperature, self.per_row[rows])
         self.losses[rows] = self.weights[rows] * self.per_row[rows]
-        return RowGradient(self.weights[rows] * (self.head.scale / self.temperature))
+        return self.weights[rows] * (self.head.scale / self.temperature)
 
 
 def _diverge(student: Tensor, teacher: Tensor, head: Head, divergence: Divergence, temperature: float, losses: Tensor) -> None:

@@ -115,7 +115,9 @@ def generalized_jsd_loss(
     if logits_are_probs:
         if temperature != 1.0:
             raise ValueError("logits_are_probs=True needs temperature 1: a temperature applies to logits")
-        student_logits, teacher_logits = upcast(student_logits).log(), upcast(teacher_logits).log()
+        probs = upcast(student_logits)
+        student_logits = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()  # the gradient of log 0 would be NaN
+        teacher_logits = upcast(teacher_logits).log()
     if top_k is not None:
         support = teacher_logits.topk(top_k, dim=-1).indices
         student_logits, teacher_logits = student_logits.gather(-1, support), teacher_logits.gather(-1, support)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from composer_replication.errors import CheckpointError
 
@@ -83,12 +83,14 @@ class LiveTeacher:
 
 
 class FrozenTeacher:
-    """The weights the student had when this object was made: a copy of its own. It is made before FSDP2 shards the student, which
-    forbids copies."""
+    """The weights the student had when this object was made: a copy of its own, whole on every rank."""
 
     kind: SelfTeacherKind = "frozen"
 
     def __init__(self, model: nn.Module) -> None:
+        """Raises ValueError for a model that FSDP2 has sharded, which cannot be copied: make the teacher before."""
+        if any(_is_sharded(parameter) for parameter in model.parameters()):
+            raise ValueError(f"a {self.kind} self-teacher is a copy of the policy: make it before `fully_shard`")
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:  # noqa: ARG002 - protocol
@@ -123,7 +125,8 @@ class AdaptersOffTeacher:
 
 
 class EMATeacher(FrozenTeacher):
-    """An exponential moving average of the student: after each step, teacher = (1 - rate) teacher + rate student.
+    """An exponential moving average of the student: after each step, teacher = (1 - rate) teacher + rate student. Of a student
+    that FSDP2 has sharded in the meantime the ranks gather one weight at a time.
 
     The average is kept in float32 when the model is bf16 or fp16: rate times a difference is below their resolution.
     """
@@ -143,10 +146,10 @@ class EMATeacher(FrozenTeacher):
         """Move the average by one step; buffers are copied."""
         student = dict(student_model.named_parameters())
         for name, average in self._model.named_parameters():
-            average.lerp_(student[name].to(average), self.rate)
+            average.lerp_(_whole(student[name]).to(average), self.rate)
         buffers = dict(student_model.named_buffers())
         for name, buffer in self._model.named_buffers():
-            buffer.copy_(buffers[name])
+            buffer.copy_(_whole(buffers[name]))
 
 
 class TrustRegionTeacher(FrozenTeacher):
@@ -179,6 +182,17 @@ def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 
     if kind == "trust_region":
         return TrustRegionTeacher(model, rate)
     raise ValueError(f"unknown self-teacher {kind!r}: expected 'live', 'frozen', 'ema' or 'trust_region'")
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, whose module takes long to import."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor gathered on every rank; others as they are."""
+    gathered: Tensor = getattr(tensor, "full_tensor", tensor.detach)()
+    return gathered
 
 
 def _with_adapters(model: nn.Module) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from composer_replication.fused_head.blocks import by_triton, for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype, upcast
-from composer_replication.fused_head.one_pass import RowGradient, RowKernel, TeacherRows, total_loss
+from composer_replication.fused_head.one_pass import RowKernel, TeacherRows, total_loss
 from composer_replication.fused_head.teacher_logprobs import fused_teacher_logprobs
 from composer_replication.fused_head.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
 
 __all__ = [
     "Head",
-    "RowGradient",
     "RowKernel",
     "TeacherRows",
     "TokenLoss",

@@ -7,12 +7,13 @@ logits in the backward pass, as checkpointing does, needs one or two more. Memor
 
 The gradient of a chunk with respect to the product hidden @ weight.T is held as
 
-    row[:, None] * dense + onehot at the targets
+    row[:, None] * dense
 
 so that scaling by a row's weight is done on the H side, which is smaller than V.
 
 Under autocast, hidden states and weights are rounded to its type before they are multiplied, as a linear layer's are. All else is
-as without it: products, losses and gradients are formed and handed on in float32, or float64.
+as without it: products, losses and gradients are formed and handed on in float32, or float64. On CUDA the product that gives the
+gradient of the hidden states reads the dense part rounded to the weight's type, again as a linear layer's backward pass does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from composer_replication.fused_head.head import Head, accumulation_dtype, autoc
 __all__ = [
     "CHUNK_BYTES",
     "Gradients",
-    "RowGradient",
     "RowKernel",
     "TeacherRows",
     "chunk_rows",
@@ -56,26 +56,15 @@ class TeacherRows(NamedTuple):
     coefficient: float = 1.0
 
 
-class RowGradient(NamedTuple):
-    """What a kernel leaves besides the dense part, which overwrites the chunk's products."""
-
-    row: Tensor
-    """[n], factor of the dense part."""
-    targets: Tensor | None = None
-    """[n] int64 and"""
-    at_targets: Tensor | None = None
-    """[n], what is added at the targets."""
-
-
 class RowKernel(Protocol):
     """Loss and gradient of some rows."""
 
     losses: Tensor
     """[N], each row's weighted loss, filled in call by call."""
 
-    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
         """`product` [n, V] = hidden @ weight.T of `rows`, overwritten with the dense part of the gradient with respect to itself;
-        `teacher` [n, V] logits, free to be overwritten."""
+        `teacher` [n, V] logits, free to be overwritten. Returns the rows' factors of the dense part, [n]."""
         ...
 
 
@@ -133,20 +122,13 @@ def _one_pass(
         rows = slice(start, min(start + step, n))
         count = rows.stop - start
         z = _mm(hidden[rows], head.weight.t(), out=product[:count])
-        found = kernel(z, None if taught is None else teacher_logits(teacher, rows, taught, part), rows)
+        factor = kernel(z, None if taught is None else teacher_logits(teacher, rows, taught, part), rows)
         if grad_hidden is not None:
-            _mm(z, head.weight, out=grad_hidden[rows]).mul_(found.row.unsqueeze(-1))
-            if found.targets is not None and found.at_targets is not None:
-                grad_hidden[rows].addcmul_(head.weight[found.targets].to(dtype), found.at_targets.unsqueeze(-1))
+            _mm(z, head.weight, out=grad_hidden[rows]).mul_(factor.unsqueeze(-1))
         if grad_weight is not None:
-            chunk = hidden[rows].to(dtype)
-            _add_outer(grad_weight, z, chunk * found.row.unsqueeze(-1))
-            if found.targets is not None and found.at_targets is not None:
-                grad_weight.index_add_(0, found.targets, chunk * found.at_targets.unsqueeze(-1))
+            _add_outer(grad_weight, z, hidden[rows].to(dtype) * factor.unsqueeze(-1))
         if grad_bias is not None:
-            grad_bias.addmv_(z.t(), found.row)
-            if found.targets is not None and found.at_targets is not None:
-                grad_bias.index_add_(0, found.targets, found.at_targets)
+            grad_bias.addmv_(z.t(), factor)
     return Gradients(grad_hidden, grad_weight, grad_bias)
 
 

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from composer_replication.fused_head.blocks import by_triton, for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype, autocast_dtype
-from composer_replication.fused_head.one_pass import RowGradient, in_types_of, one_pass, total_loss
+from composer_replication.fused_head.one_pass import in_types_of, one_pass, total_loss
 
 __all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
 
@@ -50,7 +50,7 @@ def fused_token_loss(
     is kept of the logits. Raises ValueError unless temperature > 0.
     """
     _check(hidden, targets, temperature)
-    kernel = _TokenKernel(hidden, head, targets, temperature, loss)
+    kernel = _TokenKernel(hidden, head, targets, temperature, loss, differentiated=torch.is_grad_enabled())
     value = total_loss(hidden, head, kernel, rows_per_chunk=rows_per_chunk)
     return value, TokenScores(kernel.logprobs, kernel.entropy)
 
@@ -70,14 +70,21 @@ def fused_logprobs(
 
 
 class _TokenKernel:
-    """`RowKernel` of a token loss. The dense part is exp(logits - max), its factor -dloss/dlogprob / sum."""
+    """`RowKernel` of a token loss.
 
-    def __init__(self, hidden: Tensor, head: Head, targets: Tensor, temperature: float, loss: TokenLoss) -> None:
+    The dense part is exp(logits - max) less its sum at the target, its factor -dloss/dlogprob / sum. The subtraction comes before
+    any product: 1 - probability of a likely target would be lost in a product that rounds its operands.
+    """
+
+    def __init__(
+        self, hidden: Tensor, head: Head, targets: Tensor, temperature: float, loss: TokenLoss, *, differentiated: bool
+    ) -> None:
         self.head, self.targets, self.temperature, self.loss = head, targets, temperature, loss
+        self.differentiated = differentiated
         self.logprobs = hidden.new_empty(hidden.shape[:1], dtype=accumulation_dtype(head.weight.dtype))
         self.entropy, self.losses = torch.empty_like(self.logprobs), torch.zeros_like(self.logprobs)
 
-    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> RowGradient:  # noqa: ARG002 - no teacher here
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:  # noqa: ARG002 - no teacher here
         targets, logprobs, entropy = self.targets[rows], self.logprobs[rows], self.entropy[rows]
         if by_triton(product):
             from composer_replication.fused_head.triton_tokens import score
@@ -85,13 +92,16 @@ class _TokenKernel:
             total, slope_at_target = score(product, self.head, self.temperature, targets, logprobs, entropy)
         else:
             total, slope_at_target = _score(product, self.head, self.temperature, targets, logprobs, entropy)
+        if not self.differentiated:
+            self.losses[rows] = self.loss(logprobs, rows)
+            return total
         with torch.enable_grad():
             leaf = logprobs.clone().requires_grad_()
             losses = self.loss(leaf, rows)
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         self.losses[rows] = losses.detach()
-        gradient = gradient * (self.head.scale / self.temperature)
-        return RowGradient(-gradient / total, targets, gradient * slope_at_target)
+        product.scatter_add_(-1, targets.unsqueeze(-1), -(total * slope_at_target).unsqueeze(-1))
+        return -gradient * (self.head.scale / self.temperature) / total
 
 
 def _score(
@@ -140,7 +150,8 @@ class _LogProbs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias)
         form = partial(one_pass, head=head, rounded_to=autocast_dtype(weight), rows_per_chunk=rows_per_chunk)
         ctx.rest = (form, head, targets, temperature)
-        kernel = _TokenKernel(hidden, head, targets, temperature, _linear(torch.zeros_like(targets, dtype=hidden.dtype)))
+        nothing = _linear(torch.zeros_like(targets, dtype=hidden.dtype))
+        kernel = _TokenKernel(hidden, head, targets, temperature, nothing, differentiated=False)
         form(hidden, kernel=kernel, wanted=(False, False, False))
         ctx.mark_non_differentiable(kernel.entropy)
         return kernel.logprobs, kernel.entropy
@@ -150,7 +161,7 @@ class _LogProbs(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, *_ = inputs = ctx.saved_tensors
         form, head, targets, temperature = ctx.rest
-        kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream))
+        kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream), differentiated=True)
         gradients = form(hidden, kernel=kernel, wanted=ctx.needs_input_grad[:3])
         return (*in_types_of(inputs, gradients), None, None, None, None)
 

@@ -18,7 +18,9 @@ STD_EPS = 1e-4
 """Added to the standard deviation in `grpo`; the value TRL uses."""
 
 
-def group_advantages(rewards: Sequence[float | None], kind: AdvantageKind = "grpo") -> list[float | None]:
+def group_advantages(
+    rewards: Sequence[float | None], kind: AdvantageKind = "grpo", *, scaled_by: Sequence[float | None] | None = None
+) -> list[float | None]:
     """Advantage of each sibling; None where the reward is None.
 
     With n scored rewards r, mean m and SAMPLE standard deviation s (divisor n - 1, as TRL's `GRPOTrainer`; not the
@@ -27,6 +29,9 @@ def group_advantages(rewards: Sequence[float | None], kind: AdvantageKind = "grp
     - `grpo`: (r - m) / (s + 1e-4)   (arXiv:2402.03300, section 4.1.2)
     - `dr_grpo`: r - m   (arXiv:2503.20783, section 3.2)
     - `rloo`: r minus the mean of the OTHER rewards, which is n / (n - 1) * (r - m)   (arXiv:2402.14740, equation 8)
+
+    `scaled_by` are other values of the same siblings to take s from, with 1 for s + 1e-4 where they are all equal: verdicts
+    without the penalties that are in `rewards`, whose size would otherwise not matter among siblings of one verdict.
 
     A sibling that is alone has nothing to be compared with: its advantage is 0. Raises ValueError on an unknown kind or a reward
     that is not finite (an unscored trajectory is None, never NaN).
@@ -39,11 +44,17 @@ def group_advantages(rewards: Sequence[float | None], kind: AdvantageKind = "grp
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(scored) / n
     if kind == "grpo":
-        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / (n - 1))
-        scale = 1.0 / (std + STD_EPS)
+        scale = 1.0 / _spread(scored if scaled_by is None else _scored(scaled_by))
     else:
         scale = n / (n - 1) if kind == "rloo" else 1.0
     return [None if reward is None else scale * (reward - mean) for reward in rewards]
+
+
+def _spread(values: Sequence[float]) -> float:
+    if all(value == values[0] for value in values):
+        return 1.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + STD_EPS
 
 
 def has_signal(rewards: Sequence[float | None]) -> bool:

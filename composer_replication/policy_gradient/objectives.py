@@ -8,6 +8,7 @@ batch before it is cut into micro-batches or spread over ranks, cutting changes 
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -28,14 +29,15 @@ def surrogate_of(objective: Objective) -> SurrogateKind:
 
 
 def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(pi || other) on tokens drawn from pi: exp(d) - 1 - d >= 0 with d = other - pi, clamped to
-    +-20.
+    """Schulman's k3 estimate of KL(pi || other) on tokens drawn from pi: exp(d) - 1 - d >= 0 with d = other - pi.
 
     Element-wise, in nats (http://joschu.net/blog/kl-approx.html). It is the KL term of GRPO (arXiv:2402.03300, equation 4),
-    without importance correction. Gradient flows through `logprobs` only.
+    without importance correction. Above d = 20 the exponential goes on as its tangent, so that it stays finite and still pulls.
+    Gradient flows through `logprobs` only.
     """
-    difference = (other_logprobs.detach() - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.expm1(difference) - difference
+    difference = other_logprobs.detach() - logprobs
+    capped = difference.clamp(max=MAX_LOG_RATIO)
+    return torch.expm1(capped) + math.exp(MAX_LOG_RATIO) * (difference - capped) - difference
 
 
 def kl_k1_penalty(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:

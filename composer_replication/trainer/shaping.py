@@ -69,7 +69,7 @@ def weigh(
         rewards = [None if v is None else v - totals[len(values) + i] for i, v in enumerate(verdicts)]
         if config.rollout.refills > 0 and not has_signal(verdicts):
             rewards = [None] * len(rewards)
-        values += group_advantages(rewards, config.loss.rlvr.advantage)
+        values += group_advantages(rewards, config.loss.rlvr.advantage, scaled_by=verdicts)
     return Advantages(values, {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()})
 
 

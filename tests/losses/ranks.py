@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.batch import split
-from composer_replication.causal_lm import enable_checkpointing, unwrapped, update_mode
+from composer_replication.causal_lm import enable_checkpointing, unwrapped, update_mode, weights_digest
 from composer_replication.distillation import make_self_teacher
 from composer_replication.errors import ModelError
 from composer_replication.loss import compose_loss
@@ -90,6 +90,31 @@ def step(
     optimizer.step()
     weights = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
     return {"weights": weights, "passes": passes, "through_wrapper": len(through_wrapper), "losses": losses}
+
+
+def teach_twice(_rank: int, model: nn.Module, batch: Mapping[str, Tensor], kind: Any) -> dict[str, Any]:
+    """Two steps with a self-teacher made before FSDP2 shards the model: the hint losses, the teacher after them, the policy's
+    digests whole and sharded, and what is said of a teacher made too late. Both ranks have the whole batch."""
+    teacher = make_self_teacher(kind, model, rate=0.3)
+    digests = [weights_digest(model)]
+    parallel = wrapped(model, "fsdp2, resharded")
+    digests.append(weights_digest(parallel))
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    losses = []
+    for _ in range(2):
+        loss = compose_loss(parallel, batch, alpha_sdpo=1.0, self_teacher=teacher)
+        losses.append(loss.sdpo_jsd.item())
+        loss.total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        teacher.update(parallel)
+    taught = teacher.parts(parallel)[0].model
+    too_late = ""
+    try:
+        make_self_teacher(kind, parallel, rate=0.3)
+    except ValueError as error:
+        too_late = str(error)
+    return {"losses": losses, "weights": taught.state_dict(), "digests": digests, "too late": too_late}
 
 
 def whole(tensor: Any) -> Tensor:

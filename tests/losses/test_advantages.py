@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -44,6 +45,15 @@ def test_advantages_sum_to_zero_and_ignore_a_constant(rewards, kind, shift):
     shifted = group_advantages([None if r is None else r + shift for r in rewards], kind)
     assert [a for a in shifted if a is not None] == pytest.approx(known, abs=1e-6)
     assert any(abs(a) > 1e-9 for a in known) == has_signal(rewards)
+
+
+def test_the_scale_may_come_from_other_values_of_the_siblings():
+    penalised, verdicts = [0.9, 0.8, -0.1, None, 0.0], [1.0, 1.0, 0.0, None, 0.0]
+    s, mean = math.sqrt(1 / 3), 0.4
+    expected = [None if r is None else (r - mean) / (s + 1e-4) for r in penalised]
+    assert group_advantages(penalised, "grpo", scaled_by=verdicts) == pytest.approx(expected)
+    agreed = group_advantages([-0.001, -0.003], "grpo", scaled_by=[0.0, 0.0])
+    assert agreed == pytest.approx([0.001, -0.001])
 
 
 def test_no_baseline_no_advantage():

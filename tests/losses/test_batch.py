@@ -118,6 +118,21 @@ def test_split_keeps_hints_with_their_rows_and_spreads_pairs(new_maker):
     assert ["dropped_tokens" in part for part in parts] == [True, False, False]
 
 
+def test_split_bounds_pairs_as_it_does_rows(new_maker):
+    trajectories, advantages, hints, pairs = new_maker(6).everything()
+    few = [hint for hint in hints if hint.trajectory_id == trajectories[0].trajectory_id]
+    batch = collate(trajectories[:1], advantages[:1], few, 3 * pairs, pad_id=0)
+    parts = split(batch, 2)
+    assert max(part["dpo_weights"].shape[0] for part in parts) == 2
+    assert sum(part["dpo_weights"].shape[0] for part in parts) == 3 * len(pairs)
+
+
+def test_split_refuses_what_it_would_lose(new_maker):
+    batch = collate(*new_maker(6).everything(), pad_id=0)
+    with pytest.raises(ValueError, match="no position_ids"):
+        split(batch | {"position_ids": torch.zeros_like(batch["input_ids"])}, 2)
+
+
 def test_ranks_share_the_parts_and_each_has_as_many(new_maker):
     batch = collate(*new_maker(6).everything(), pad_id=0)
     for size, ranks in ((2, 2), (1, 4), (5, 3)):

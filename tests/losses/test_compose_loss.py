@@ -469,6 +469,7 @@ def test_non_finite_sampler_logprobs_leave_numerator_and_denominator_together(mo
     batch = collate(hurt, advantages, pad_id=0)
     whole = collate(trajectories, advantages, pad_id=0)
     assert batch["dropped_tokens"] == 1
+    assert compose_loss(model64, batch).metrics["rlvr/dropped/tokens"] == 1.0
     assert batch["rlvr_denominator"] == whole["rlvr_denominator"] - 1
     now, old = policy_tokens(model64, trajectories[0])[0]
     r = math.exp(now - old)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from composer_replication.batch import collate
+from composer_replication.causal_lm import why_no_prefix
 from composer_replication.channels import replay
 from composer_replication.fused_head import one_pass
 from composer_replication.loss import compose_loss
@@ -52,6 +53,18 @@ def test_the_longer_way_gives_the_same(new_model, batch, change, said, wrapper):
     assert theirs.metrics == pytest.approx(ours.metrics, rel=1e-7, abs=1e-9)
     for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)  # transformers normalises in float32
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "one of several"])
+def test_frequencies_that_change_with_the_length_forbid_a_shared_prefix(new_model, kind):
+    """A prefix read alone would have other keys than the same prefix in a longer sequence."""
+    model = new_model()
+    assert why_no_prefix(model) is None
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    model.config.rope_parameters = (
+        {"full_attention": plain, "other": {"rope_type": "dynamic"}} if "one" in kind else {"rope_type": kind}
+    )
+    assert why_no_prefix(model) == "its rotary frequencies depend on the length of the whole sequence"
 
 
 @pytest.mark.parametrize("variant", ["dpo", "simpo"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_replication.distillation import TAID, EntropyAwareOPD, GatedForwardKL, GeneralizedJSD, TopKJSD, fused_divergence
-from composer_replication.fused_head import Head, TeacherRows, blocks, by_triton, fused_logprobs, fused_token_loss
+from composer_replication.fused_head import Head, TeacherRows, blocks, by_triton, fused_logprobs, fused_token_loss, one_pass
 
 DIVERGENCES = [
     GeneralizedJSD(0.0),
@@ -182,6 +182,41 @@ def test_half_precision_weights_are_multiplied_in_float32(dtype):
     assert weight.grad.dtype == dtype
     torch.testing.assert_close(weight.grad, wide.grad.to(dtype))
     torch.testing.assert_close(hidden.grad, wide_hidden.grad.to(dtype))
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("peak", [6.0, 9.0, 12.0])
+def test_a_product_that_rounds_its_operands_rounds_the_gradient_of_a_likely_token_no_more(monkeypatch, softcap, peak):
+    """As on CUDA with bfloat16 weights: 1 - probability is formed before it is rounded, not left to a difference of products."""
+
+    def rounding(a, b, *, out):
+        return out.copy_(a.bfloat16().double() @ b.bfloat16().double())
+
+    torch.manual_seed(0)
+    weight = torch.randn(64, 16).bfloat16().double()
+    targets = torch.arange(8)
+    hidden = (peak * weight[targets] / weight[targets].norm(dim=-1, keepdim=True) ** 2 * 2).bfloat16().double().requires_grad_()
+    head = Head(weight, softcap=softcap)
+    exact = -torch.log_softmax(head.logits(hidden), -1).gather(-1, targets.unsqueeze(-1)).sum()
+    (expected,) = torch.autograd.grad(exact, hidden)
+    monkeypatch.setattr(one_pass, "_mm", rounding)
+    value, _ = fused_token_loss(hidden, head, targets, lambda logprobs, _rows: -logprobs)
+    (found,) = torch.autograd.grad(value, hidden)
+    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < 2**-7
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+def test_losses_are_the_same_where_no_gradient_is_wanted(how):
+    torch.manual_seed(0)
+    head, hidden, targets = head_of(31, 8, softcap=3.0), torch.randn(5, 8, dtype=torch.float64), torch.arange(5)
+    expected, _ = fused_token_loss(hidden, head, targets, lambda logprobs, _rows: logprobs**2)
+    with how():
+        factors = torch.ones(5, dtype=torch.float64)
+        value, scores = fused_token_loss(hidden, head, targets, lambda logprobs, rows: factors[rows] * logprobs**2)
+        assert torch.equal(scores.logprobs, fused_logprobs(hidden, head, targets).logprobs)
+    assert not value.requires_grad
+    assert torch.equal(value, expected.detach())
 
 
 @settings(max_examples=40, deadline=None)

@@ -306,6 +306,14 @@ def test_probabilities_instead_of_logits():
         generalized_jsd_loss(torch.ones(1, 2), torch.ones(1, 2), logits_are_probs=True, temperature=2.0)
 
 
+@pytest.mark.parametrize("beta", BETAS)
+def test_a_probability_of_0_has_a_gradient(beta):
+    s = torch.tensor([[0.7, 0.3, 0.0]], requires_grad=True)
+    generalized_jsd_loss(s, torch.tensor([[0.5, 0.3, 0.2]]), beta=beta, logits_are_probs=True).backward()
+    assert torch.isfinite(s.grad).all()
+    assert s.grad[0, :2].any()
+
+
 @pytest.mark.parametrize("reduction", ["batchmean", "sum", "mean"])
 @pytest.mark.parametrize("beta", BETAS)
 def test_all_masked_is_zero_with_zero_gradients_even_next_to_garbage(reduction, beta):

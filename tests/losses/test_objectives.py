@@ -85,6 +85,16 @@ def test_k3_matches_the_formula_and_estimates_the_kl():
     assert (p * k3).sum() == pytest.approx((p * np.log(p / q)).sum(), rel=1e-10)  # unbiased: its mean under p is KL(p || q)
 
 
+def test_far_from_the_reference_k3_still_pulls_towards_it():
+    """Below, linearly; above, where exp would overflow, along the tangent."""
+    logprobs = torch.tensor([-1.0, -90.0], dtype=torch.float64, requires_grad=True)
+    value = kl_k3(logprobs, torch.tensor([-30.0, -1.0], dtype=torch.float64))
+    slope = np.exp(20.0)
+    assert value.tolist() == pytest.approx([28.0, slope - 1 + slope * (89 - 20) - 89], rel=1e-9)
+    (gradient,) = torch.autograd.grad(value.sum(), logprobs)
+    assert gradient.tolist() == pytest.approx([1.0, 1.0 - slope], rel=1e-9)
+
+
 # --- weight streams --------------------------------------------------------------------------------------------------
 
 

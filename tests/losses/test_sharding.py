@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from ranks import in_trouble, on_ranks, refused, step
+from ranks import in_trouble, on_ranks, refused, step, teach_twice
 
 from composer_replication.batch import collate, split
-from composer_replication.causal_lm import enable_checkpointing, update_mode
+from composer_replication.causal_lm import enable_checkpointing, update_mode, weights_digest
 from composer_replication.distillation import make_self_teacher
 from composer_replication.loss import compose_loss
 
@@ -142,6 +142,30 @@ def test_adapters_and_the_model_beneath_them(new_model, batch, tmp_path, how):
     model = get_peft_model(new_model(dtype=torch.float64, tied=False), options).double()
     seen = on_ranks(tmp_path, step, model, batch, how, 3, ALL_ON, "frozen")
     assert_same_step(seen, model, alone(model, batch, ALL_ON, "frozen"))
+
+
+@pytest.mark.parametrize("kind", ["ema", "trust_region", "frozen"])
+def test_a_copy_made_before_sharding_follows_and_teaches_after_it(new_model, batch, tmp_path, kind):
+    model = new_model(dtype=torch.float64, tied=False)
+    seen = on_ranks(tmp_path, teach_twice, model, batch, kind)
+    student = copy.deepcopy(model)
+    teacher = make_self_teacher(kind, student, rate=0.3)
+    losses = []
+    for _ in range(2):
+        loss = compose_loss(student, batch, alpha_sdpo=1.0, self_teacher=teacher)
+        losses.append(loss.sdpo_jsd.item())
+        loss.total.backward()
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        teacher.update(student)
+    for rank in seen:
+        assert rank["losses"] == pytest.approx(losses, rel=1e-9)
+        assert rank["digests"] == [weights_digest(model)] * 2
+        for name, value in teacher.parts(student)[0].model.state_dict().items():
+            torch.testing.assert_close(rank["weights"][name], value, **ROUNDING)
+    assert all("before `fully_shard`" in rank["too late"] for rank in seen)
 
 
 @pytest.mark.parametrize("options", [{}, {"sdpo_wrapper": "entropy_opd"}, {"surrogate": "gspo", "dpo_variant": "simpo"}], ids=str)

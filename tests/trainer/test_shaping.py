@@ -98,6 +98,14 @@ def test_the_kl_is_that_of_the_recorded_log_probs(run_file: Path) -> None:
     assert trained.kl_to_reference(rollouts) == pytest.approx(expected, rel=1e-4)
 
 
+def test_where_verdicts_agree_a_penalty_weighs_what_it_says(run_file: Path) -> None:
+    siblings = group(*(trajectory(str(n), turn(*[1] * n), reward=0.0) for n in (2, 12)))
+    given = ["--loss.rlvr.advantage", "grpo", "--reward.effort.k", "0.5", "--reward.effort.q", "1.0", "--reward.effort.weight"]
+    small, large = (weigh([siblings], load_config(run_file, [*given, weight])).values for weight in ("0.0001", "0.1"))
+    assert large == pytest.approx([1000 * value for value in small])
+    assert max(small) < 1e-3
+
+
 def test_with_refills_a_group_of_one_verdict_has_no_advantages(run_file: Path) -> None:
     same = group(trajectory("a", turn(1, calls=1)), trajectory("b", turn(1, 1, calls=1)))
     differ = group(trajectory("c", turn(1)), trajectory("d", turn(1), reward=0.0))
