@@ -30,6 +30,14 @@ VARIANTS = {
     "logprob": ("floor", "ours", "trl"),
 }
 
+TARGETS = {
+    "jsd 0.0": {"floor": 1.25, "trl": 0.7, "liger": 0.7},
+    "jsd 0.5": {"floor": 1.25, "trl": 0.45, "liger": 0.5},
+    "jsd 1.0": {"floor": 1.25, "trl": 0.7, "liger": 0.7},
+    "logprob": {"floor": 1.25, "trl": 0.8},
+}
+"""What our CPU time over another's is to be at most."""
+
 
 def products(hidden: Tensor, taught: Tensor | None, weight: Tensor) -> None:
     """The matrix products of one pass, in chunks of rows, and nothing else."""
@@ -125,12 +133,17 @@ def main() -> None:
 
 
 def _figures(loss: str, found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Medians of every variant and its ratio to ours, printed as they are returned."""
+    """Medians of every variant and its ratio to ours, printed as they are returned; all but the floor must give one gradient."""
     medians = {v: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for v, runs in found.items()}
     for variant, figures in medians.items():
+        ours = medians["ours"]["gradient"]
+        if variant != "floor" and not math.isclose(figures["gradient"], ours, rel_tol=1e-3):
+            sys.exit(f"{loss}: the gradient of {variant} has norm {figures['gradient']}, ours {ours}: they are not the same loss")
         figures["ours_over_this_cpu"] = medians["ours"]["cpu_s"] / figures["cpu_s"]
         told = f"{figures['cpu_s']:7.1f} CPU-s {figures['wall_s']:7.1f} s {figures['peak_mb']:7.0f} MB"
-        print(f"{loss:8s} {variant:6s} {told}   ours / this {figures['ours_over_this_cpu']:.2f}", flush=True)
+        most = TARGETS[loss].get(variant)
+        verdict = "" if most is None else f"   at most {most}: {'met' if figures['ours_over_this_cpu'] <= most else 'MISSED'}"
+        print(f"{loss:8s} {variant:6s} {told}   ours / this {figures['ours_over_this_cpu']:.2f}{verdict}", flush=True)
     return {v: {key: round(value, 4) for key, value in figures.items()} for v, figures in medians.items()}
 
 
