@@ -28,6 +28,7 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -58,7 +59,6 @@ from composer_replication.channels import (
 )
 from composer_replication.distillation import (
     TAID,
-    Divergence,
     EntropyAwareOPD,
     GeneralizedJSD,
     JsdScale,
@@ -117,8 +117,8 @@ def compose_loss(
     hint_loss: HintLoss | None = None,
     sdpo_temperature: float = 1.0,
     surrogate: SurrogateKind = "ppo",
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.28,
+    epsilon_low: float | None = None,
+    epsilon_high: float | None = None,
     kl_beta: float = 0.0,
     importance: ImportanceKind | None = None,
     importance_low: float = 0.5,
@@ -134,15 +134,21 @@ def compose_loss(
 
     `jsd_beta=0`, the default, is forward KL(teacher || student): at an error turn the student is typically confident and
     wrong, where the gradient of the reverse KL and of the JSD vanishes (both carry a factor p_student) and the forward KL's,
-    p_student - p_teacher, does not. `hint_loss`, if given, is the hint channel's loss, and the options that describe one
-    (`sdpo_wrapper` to `jsd_scale`) are not read. `sdpo_temperature` divides student and teacher logits in every form.
-    `temperature` is the sampling temperature, folded into the policy gradient's log-probs (it has no effect on cross-entropy
-    and pairs). `self_teacher=None` means the live model.
+    p_student - p_teacher, does not. `hint_loss`, if given, is the hint channel's loss, in place of the options that describe one
+    (`sdpo_wrapper` to `jsd_scale`). `sdpo_temperature` divides student and teacher logits in every form. `SampledToken` and
+    `EntropyGatedOPD` take their tokens for samples of the student, and are unbiased where it is the sampling temperature alone.
 
-    Raises ValueError on a bad option (`sdpo_wrapper="taid"` needs `taid_t` in [0, 1]), on compared hint tokens that differ
-    between student and teacher, and on weights at positions that cannot be in the loss.
+    An epsilon of None is the surrogate's own (`policy_gradient.THRESHOLDS`). `temperature` is the sampling temperature, folded
+    into the policy gradient's log-probs (it has no effect on cross-entropy and pairs).
+
+    `self_teacher=None` is the live model, which will do for a look at the loss and not for a run: teacher and student move
+    together, and policies trained so have collapsed. Train with a `FrozenTeacher` (the trainer's default) or an `EMATeacher`.
+
+    Raises ValueError on a bad option (`sdpo_wrapper="taid"` needs `taid_t` in [0, 1]) or one that nothing would read, on compared
+    hint tokens that differ between student and teacher, and on weights at positions that cannot be in the loss.
     """
-    _check_options(alpha_sdpo, beta_replay, dpo_variant, sdpo_wrapper, taid_t)
+    _check_options(alpha_sdpo, beta_replay, dpo_variant, dpo_beta, simpo_beta, simpo_gamma, sdpo_temperature)
+    form = _hint_loss(hint_loss, sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
     off = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)
     if strict:
         _raise_if_off(off, {"rlvr": 1.0, "hint": alpha_sdpo, "replay": beta_replay})
@@ -166,7 +172,6 @@ def compose_loss(
     if "rlvr" not in idle:
         found["rlvr"] = rlvr_channel(student, batch, rlvr)
     if "hint" not in idle:
-        form = hint_loss or _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
         found["hint"] = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature)
     if "replay" not in idle:
         found["replay"] = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
@@ -186,8 +191,33 @@ def _read_student(model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTe
     return forward(model, ids, mask), None
 
 
-def _divergence(wrapper: SdpoWrapper, taid_t: float | None, h_max: float | None, beta: float, scale: JsdScale) -> Divergence:
-    if wrapper == "taid" and taid_t is not None:
+def _hint_loss(
+    given: HintLoss | None, wrapper: SdpoWrapper, taid_t: float | None, h_max: float | None, beta: float, scale: JsdScale
+) -> HintLoss:
+    """The hint channel's loss: the one given, or what the other options describe. Raises ValueError on those that it leaves
+    unread."""
+    if wrapper not in ("none", "taid", "entropy_opd"):
+        raise ValueError(f"unknown sdpo_wrapper {wrapper!r}: expected 'none', 'taid' or 'entropy_opd'")
+    if taid_t is not None and not 0.0 <= taid_t <= 1.0:
+        raise ValueError(f"taid_t must be in [0, 1], got {taid_t}")
+    reader = f"sdpo_wrapper={wrapper!r}" if given is None else "hint_loss"
+    read = {"none": ("jsd_beta", "jsd_scale"), "taid": ("taid_t",), "entropy_opd": ("entropy_opd_h_max",)}[wrapper]
+    asked = {
+        "taid_t": taid_t is not None,
+        "entropy_opd_h_max": h_max is not None,
+        "jsd_beta": beta != 0.0,
+        "jsd_scale": scale != "trl",
+    }
+    if given is not None:
+        read, asked = (), {"sdpo_wrapper": wrapper != "none", **asked}
+    unread = [name for name, given_too in asked.items() if given_too and name not in read]
+    if unread:
+        raise ValueError(f"{reader} does not read {', '.join(unread)}: leave it out")
+    if given is not None:
+        return given
+    if wrapper == "taid":
+        if taid_t is None:
+            raise ValueError("sdpo_wrapper='taid' needs taid_t, e.g. the `t` of a TAIDScheduler")
         return TAID(taid_t)
     return EntropyAwareOPD(h_max) if wrapper == "entropy_opd" else GeneralizedJSD(beta, scale)
 
@@ -195,17 +225,27 @@ def _divergence(wrapper: SdpoWrapper, taid_t: float | None, h_max: float | None,
 # --- which channels are on -------------------------------------------------------------------------------------------
 
 
-def _check_options(alpha: float, beta: float, dpo_variant: str, sdpo_wrapper: str, taid_t: float | None) -> None:
-    if alpha < 0 or beta < 0:
-        raise ValueError(f"channel weights must not be negative, got alpha_sdpo={alpha}, beta_replay={beta}")
+def _check_options(
+    alpha_sdpo: float,
+    beta_replay: float,
+    dpo_variant: str,
+    dpo_beta: float,
+    simpo_beta: float,
+    simpo_gamma: float,
+    sdpo_temperature: float,
+) -> None:
+    """Those of the hint and the replay channel that no other value checks."""
+    if not (0.0 <= alpha_sdpo < math.inf and 0.0 <= beta_replay < math.inf):
+        raise ValueError(
+            f"channel weights must not be negative, and finite, got alpha_sdpo={alpha_sdpo}, beta_replay={beta_replay}"
+        )
     if dpo_variant not in ("dpo", "simpo"):
         raise ValueError(f"unknown dpo_variant {dpo_variant!r}: expected 'dpo' or 'simpo'")
-    if sdpo_wrapper not in ("none", "taid", "entropy_opd"):
-        raise ValueError(f"unknown sdpo_wrapper {sdpo_wrapper!r}: expected 'none', 'taid' or 'entropy_opd'")
-    if sdpo_wrapper == "taid" and taid_t is None:
-        raise ValueError("sdpo_wrapper='taid' needs taid_t, e.g. the `t` of a TAIDScheduler")
-    if taid_t is not None and not 0.0 <= taid_t <= 1.0:
-        raise ValueError(f"taid_t must be in [0, 1], got {taid_t}")
+    if not simpo_gamma >= 0.0:
+        raise ValueError(f"simpo_gamma must be at least 0, got {simpo_gamma}")
+    for name, value in (("dpo_beta", dpo_beta), ("simpo_beta", simpo_beta), ("sdpo_temperature", sdpo_temperature)):
+        if not value > 0.0:
+            raise ValueError(f"{name} must be above 0, got {value}")
 
 
 def _why_off(batch: Mapping[str, Tensor], alpha: float, beta: float, dpo_variant: DpoVariant) -> dict[str, str]:

@@ -97,13 +97,13 @@ def divergence_over_beta() -> list[Panel]:
 
 def token_weights() -> list[Panel]:
     """Factor of a token's gradient of log-prob, over how far its probability has moved."""
-    old = math.log(0.3)
-    ratio = grid(0.01, 2.5, 498)
+    old = math.log(0.15)
+    ratio = grid(0.01, 6.0, 599)
 
     def weight(kind: SurrogateKind, advantage: float) -> list[tuple[float, float]]:
         now = (old + ratio.log()).requires_grad_()
         before, advantages = torch.full_like(ratio, old), torch.full_like(ratio, advantage)
-        losses = surrogate(kind, now, before, advantages, epsilon_low=0.2, epsilon_high=0.28).loss
+        losses = surrogate(kind, now, before, advantages).loss
         (gradient,) = torch.autograd.grad(losses.sum(), now)
         return pairs(ratio, gradient / -advantage)
 
@@ -112,10 +112,10 @@ def token_weights() -> list[Panel]:
             title=title,
             x_label="probability now / probability when sampled",
             y_label="weight of the gradient",
-            x_ticks=ticks(0.0, 0.5, 1.0, 1.5, 2.0, 2.5),
-            y_ticks=ticks(0.0, 0.5, 1.0, 1.5, 2.0, 2.5),
+            x_ticks=ticks(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
+            y_ticks=ticks(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0),
             lines=[
-                Line("dppo, sampled at 0.3", weight("dppo", advantage)),
+                Line("dppo, sampled at 0.15", weight("dppo", advantage)),
                 Line("ppo", weight("ppo", advantage)),
                 Line("cispo", weight("cispo", advantage)),
             ],

@@ -24,16 +24,16 @@ def replay_channel(
 ) -> Result:
     """Weighted mean of DPO's or SimPO's loss over the pairs."""
     (chosen, chosen_tokens), (rejected, rejected_tokens) = _pair_logps(model, batch)
+    weights = batch.get("dpo_weights", torch.ones_like(chosen))
     if variant == "dpo":
         ref_chosen, ref_rejected = batch["dpo_chosen_ref_logprobs"], batch["dpo_rejected_ref_logprobs"]
-        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, dpo_beta, reduction="none")
+        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, dpo_beta, weights=weights, reduction="none")
         margin = dpo_beta * ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
     else:
         chosen, rejected = chosen / chosen_tokens.clamp(min=1), rejected / rejected_tokens.clamp(min=1)
-        losses = simpo_loss(chosen, rejected, simpo_beta, simpo_gamma, reduction="none")
+        losses = simpo_loss(chosen, rejected, simpo_beta, simpo_gamma, weights=weights, reduction="none")
         margin = simpo_beta * (chosen - rejected).detach()
-    weights = batch.get("dpo_weights", torch.ones_like(margin))
-    value = (weights * losses).sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
+    value = losses.sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
     return value, {
         "replay/loss": value.item(),
         "replay/pairs": float(len(margin)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,9 +16,11 @@ from composer_replication.policy_gradient import (
     ImportanceKind,
     Surrogate,
     SurrogateKind,
+    check_importance,
     importance_weights,
     kl_k3,
     surrogate,
+    thresholds,
 )
 
 __all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "rlvr_channel", "token_weights"]
@@ -25,11 +28,12 @@ __all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "rlvr_channel", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlvrOptions:
-    """How the policy gradient is formed."""
+    """How the policy gradient is formed. Raises ValueError on an option that is out of its range."""
 
     surrogate: SurrogateKind = "ppo"
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.28
+    epsilon_low: float | None = None
+    """None, here and below: the surrogate's own."""
+    epsilon_high: float | None = None
     kl_beta: float = 0.0
     """Weight of the k3 estimate of KL(policy || reference)."""
     temperature: float = 1.0
@@ -39,19 +43,24 @@ class RlvrOptions:
     importance_low: float = 0.5
     importance_high: float = 2.0
 
+    def __post_init__(self) -> None:
+        thresholds(self.surrogate, self.epsilon_low, self.epsilon_high)
+        if not 0.0 <= self.kl_beta < math.inf:
+            raise ValueError(f"kl_beta must be at least 0 and finite, got {self.kl_beta}")
+        if not self.temperature > 0.0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if self.importance is not None:
+            check_importance(self.importance, self.importance_low, self.importance_high)
+
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     """Weight stream [B, T]: the batch's own, or 1 on every token that can be trained on."""
-    old = batch.get("old_logprobs", batch.get("sampler_logprobs")) if "advantages" in batch else None
     if "rlvr_weights" in batch:
         weights = batch["rlvr_weights"]
         if bool(weights[:, 0].any()):
             raise ValueError("rlvr_weights is not 0 at position 0, which no logits predict")
-        if old is not None and bool((weights[~torch.isfinite(old)] != 0).any()):
-            raise ValueError(
-                "rlvr_weights is not 0 where a recorded log-prob is not finite: leave such tokens out of sequence_weights' mask"
-            )
         return weights
+    old = batch.get("old_logprobs", batch.get("sampler_logprobs")) if "advantages" in batch else None
     use_labels = "labels" in batch and ("advantages" not in batch or "response_mask" not in batch)
     mask = batch["labels"] != -100 if use_labels else batch["response_mask"] != 0
     if old is not None:
@@ -67,10 +76,12 @@ def rlvr_channel(student: Forward, batch: Mapping[str, Tensor], options: RlvrOpt
 
 
 def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
-    """Mean negative log-prob of the labels."""
+    """Mean negative log-prob of the labels. Raises ValueError where a token with a weight has none."""
     weights = token_weights(batch)
     row, position = weights.nonzero(as_tuple=True)
     targets = batch.get("labels", batch["input_ids"])[row, position]
+    if bool((targets < 0).any()):
+        raise ValueError("rlvr_weights is not 0 where labels has no token (-100): set it to 0 there")
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
     value, _ = student.rows(row, position).token_loss(targets, lambda logprobs, rows: -shares[rows] * logprobs, 1.0)
     return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
@@ -79,7 +90,8 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
 def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrOptions) -> Result:
     """The surrogate on sampled tokens, with the KL to the reference where `kl_beta` > 0.
 
-    Raises ValueError when the batch lacks the log-probs that an option needs.
+    Raises ValueError when the batch lacks the log-probs that an option needs, and when what is read of a token with a weight is
+    not finite: a log-ratio of infinity would be clamped to some number, as if it had been measured.
     """
     weights = token_weights(batch)
     row, position = weights.nonzero(as_tuple=True)
@@ -129,17 +141,25 @@ class _Tokens:
 
     @classmethod
     def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrOptions) -> _Tokens:
-        def stream(key: str, wanted: bool, why: str) -> Tensor | None:
-            if not wanted:
-                return None
-            if key not in batch:
-                raise ValueError(f"{why} needs {key} [B, T] in the batch")
-            return batch[key][row, position]
+        def read(key: str) -> Tensor:
+            found = batch[key][row] if batch[key].dim() == 1 else batch[key][row, position]
+            broken = (~torch.isfinite(found)).nonzero()
+            if len(broken):
+                at = int(broken[0])
+                raise ValueError(
+                    f"{key} is {float(found[at])} at position {int(position[at])} of row {int(row[at])}, which has a weight: "
+                    "leave such tokens out of sequence_weights' mask"
+                )
+            return found
 
-        advantages = batch["advantages"]
+        def stream(key: str, wanted: bool, why: str) -> Tensor | None:
+            if wanted and key not in batch:
+                raise ValueError(f"{why} needs {key} [B, T] in the batch")
+            return read(key) if wanted else None
+
         return cls(
-            advantages=advantages[row] if advantages.dim() == 1 else advantages[row, position],
-            old=batch["old_logprobs"][row, position] if "old_logprobs" in batch else None,
+            advantages=read("advantages"),
+            old=read("old_logprobs") if "old_logprobs" in batch else None,
             reference=stream("ref_logprobs", options.kl_beta > 0, "kl_beta > 0"),
             sampler=stream("sampler_logprobs", options.importance is not None, "an importance correction"),
         )

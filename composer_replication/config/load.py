@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from composer_replication.config.run import RunConfig
+from composer_replication.config.section import Section
 from composer_replication.errors import ConfigError
 
 __all__ = ["load_config", "resolve_arm", "to_toml"]
@@ -44,7 +45,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
-    """The run of one arm alone: the arm's overrides applied. Raises ConfigError for an unknown arm or a wrong override."""
+    """The run of one arm alone: the arm's overrides applied. Where an arm chooses something else than the run (`loss.hint.form`,
+    say), what the run set for its own choice is not the arm's. Raises ConfigError for an unknown arm or a wrong override."""
     if arm not in config.arms:
         raise ConfigError(f"no arm {arm!r} in the run", fix=f"use one of: {', '.join(config.arms)}")
     data = config.model_dump(mode="json", exclude_none=True)
@@ -52,6 +54,7 @@ def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
         if any(key == shared or key.startswith(shared + ".") for shared in _SHARED):
             raise ConfigError(f"arms.{arm}: {key} is the same for all arms", fix=f"set {key} for the run, or make two runs")
         _set(data, key, value, where=f"arms.{arm}")
+    _leave_out_unread(data, config.arms[arm])
     return _validate(data, f"arms.{arm}", base=Path())
 
 
@@ -94,11 +97,27 @@ def _set(data: dict[str, Any], key: str, value: Any, *, where: str) -> None:
     data[last] = value
 
 
+def _leave_out_unread(data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Drop from `data` what the choices among the overrides leave unread, unless it is an override itself."""
+    for key, choice in overrides.items():
+        *folders, chooser = key.split(".")
+        section, table = _section_at(folders), data
+        if section is None:
+            continue
+        for folder in folders:
+            table = table[folder]
+        for name in section.model_fields:
+            if ".".join((*folders, name)) not in overrides and any(
+                rule.chooser == chooser and choice not in rule.choices for rule in section.readers(name)
+            ):
+                table.pop(name, None)
+
+
 def _validate(data: Mapping[str, Any], where: str, *, base: Path) -> RunConfig:
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(e["loc"], e["type"], e["msg"], e.get("input")) for e in error.errors()]
+        lines = [_explain(e["loc"], e["type"], e["msg"], e.get("input"), e.get("ctx", {})) for e in error.errors()]
         more = f" (and {len(lines) - 1} more: {'; '.join(line for line, _ in lines[1:])})" if len(lines) > 1 else ""
         raise ConfigError(f"{where}: {lines[0][0]}{more}", fix=lines[0][1]) from None
     return _absolute_paths(config, where, base)
@@ -128,9 +147,11 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     return config.model_copy(update={"tasks": tasks, "model": model, "out": (base / config.out).resolve()})
 
 
-def _explain(location: tuple[int | str, ...], kind: str, message: str, value: Any) -> tuple[str, str]:
+def _explain(location: tuple[int | str, ...], kind: str, message: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
     """One validation error as a sentence and its fix."""
     field = ".".join(str(part) for part in location)
+    if kind == "refused":
+        return f"{field}.{message}" if field else message, context["fix"]
     if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(location[-1]), _fields_at(location[:-1]), n=1)
         meant = ".".join(str(part) for part in (*location[:-1], *close))
@@ -143,11 +164,17 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
 
 def _fields_at(location: Sequence[int | str]) -> list[str]:
     """Field names of the section at a location."""
-    section: Any = RunConfig
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = section.model_fields[part].annotation
-        options = [annotation, *get_args(annotation)]
-        section = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    return list(section.model_fields)
+    section = _section_at([part for part in location if isinstance(part, str)])
+    return [] if section is None else list(section.model_fields)
+
+
+def _section_at(names: Sequence[str]) -> type[Section] | None:
+    """The section that fields of these names lead to; None where there is none."""
+    section: type[Section] | None = RunConfig
+    for name in names:
+        if section is None or name not in section.model_fields:
+            return None
+        annotation = section.model_fields[name].annotation
+        options = (annotation, *get_args(annotation))
+        section = next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
+    return section

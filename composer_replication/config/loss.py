@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from composer_replication.config.section import Positive, Section, Share, Weight
+from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
 __all__ = ["EffortConfig", "HintConfig", "LossConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
 
@@ -57,26 +57,30 @@ class RlvrConfig(Section):
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """Reward minus the group's mean, divided by its deviation (grpo) or not (dr_grpo); or minus the siblings' mean (rloo)."""
     epsilon_low: Share | None = None
-    """The ratio to the sampling policy is clipped below 1 - epsilon_low; by default 0.2, and 3e-4 for gspo."""
+    """The ratio to the sampling policy is clipped below 1 - epsilon_low; by default 0.2, for gspo 3e-4, for cispo 1 (no limit).
+    In dppo tokens are dropped whose probability has fallen by more, by default 0.2."""
     epsilon_high: Weight | None = None
-    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low it is DAPO's clip-higher. By default 0.28, and 4e-4
-    for gspo."""
+    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low it is DAPO's clip-higher. By default 0.28, for gspo
+    4e-4, for cispo 4. In dppo the probability may rise by as much, by default 0.2."""
     kl_beta: Weight = 0.0
     """Weight of the k3 estimate of KL(policy || reference) in the loss. The reference is the policy the run started from."""
     importance: Literal["none", "tis", "icepop"] = "none"
     """Correction of tokens to which the trainer gives another probability than the engine that sampled them did: their ratio as a
     weight, cut at importance_high (tis) or with tokens outside the interval left out (icepop). The policy that scores is then
     taken for the one that sampled."""
-    importance_low: Weight = 0.5
+    importance_low: Annotated[Weight, ReadBy("importance", "icepop")] = 0.5
     """icepop leaves out tokens with a smaller ratio."""
-    importance_high: Weight = 2.0
+    importance_high: Annotated[float, Field(gt=0.0), ReadBy("importance", "tis", "icepop")] = 2.0
     """tis cuts ratios here; icepop leaves out tokens with a larger one."""
 
-    @property
-    def clip(self) -> tuple[float, float]:
-        """The two epsilons, with the defaults of the objective's paper."""
-        low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
-        return low if self.epsilon_low is None else self.epsilon_low, high if self.epsilon_high is None else self.epsilon_high
+    @model_validator(mode="after")
+    def _the_interval_is_one(self) -> Self:
+        if self.importance == "icepop" and not self.importance_low < self.importance_high:
+            refuse(
+                f"importance_low = {self.importance_low} is not below importance_high = {self.importance_high}",
+                "lower importance_low or raise importance_high",
+            )
+        return self
 
 
 class HintConfig(Section):
@@ -89,27 +93,27 @@ class HintConfig(Section):
     tokens' log-probs alone (sampled_token). `taid` moves the target from student to teacher over training; `entropy_opd` is
     forward KL where the teacher is unsure, reverse KL where it is sure; `entropy_gated` is sampled_token, plus the forward KL to
     the teacher's likeliest entries where its entropy is at least entropy_tau."""
-    beta: Share = 0.0
+    beta: Annotated[Share, ReadBy("form", "jsd", "top_k_jsd")] = 0.0
     """jsd and top_k_jsd: generalized Jensen-Shannon divergence: 0 is forward KL(teacher || student), 1 reverse KL."""
-    scale: Literal["trl", "continuous"] = "trl"
+    scale: Annotated[Literal["trl", "continuous"], ReadBy("form", "jsd")] = "trl"
     """jsd: how the divergence is scaled at beta 0 and 1, as TRL does, or continuous in beta."""
-    token_clip: Annotated[float, Field(gt=0.0)] | None = None
+    token_clip: Annotated[Annotated[float, Field(gt=0.0)] | None, ReadBy("form", "jsd")] = None
     """jsd: upper limit on the term of each vocabulary entry (OPSD has 0.05); by default there is none."""
-    top_k: Positive = 100
+    top_k: Annotated[Positive, ReadBy("form", "top_k_jsd")] = 100
     """top_k_jsd: so many of the student's likeliest entries, and one more that stands for the rest."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Divides the logits of both sides."""
-    entropy_h_max: Annotated[float, Field(gt=0.0)] | None = None
+    """Divides the logits of both sides. sampled_token and entropy_gated need that of sampling, `rollout.temperature`."""
+    entropy_h_max: Annotated[Annotated[float, Field(gt=0.0)] | None, ReadBy("form", "entropy_opd")] = None
     """entropy_opd: entropy in nats at which it is all forward KL; by default that of the uniform distribution."""
-    entropy_tau: Weight = 0.8
+    entropy_tau: Annotated[Weight, ReadBy("form", "entropy_gated")] = 0.8
     """entropy_gated: entropy in nats from which the forward KL is added."""
-    entropy_k: Positive = 16
+    entropy_k: Annotated[Positive, ReadBy("form", "entropy_gated")] = 16
     """entropy_gated: so many of the teacher's likeliest entries."""
-    entropy_alpha: Weight = 1.0
+    entropy_alpha: Annotated[Weight, ReadBy("form", "entropy_gated")] = 1.0
     """entropy_gated: weight of the added term."""
     self_teacher: Literal["live", "frozen", "ema", "trust_region"] = "frozen"
     """Which weights read the hint: the policy's own, its start, a moving average, or a mixture with its start."""
-    rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
+    rate: Annotated[float, Field(gt=0.0, le=1.0), ReadBy("self_teacher", "ema", "trust_region")] = 0.05
     """Of the EMA or of the trust region."""
     reduction: Literal["turn", "token"] = "turn"
     """`turn`: sum over a turn's tokens, mean over turns. `token`: mean over all tokens."""
@@ -126,11 +130,11 @@ class ReplayConfig(Section):
     """Of the channel in the loss."""
     variant: Literal["dpo", "simpo"] = "dpo"
     """The loss on pairs: against the starting policy's log-probs (dpo), or length-normalized without a reference (simpo)."""
-    dpo_beta: Annotated[float, Field(gt=0.0)] = 0.1
+    dpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "dpo")] = 0.1
     """DPO's temperature."""
-    simpo_beta: Annotated[float, Field(gt=0.0)] = 2.0
+    simpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "simpo")] = 2.0
     """SimPO's temperature."""
-    simpo_gamma: Weight = 1.0
+    simpo_gamma: Annotated[Weight, ReadBy("variant", "simpo")] = 1.0
     """SimPO's target margin."""
     traces_per_task: Positive = 1
     """Trajectories of the starting policy that are frozen for replay, per training task."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from composer_replication.config.loss import LossConfig, RewardConfig
-from composer_replication.config.section import Decay, Name, Positive, Section, Weight
+from composer_replication.config.section import Decay, Name, Positive, Section, Weight, refuse
 
 __all__ = [
     "EvalConfig",
@@ -181,3 +181,20 @@ class RunConfig(Section):
     arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(_flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
     share (`name`, `out`, `threads`, `model`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        overlong, budget = self.reward.overlong_tokens, self.rollout.trajectory_tokens
+        if overlong > budget:
+            refuse(
+                f"reward.overlong_tokens = {overlong} is more than rollout.trajectory_tokens = {budget}",
+                "lower reward.overlong_tokens, to an eighth of the budget or so",
+            )
+        hint, sampled_at = self.loss.hint, self.rollout.temperature
+        if hint.weight > 0 and hint.form in ("sampled_token", "entropy_gated") and hint.temperature != sampled_at:
+            refuse(
+                f"loss.hint.temperature = {hint.temperature} is not rollout.temperature = {sampled_at}: {hint.form} is estimated "
+                "on sampled tokens, and biased for another distribution than the one they are drawn from",
+                f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
+            )
+        return self

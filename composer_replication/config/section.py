@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-__all__ = ["Decay", "Name", "Positive", "Section", "Share", "Weight", "is_name"]
+__all__ = ["Decay", "Name", "Positive", "ReadBy", "Section", "Share", "Weight", "is_name", "refuse"]
 
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 Name = Annotated[str, Field(pattern=_NAME)]
@@ -17,10 +18,42 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+class ReadBy:
+    """Metadata of a field that means something only where another field of its section, `chooser`, has one of `choices`."""
+
+    def __init__(self, chooser: str, *choices: str) -> None:
+        self.chooser, self.choices = chooser, choices
+
+
 class Section(BaseModel):
-    """A frozen table whose unknown keys are errors; a field's docstring is its description."""
+    """A frozen table. An unknown key is an error, and so is a field that the choices made leave unread, unless it has its default. A
+    field's docstring is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
+
+    @classmethod
+    def readers(cls, field: str) -> tuple[ReadBy, ...]:
+        """What has to be chosen for a field to be read."""
+        return tuple(rule for rule in cls.model_fields[field].metadata if isinstance(rule, ReadBy))
+
+    @model_validator(mode="after")
+    def _everything_given_is_read(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            given = getattr(self, name)
+            for rule in self.readers(name) if given != field.default else ():
+                chosen = getattr(self, rule.chooser)
+                if chosen not in rule.choices:
+                    choices = " or ".join(rule.choices)
+                    refuse(
+                        f"{name} = {given} is not read with {rule.chooser} = {chosen}",
+                        f"remove {name}, or choose {rule.chooser} = {choices}",
+                    )
+        return self
+
+
+def refuse(message: str, fix: str) -> NoReturn:
+    """In a validator of a section: what is wrong with its fields together, beginning with the name of one, and what to do."""
+    raise PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
 
 
 def is_name(text: str) -> bool:

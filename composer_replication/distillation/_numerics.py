@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from composer_replication.fused_head import upcast
 
-__all__ = ["log_probs", "masked_mean", "masked_rows"]
+__all__ = ["check_above_zero", "check_choice", "check_within", "log_probs", "masked_mean", "masked_rows"]
+
+
+def check_within(name: str, value: float, low: float, high: float = math.inf) -> None:
+    """Raises ValueError unless low <= value <= high; NaN is in no range."""
+    if not low <= value <= high:
+        span = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
+        raise ValueError(f"{name} must be {span}, got {value}")
+
+
+def check_above_zero(name: str, value: float) -> None:
+    """Raises ValueError unless value > 0."""
+    if not value > 0.0:
+        raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raises ValueError unless value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}: expected {' or '.join(map(repr, choices))}")
 
 
 def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -15,8 +37,7 @@ def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
     Raises ValueError unless temperature > 0.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+    check_above_zero("temperature", temperature)
     return torch.log_softmax(upcast(logits) / temperature, dim=-1)
 
 

@@ -1,4 +1,5 @@
-"""What the hint channel's student is compared with its teacher by: each form of the loss as a small value.
+"""What the hint channel's student is compared with its teacher by: each form of the loss as a small value. A bad option is a
+ValueError where the value is made, so that no path to the loss has to look again.
 
 `per_token` is plain and differentiable, on logits [..., V]. `fused.py` forms the same values and gradients from hidden states,
 without the logits.
@@ -11,10 +12,16 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from composer_replication.distillation.entropy_opd import entropy_aware_opd_per_token
-from composer_replication.distillation.jsd import JsdScale, generalized_jsd_per_token, warn_if_weak
-from composer_replication.distillation.taid import taid_per_token
-from composer_replication.distillation.top_k import Support, gated_forward_kl_per_token, top_k_jsd_per_token
+from composer_replication.distillation.entropy_opd import check_h_max, entropy_aware_opd_per_token
+from composer_replication.distillation.jsd import JsdScale, check_jsd, generalized_jsd_per_token, warn_if_weak
+from composer_replication.distillation.taid import check_t, taid_per_token
+from composer_replication.distillation.top_k import (
+    Support,
+    check_gate,
+    check_top_k,
+    gated_forward_kl_per_token,
+    top_k_jsd_per_token,
+)
 
 __all__ = ["TAID", "Divergence", "EntropyAwareOPD", "GatedForwardKL", "GeneralizedJSD", "TopKJSD"]
 
@@ -41,6 +48,7 @@ class GeneralizedJSD:
     """Upper limit on every vocabulary entry's term (arXiv:2601.18734)."""
 
     def __post_init__(self) -> None:
+        check_jsd(self.beta, self.scale, self.token_clip)
         warn_if_weak(self.beta, self.scale)
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -54,6 +62,9 @@ class TAID:
     name: ClassVar[str] = "taid"
     t: float
 
+    def __post_init__(self) -> None:
+        check_t(self.t)
+
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         return taid_per_token(student, teacher, t=self.t)
 
@@ -64,6 +75,9 @@ class EntropyAwareOPD:
 
     name: ClassVar[str] = "entropy_opd"
     h_max: float | None = None
+
+    def __post_init__(self) -> None:
+        check_h_max(self.h_max)
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         return entropy_aware_opd_per_token(student, teacher, h_max=self.h_max)
@@ -80,6 +94,9 @@ class TopKJSD:
     tail: bool = True
     support: Support = "student"
 
+    def __post_init__(self) -> None:
+        check_top_k(self.k, self.beta, self.support)
+
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         return top_k_jsd_per_token(student, teacher, k=self.k, beta=self.beta, tail=self.tail, support=self.support)
 
@@ -92,6 +109,9 @@ class GatedForwardKL:
 
     tau: float = 0.8
     k: int = 16
+
+    def __post_init__(self) -> None:
+        check_gate(self.tau, self.k)
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         return gated_forward_kl_per_token(student, teacher, tau=self.tau, k=self.k)

@@ -14,10 +14,10 @@ import math
 import torch
 from torch import Tensor
 
-from composer_replication.distillation._numerics import log_probs, masked_mean, masked_rows
+from composer_replication.distillation._numerics import check_above_zero, log_probs, masked_mean, masked_rows
 from composer_replication.distillation.jsd import generalized_jsd_per_token
 
-__all__ = ["entropy_aware_opd_loss", "entropy_aware_opd_per_token", "teacher_entropy"]
+__all__ = ["check_h_max", "entropy_aware_opd_loss", "entropy_aware_opd_per_token", "teacher_entropy"]
 
 
 def teacher_entropy(teacher_logits: Tensor) -> Tensor:
@@ -31,14 +31,19 @@ def entropy_aware_opd_per_token(student_logits: Tensor, teacher_logits: Tensor, 
 
     `h_max` in nats; None means log V. The weight has no gradient. Raises ValueError when h_max is not above 0.
     """
+    check_h_max(h_max)
     if h_max is None:
         h_max = math.log(teacher_logits.shape[-1])
-    if not h_max > 0:
-        raise ValueError(f"h_max must be above 0 nats, got {h_max}")
     weight = (teacher_entropy(teacher_logits) / h_max).clamp(0.0, 1.0)
     forward = generalized_jsd_per_token(student_logits, teacher_logits, beta=0.0)
     reverse = generalized_jsd_per_token(student_logits, teacher_logits, beta=1.0)
     return weight * forward + (1.0 - weight) * reverse
+
+
+def check_h_max(h_max: float | None) -> None:
+    """Raises ValueError unless h_max is above 0 nats or None."""
+    if h_max is not None:
+        check_above_zero("h_max", h_max)
 
 
 def entropy_aware_opd_loss(

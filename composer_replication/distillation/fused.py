@@ -45,7 +45,8 @@ def fused_divergence(
     """Sum of `weights` [N] times the divergence of head(hidden [N, H]) from the teacher, both divided by `temperature`.
 
     Returns the 0-dim sum, differentiable once with respect to hidden, weight and bias, and the divergences [N] without gradient.
-    Raises ValueError on shapes that disagree and unless temperature > 0.
+    A row of weight 0 has no influence, be its divergence infinite. Raises ValueError on shapes that disagree and unless
+    temperature > 0.
     """
     if weights.shape != hidden.shape[:1] or any(part.hidden.shape[:1] != weights.shape for part in teacher):
         shapes = [tuple(part.hidden.shape) for part in teacher]
@@ -64,6 +65,8 @@ class _DivergenceKernel:
         self.head, self.divergence, self.temperature = head, divergence, temperature
         self.weights = weights.to(accumulation_dtype(head.weight.dtype))
         self.per_row, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        out = self.weights == 0
+        self.out = out if bool(out.any()) else None
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
         assert teacher is not None
@@ -74,6 +77,9 @@ class _DivergenceKernel:
         else:
             _diverge(product, teacher, self.head, self.divergence, self.temperature, self.per_row[rows])
         self.losses[rows] = self.weights[rows] * self.per_row[rows]
+        if self.out is not None:  # 0 * inf is NaN
+            self.losses[rows].masked_fill_(self.out[rows], 0.0)
+            product.masked_fill_(self.out[rows].unsqueeze(-1), 0.0)
         return self.weights[rows] * (self.head.scale / self.temperature)
 
 

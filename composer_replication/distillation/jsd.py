@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from composer_replication.distillation._numerics import log_probs
+from composer_replication.distillation._numerics import check_above_zero, check_choice, check_within, log_probs
 from composer_replication.fused_head import upcast
 
 __all__ = [
     "JsdScale",
     "Reduction",
+    "check_jsd",
     "divergence_of_log_probs",
     "generalized_jsd_loss",
     "generalized_jsd_per_token",
@@ -49,18 +50,25 @@ def generalized_jsd_per_token(
 
     `token_clip` is the upper limit on each vocabulary entry's term before the sum (arXiv:2601.18734).
     `temperature` divides both logits (no T^2 factor). The teacher is detached; bf16 and fp16 are computed in float32. Raises
-    ValueError on a shape mismatch, a beta outside [0, 1], a temperature not above 0 or an unknown scale. Warns when beta is
-    so near an end that the "trl" scale makes the loss more than ten times weaker than at the end itself.
+    ValueError on a shape mismatch, a beta outside [0, 1], a temperature or token_clip not above 0 or an unknown scale. Warns when
+    beta is so near an end that the "trl" scale makes the loss more than ten times weaker than at the end itself.
     """
-    _check(student_logits, teacher_logits, beta)
-    if scale not in ("trl", "continuous"):
-        raise ValueError(f"unknown jsd scale {scale!r}: expected 'trl' or 'continuous'")
+    check_jsd(beta, scale, token_clip)
+    _check_shapes(student_logits, teacher_logits)
     warn_if_weak(beta, scale)
     inside = 0.0 < beta < 1.0
     log_s, log_t = log_probs(student_logits, temperature), log_probs(teacher_logits.detach(), temperature)
     terms = _terms(log_s, log_t, beta) if token_clip is None else _clipped_terms(log_s, log_t, beta, token_clip)
     divergence = terms.sum(-1)
     return divergence / (beta * (1.0 - beta)) if inside and scale == "continuous" else divergence
+
+
+def check_jsd(beta: float, scale: JsdScale = "trl", token_clip: float | None = None) -> None:
+    """Raises ValueError on a beta outside [0, 1], an unknown scale and a token_clip that is not above 0."""
+    check_within("jsd beta", beta, 0.0, 1.0)
+    check_choice("jsd scale", scale, get_args(JsdScale))
+    if token_clip is not None:
+        check_above_zero("token_clip", token_clip)
 
 
 def warn_if_weak(beta: float, scale: JsdScale) -> None:
@@ -74,7 +82,8 @@ def warn_if_weak(beta: float, scale: JsdScale) -> None:
 
 def divergence_of_log_probs(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
     """D_b per row of two distributions given as log-probs [..., K] -> [...]. Raises ValueError on a beta outside [0, 1]."""
-    _check(log_s, log_t, beta)
+    check_jsd(beta)
+    _check_shapes(log_s, log_t)
     return _terms(log_s, log_t, beta).sum(-1)
 
 
@@ -102,7 +111,8 @@ def generalized_jsd_loss(
 
     Nothing kept gives 0 with zero gradients. Raises ValueError on mismatched shapes or bad arguments.
     """
-    _check(student_logits, teacher_logits, beta)
+    check_jsd(beta, token_clip=token_clip)
+    _check_shapes(student_logits, teacher_logits)
     if reduction not in ("batchmean", "sum", "mean", "none"):
         raise ValueError(f"unknown reduction {reduction!r}: expected 'batchmean', 'sum', 'mean' or 'none'")
     rows = student_logits.shape[0]
@@ -119,6 +129,7 @@ def generalized_jsd_loss(
         student_logits = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()  # the gradient of log 0 would be NaN
         teacher_logits = upcast(teacher_logits).log()
     if top_k is not None:
+        check_within("top_k", top_k, 1)
         support = teacher_logits.topk(top_k, dim=-1).indices
         student_logits, teacher_logits = student_logits.gather(-1, support), teacher_logits.gather(-1, support)
     log_s, log_t = log_probs(student_logits, temperature), log_probs(teacher_logits, temperature)
@@ -132,13 +143,11 @@ def generalized_jsd_loss(
     return terms.sum() / max(divisor, 1)
 
 
-def _check(student_logits: Tensor, teacher_logits: Tensor, beta: float) -> None:
+def _check_shapes(student_logits: Tensor, teacher_logits: Tensor) -> None:
     if student_logits.shape != teacher_logits.shape:
         raise ValueError(
             f"student logits {tuple(student_logits.shape)} and teacher logits {tuple(teacher_logits.shape)} differ in shape"
         )
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"jsd beta must be in [0, 1], got {beta}")
 
 
 def _terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:

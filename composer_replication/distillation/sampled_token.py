@@ -16,7 +16,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from composer_replication.distillation._numerics import check_within
 from composer_replication.distillation.divergence import GatedForwardKL
+from composer_replication.distillation.top_k import check_gate
 
 __all__ = ["EntropyGatedOPD", "SampledToken", "sampled_token_per_token"]
 
@@ -46,6 +48,10 @@ class EntropyGatedOPD:
     k: int = 16
     alpha: float = 1.0
     """Weight of the added term."""
+
+    def __post_init__(self) -> None:
+        check_gate(self.tau, self.k)
+        check_within("alpha", self.alpha, 0.0)
 
     @property
     def gated(self) -> GatedForwardKL:

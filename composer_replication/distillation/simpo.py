@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from composer_replication.distillation.dpo import reduce_pairs
+from composer_replication.distillation.dpo import pair_losses
 
 __all__ = ["simpo_loss"]
 
@@ -24,8 +23,8 @@ def simpo_loss(
     """-log sigmoid(beta (chosen - rejected) - gamma) over AVERAGE log-probs per token [P].
 
     `mean` divides by the number of pairs, or by the sum of `weights` [P] when given; `none` returns [P] (times the weights).
-    No pairs give 0. Raises ValueError when the shapes differ (nothing is broadcast).
+    No pairs, and pairs of weight 0 alone, give 0. Raises ValueError when the shapes differ (nothing is broadcast).
     """
     if chosen_avg_logps.shape != rejected_avg_logps.shape:
         raise ValueError(f"simpo_loss needs one shape, got {tuple(chosen_avg_logps.shape)} and {tuple(rejected_avg_logps.shape)}")
-    return reduce_pairs(-logsigmoid(beta * (chosen_avg_logps - rejected_avg_logps) - gamma), weights, reduction)
+    return pair_losses(beta * (chosen_avg_logps - rejected_avg_logps) - gamma, weights, reduction)

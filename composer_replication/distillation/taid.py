@@ -13,10 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-from composer_replication.distillation._numerics import masked_mean, masked_rows
+from composer_replication.distillation._numerics import check_within, masked_mean, masked_rows
 from composer_replication.fused_head import upcast
 
-__all__ = ["TAIDScheduler", "taid_loss", "taid_per_token"]
+__all__ = ["TAIDScheduler", "check_t", "taid_loss", "taid_per_token"]
 
 
 def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) -> Tensor:
@@ -25,8 +25,7 @@ def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) 
 
     Columns where the student's logit is -inf are left out, as in the authors' code. Raises ValueError unless 0 <= t <= 1.
     """
-    if not 0.0 <= t <= 1.0:
-        raise ValueError(f"TAID's t must be in [0, 1], got {t}")
+    check_t(t)
     if student_logits.shape != teacher_logits.shape:
         raise ValueError(
             f"student logits {tuple(student_logits.shape)} and teacher logits {tuple(teacher_logits.shape)} differ in shape"
@@ -37,6 +36,11 @@ def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) 
     mixed = ends[t] if t in ends else (1.0 - t) * anchor + t * teacher
     log_s = torch.log_softmax(student, dim=-1)
     return -(torch.softmax(mixed, dim=-1) * log_s.masked_fill(log_s == -torch.inf, 0.0)).sum(-1)
+
+
+def check_t(t: float) -> None:
+    """Raises ValueError unless 0 <= t <= 1."""
+    check_within("TAID's t", t, 0.0, 1.0)
 
 
 def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None = None, *, t: float) -> Tensor:

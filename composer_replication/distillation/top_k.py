@@ -9,16 +9,16 @@ the local support matching of arXiv:2603.25562.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from composer_replication.distillation._numerics import log_probs
+from composer_replication.distillation._numerics import check_choice, check_within, log_probs
 from composer_replication.distillation.entropy_opd import teacher_entropy
-from composer_replication.distillation.jsd import divergence_of_log_probs
+from composer_replication.distillation.jsd import check_jsd, divergence_of_log_probs
 
-__all__ = ["Support", "gated_forward_kl_per_token", "top_k_jsd_per_token"]
+__all__ = ["Support", "check_gate", "check_top_k", "gated_forward_kl_per_token", "top_k_jsd_per_token"]
 
 Support: TypeAlias = Literal["student", "teacher"]
 
@@ -29,10 +29,9 @@ def top_k_jsd_per_token(
     """D_b per row over the k likeliest entries of the `support` side: [..., V] and [..., V] -> [...]  (SDPO, arXiv:2601.20802).
 
     With `tail`, or renormalised without. The teacher is detached; which entries are chosen has no gradient. k >= V is the full
-    divergence. Raises ValueError when k is below 1.
+    divergence. Raises ValueError as `check_top_k`.
     """
-    if k < 1:
-        raise ValueError(f"top-k divergence needs k >= 1, got {k}")
+    check_top_k(k, beta, support)
     log_s, log_t = log_probs(student_logits), log_probs(teacher_logits.detach())
     if k < log_s.shape[-1]:
         chosen = (log_s if support == "student" else log_t).detach().topk(k, dim=-1).indices
@@ -45,13 +44,28 @@ def gated_forward_kl_per_token(student_logits: Tensor, teacher_logits: Tensor, *
     renormalised over its k likeliest entries: the term that entropy-aware OPD adds to on-policy distillation where the teacher is
     unsure (arXiv:2603.07079).
 
-    The student keeps the normaliser of the whole vocabulary. The mean is meant over ALL tokens, those with 0 included.
+    The student keeps the normaliser of the whole vocabulary. The mean is meant over ALL tokens, those with 0 included. Raises
+    ValueError as `check_gate`.
     """
+    check_gate(tau, k)
     log_s, log_t = log_probs(student_logits), log_probs(teacher_logits.detach())
     best = log_t.topk(min(k, log_t.shape[-1]), dim=-1)
     log_q = best.values.log_softmax(-1)
     divergence = (log_q.exp() * (log_q - log_s.gather(-1, best.indices))).sum(-1)
     return torch.where(teacher_entropy(teacher_logits) >= tau, divergence, 0.0)
+
+
+def check_top_k(k: int, beta: float, support: Support) -> None:
+    """Raises ValueError when k is below 1, beta outside [0, 1] or the support unknown."""
+    check_within("k of a top-k divergence", k, 1)
+    check_jsd(beta)
+    check_choice("support", support, get_args(Support))
+
+
+def check_gate(tau: float, k: int) -> None:
+    """Raises ValueError when tau is negative or k below 1."""
+    check_within("tau", tau, 0.0)
+    check_within("k of a gated forward KL", k, 1)
 
 
 def _project(log_p: Tensor, tail: bool) -> Tensor:

@@ -9,7 +9,7 @@ from composer_replication.policy_gradient.advantages import (
     soft_overlong_punishment,
 )
 from composer_replication.policy_gradient.effort import Effort, EffortWeights, concave_penalty, effort_penalty
-from composer_replication.policy_gradient.importance import ImportanceKind, importance_weights
+from composer_replication.policy_gradient.importance import ImportanceKind, check_importance, importance_weights
 from composer_replication.policy_gradient.logprobs import token_logprobs
 from composer_replication.policy_gradient.objectives import (
     Objective,
@@ -18,9 +18,17 @@ from composer_replication.policy_gradient.objectives import (
     sequence_weights,
     surrogate_of,
 )
-from composer_replication.policy_gradient.surrogates import Surrogate, SurrogateKind, clipped_surrogate, surrogate
+from composer_replication.policy_gradient.surrogates import (
+    THRESHOLDS,
+    Surrogate,
+    SurrogateKind,
+    clipped_surrogate,
+    surrogate,
+    thresholds,
+)
 
 __all__ = [
+    "THRESHOLDS",
     "AdvantageKind",
     "Effort",
     "EffortWeights",
@@ -28,6 +36,7 @@ __all__ = [
     "Objective",
     "Surrogate",
     "SurrogateKind",
+    "check_importance",
     "clipped_surrogate",
     "concave_penalty",
     "effort_penalty",
@@ -40,5 +49,6 @@ __all__ = [
     "soft_overlong_punishment",
     "surrogate",
     "surrogate_of",
+    "thresholds",
     "token_logprobs",
 ]

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["ImportanceKind", "importance_weights"]
+__all__ = ["ImportanceKind", "check_importance", "importance_weights"]
 
 ImportanceKind: TypeAlias = Literal["tis", "icepop"]
 
@@ -35,12 +35,9 @@ def importance_weights(
     - `icepop`: w where low <= w <= high, else 0 (https://ringtech.notion.site/icepop)
 
     With `sequence` [n] (int64, which sequence a token belongs to), w is that of the whole sequence: the exponential of the sum of
-    its tokens' log-ratios. Raises ValueError on an unknown kind and unless 0 <= low < high.
+    its tokens' log-ratios. Raises ValueError as `check_importance`.
     """
-    if kind not in ("tis", "icepop"):
-        raise ValueError(f"unknown importance correction {kind!r}: expected 'tis' or 'icepop'")
-    if not 0.0 <= low < high:
-        raise ValueError(f"importance weights need 0 <= low < high, got low={low}, high={high}")
+    check_importance(kind, low, high)
     log_ratio = (trainer_logprobs - sampler_logprobs).detach()
     if sequence is not None and sequence.numel():
         sums = log_ratio.new_zeros(int(sequence.max()) + 1).index_add(0, sequence, log_ratio)
@@ -49,3 +46,14 @@ def importance_weights(
     if kind == "tis":
         return weights.clamp(max=high)
     return torch.where((weights >= low) & (weights <= high), weights, 0.0)
+
+
+def check_importance(kind: ImportanceKind, low: float, high: float) -> None:
+    """Raises ValueError on an unknown kind, for `icepop` unless 0 <= low < high, and for `tis`, which reads no `low`, unless
+    high > 0."""
+    if kind not in ("tis", "icepop"):
+        raise ValueError(f"unknown importance correction {kind!r}: expected 'tis' or 'icepop'")
+    if kind == "tis" and not high > 0.0:
+        raise ValueError(f"importance weights of 'tis' need high > 0, got high={high}")
+    if kind == "icepop" and not 0.0 <= low < high:
+        raise ValueError(f"importance weights of 'icepop' need 0 <= low < high, got low={low}, high={high}")

@@ -12,14 +12,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_LOG_RATIO", "Surrogate", "SurrogateKind", "clipped_surrogate", "surrogate"]
+__all__ = ["MAX_LOG_RATIO", "THRESHOLDS", "Surrogate", "SurrogateKind", "clipped_surrogate", "surrogate", "thresholds"]
 
 SurrogateKind: TypeAlias = Literal["ppo", "gspo", "cispo", "dppo"]
+
+THRESHOLDS: Mapping[SurrogateKind, tuple[float, float]] = {
+    "ppo": (0.2, 0.28),  # DAPO, arXiv:2503.14476
+    "gspo": (3e-4, 4e-4),  # arXiv:2507.18071
+    "cispo": (1.0, 4.0),  # weights in [0, 5]: no lower bound (arXiv:2506.13585), and the upper one of ScaleRL (arXiv:2510.13786)
+    "dppo": (0.2, 0.2),  # differences of probabilities; PRIME-RL's defaults
+}
+"""(epsilon_low, epsilon_high) where none are given: they mean something else in every surrogate."""
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +-20: e^20 is past any clip range and still finite in float32."""
@@ -42,16 +51,17 @@ def surrogate(
     old_logprobs: Tensor,
     advantages: Tensor,
     *,
-    epsilon_low: float,
-    epsilon_high: float,
+    epsilon_low: float | None = None,
+    epsilon_high: float | None = None,
     sequence: Tensor | None = None,
     tau: float = 1e-3,
 ) -> Surrogate:
     """One of the losses of the module docstring on tokens [n]; gradient flows through `logprobs` only.
 
-    `sequence` [n] (int64) says which sequence a token belongs to; `gspo` needs it. `tau` is read by `dppo`. Raises ValueError
-    on an unknown kind, and for `gspo` without `sequence`.
+    An epsilon of None is that of `THRESHOLDS`. `sequence` [n] (int64) says which sequence a token belongs to; `gspo` needs it.
+    `tau` is read by `dppo`. Raises ValueError on an unknown kind, a negative epsilon, and for `gspo` without `sequence`.
     """
+    epsilon_low, epsilon_high = thresholds(kind, epsilon_low, epsilon_high)
     if kind == "ppo":
         return clipped_surrogate(logprobs, old_logprobs, advantages, epsilon_low=epsilon_low, epsilon_high=epsilon_high)
     if kind == "gspo":
@@ -60,9 +70,19 @@ def surrogate(
         return _gspo(logprobs, old_logprobs, advantages, sequence, epsilon_low, epsilon_high)
     if kind == "cispo":
         return _cispo(logprobs, old_logprobs, advantages, epsilon_low, epsilon_high)
-    if kind == "dppo":
-        return _dppo(logprobs, old_logprobs, advantages, epsilon_low, epsilon_high, tau)
-    raise ValueError(f"unknown surrogate {kind!r}: expected 'ppo', 'gspo', 'cispo' or 'dppo'")
+    return _dppo(logprobs, old_logprobs, advantages, epsilon_low, epsilon_high, tau)
+
+
+def thresholds(kind: SurrogateKind, epsilon_low: float | None, epsilon_high: float | None) -> tuple[float, float]:
+    """The two epsilons, those that are None from `THRESHOLDS`. Raises ValueError on an unknown kind or a negative epsilon."""
+    if kind not in THRESHOLDS:
+        raise ValueError(f"unknown surrogate {kind!r}: expected 'ppo', 'gspo', 'cispo' or 'dppo'")
+    low, high = THRESHOLDS[kind]
+    low, high = low if epsilon_low is None else epsilon_low, high if epsilon_high is None else epsilon_high
+    for name, value in (("epsilon_low", low), ("epsilon_high", high)):
+        if not value >= 0.0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    return low, high
 
 
 def clipped_surrogate(
@@ -71,8 +91,8 @@ def clipped_surrogate(
     advantages: Tensor,
     *,
     mask: Tensor | None = None,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.28,
+    epsilon_low: float = THRESHOLDS["ppo"][0],
+    epsilon_high: float = THRESHOLDS["ppo"][1],
 ) -> Surrogate:
     """PPO's per-token surrogate -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) with r = exp(logprobs - old_logprobs).
 

@@ -193,8 +193,8 @@ class Learner:
             hint_loss=hint_loss(loss.hint, None if self.taid is None else self.taid.t),
             sdpo_temperature=loss.hint.temperature,
             surrogate=surrogate_of(loss.rlvr.objective),
-            epsilon_low=loss.rlvr.clip[0],
-            epsilon_high=loss.rlvr.clip[1],
+            epsilon_low=loss.rlvr.epsilon_low,
+            epsilon_high=loss.rlvr.epsilon_high,
             kl_beta=loss.rlvr.kl_beta,
             importance=None if loss.rlvr.importance == "none" else loss.rlvr.importance,
             importance_low=loss.rlvr.importance_low,
@@ -297,5 +297,5 @@ def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _count(name: str, part: Mapping[str, float]) -> float:
     """How many tokens or pairs a mean of this micro-batch is over."""
-    channel = name.partition("/")[0].replace("kl_ref", "rlvr")
+    channel = name.partition("/")[0]
     return part.get(f"{channel}/tokens", part.get(f"{channel}/pairs", 1.0))

@@ -108,6 +108,117 @@ def test_arms(run_file: Path) -> None:
         resolve_arm(broken, "x")
 
 
+OF_OTHER_FORMS = [
+    ("taid", "beta = 0.5"),
+    ("taid", "scale = 'continuous'"),
+    ("taid", "token_clip = 0.05"),
+    ("top_k_jsd", "token_clip = 0.05"),
+    ("jsd", "top_k = 20"),
+    ("jsd", "entropy_h_max = 2.0"),
+    ("sampled_token", "entropy_tau = 3"),
+    ("entropy_opd", "entropy_k = 3"),
+    ("jsd", "entropy_alpha = 0.5"),
+]
+UNREAD = [
+    *(("loss.hint", f"form = '{form}'\n{line}", line.partition(" ")[0]) for form, line in OF_OTHER_FORMS),
+    ("loss.hint", "self_teacher = 'frozen'\nrate = 0.5", "rate"),
+    ("loss.rlvr", "importance_high = 3", "importance_high"),
+    ("loss.rlvr", "importance = 'tis'\nimportance_low = 0.1", "importance_low"),
+    ("loss.replay", "variant = 'simpo'\ndpo_beta = 9", "dpo_beta"),
+    ("loss.replay", "simpo_beta = 9", "simpo_beta"),
+    ("loss.replay", "simpo_gamma = 9", "simpo_gamma"),
+]
+
+
+@pytest.mark.parametrize(("section", "lines", "field"), UNREAD)
+def test_a_field_that_nothing_would_read_is_refused(run_file: Path, section: str, lines: str, field: str) -> None:
+    run_file.write_text(run_file.read_text() + f"[{section}]\n{lines}\n")
+    error = refusal(run_file)
+    assert f"{section}.{field} = " in error.message
+    assert "is not read with" in error.message
+    assert f"remove {field}" in (error.fix or "")
+
+
+def test_a_field_that_its_section_reads_is_not_refused(run_file: Path) -> None:
+    """Nor one that is not read and has its default, as in every file that `to_toml` writes."""
+    given = {
+        "hint": "form = 'entropy_gated'\nentropy_tau = 3\nentropy_k = 4\nbeta = 0.0\nself_teacher = 'ema'\nrate = 0.2",
+        "rlvr": "importance = 'icepop'\nimportance_low = 0.1\nimportance_high = 3",
+        "replay": "variant = 'simpo'\nsimpo_beta = 9\nsimpo_gamma = 9\ndpo_beta = 0.1",
+    }
+    run_file.write_text(run_file.read_text() + "".join(f"[loss.{name}]\n{lines}\n" for name, lines in given.items()))
+    config = load_config(run_file)
+    assert (config.loss.hint.rate, config.loss.rlvr.importance_high, config.loss.replay.simpo_gamma) == (0.2, 3.0, 9.0)
+    run_file.with_name("again.toml").write_text(to_toml(config))
+    assert load_config(run_file.with_name("again.toml")) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fix"),
+    [
+        (
+            ["--loss.rlvr.importance", "icepop", "--loss.rlvr.importance_low", "5", "--loss.rlvr.importance_high", "1"],
+            "loss.rlvr.importance_low = 5.0 is not below importance_high = 1.0",
+            "lower importance_low",
+        ),
+        (
+            ["--reward.overlong_tokens", "101", "--rollout.trajectory_tokens", "100"],
+            "reward.overlong_tokens = 101 is more than rollout.trajectory_tokens = 100",
+            "lower reward.overlong_tokens",
+        ),
+        *(
+            (
+                ["--loss.hint.form", form, "--rollout.temperature", "0.7"],
+                f"loss.hint.temperature = 1.0 is not rollout.temperature = 0.7: {form}",
+                "set loss.hint.temperature = 0.7",
+            )
+            for form in ("sampled_token", "entropy_gated")
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(run_file: Path, words: list[str], message: str, fix: str) -> None:
+    error = refusal(run_file, *words)
+    assert message in error.message
+    assert fix in (error.fix or "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--reward.overlong_tokens", "100", "--rollout.trajectory_tokens", "100"],
+        ["--loss.hint.form", "sampled_token", "--rollout.temperature", "0.7", "--loss.hint.temperature", "0.7"],
+        ["--loss.hint.form", "sampled_token", "--rollout.temperature", "0.7", "--loss.hint.weight", "0"],
+        ["--loss.hint.form", "jsd", "--rollout.temperature", "0.7"],
+        ["--loss.rlvr.importance", "tis", "--loss.rlvr.importance_high", "0.4"],
+    ],
+)
+def test_fields_that_agree_are_not_refused(run_file: Path, words: list[str]) -> None:
+    load_config(run_file, words)
+
+
+def test_an_arm_that_chooses_another_form_leaves_the_runs_form_behind(run_file: Path) -> None:
+    """With what the run set for it; what the arm sets itself has to fit."""
+    run_file.write_text(
+        run_file.read_text()
+        + "[loss.hint]\nbeta = 0.5\ntoken_clip = 0.05\ntemperature = 2.0\nself_teacher = 'ema'\nrate = 0.5\n"
+        + "[loss.replay]\ndpo_beta = 9\n[loss.rlvr]\nimportance = 'icepop'\nimportance_low = 0.1\n"
+        + "[arms.same]\n[arms.top]\n'loss.hint.form' = 'top_k_jsd'\n'loss.hint.top_k' = 7\n"
+        + "[arms.other]\n'loss.hint.form' = 'taid'\n'loss.hint.self_teacher' = 'frozen'\n'loss.replay.variant' = 'simpo'\n"
+        + "'loss.rlvr.importance' = 'tis'\n[arms.wrong]\n'loss.hint.beta' = 0.2\n'loss.hint.form' = 'taid'\n"
+        + "[arms.unknown]\n'loss.hnt.form' = 'taid'\n"
+    )
+    config = load_config(run_file)
+    same, top, other = (resolve_arm(config, arm).loss for arm in ("same", "top", "other"))
+    assert same == config.loss
+    assert (top.hint.form, top.hint.beta, top.hint.token_clip, top.hint.top_k, top.hint.rate) == ("top_k_jsd", 0.5, None, 7, 0.5)
+    assert (other.hint.beta, other.hint.token_clip, other.hint.rate, other.hint.temperature) == (0.0, None, 0.05, 2.0)
+    assert (other.replay.dpo_beta, other.rlvr.importance_low) == (0.1, 0.5)
+    with pytest.raises(ConfigError, match=r"arms\.wrong: loss\.hint\.beta = 0\.2 is not read with form = taid"):
+        resolve_arm(config, "wrong")
+    with pytest.raises(ConfigError, match=r"arms\.unknown: unknown key 'loss\.hnt'"):
+        resolve_arm(config, "unknown")
+
+
 def test_every_field_says_what_it_is_for() -> None:
     lines = {line.key: line for line in field_lines()}
     assert [key for key, line in lines.items() if not line.about] == []

@@ -14,6 +14,7 @@ import pytest
 
 from composer_replication import compose_loss
 from composer_replication.config import LossConfig, RewardConfig, field_lines
+from composer_replication.policy_gradient import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "knobs.md").read_text("utf-8")
@@ -41,6 +42,16 @@ def test_every_knob_of_a_run_file_is_shown_with_its_default():
 def test_every_argument_of_compose_loss_is_named():
     named = set(re.findall(r"`(?:[\w.]+\.)?(\w+)(?: = [^`]*)?`", PAGE))
     assert set(inspect.signature(compose_loss).parameters) - {"model", "batch"} - named == set()
+
+
+def test_the_thresholds_are_those_of_the_surrogates():
+    for side, name in enumerate(("epsilon_low", "epsilon_high")):
+        (listed,) = re.findall(rf"^\*\*`loss.rlvr.{name}`\*\* \(`{name}`; by default ([^)]+)\)", PAGE, flags=re.M)
+        usual, *others = listed.split(", with ")
+        named = {kind.strip("`"): float(value) for kind, value in (other.split() for other in others)}
+        assert {kind: named.get(kind, float(usual)) for kind in THRESHOLDS} == {
+            kind: pair[side] for kind, pair in THRESHOLDS.items()
+        }
 
 
 @pytest.fixture(scope="module")

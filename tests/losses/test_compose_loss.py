@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from composer_replication.batch import collate
-from composer_replication.distillation import FrozenTeacher
+from composer_replication.distillation import FrozenTeacher, SampledToken
 from composer_replication.errors import ChannelOffError
 from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.policy_gradient import token_logprobs
@@ -412,11 +412,41 @@ def test_pairs_alone_are_enough(model, new_maker):
         ({"dpo_variant": "ipo"}, "unknown dpo_variant"),
         ({"alpha_sdpo": -1.0}, "must not be negative"),
         ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"alpha_sdpo": math.nan}, "must not be negative"),
+        ({"beta_replay": math.inf}, "must not be negative, and finite"),
+        ({"dpo_beta": 0.0}, r"dpo_beta must be above 0, got 0\.0"),
+        ({"simpo_beta": -1.0}, r"simpo_beta must be above 0, got -1\.0"),
+        ({"simpo_gamma": -0.5}, r"simpo_gamma must be at least 0, got -0\.5"),
+        ({"sdpo_temperature": 0.0}, r"sdpo_temperature must be above 0, got 0\.0"),
+        ({"jsd_beta": 1.2}, r"jsd beta must be in \[0, 1\], got 1\.2"),
+        ({"jsd_beta": math.nan}, "jsd beta must be in"),
+        ({"jsd_scale": "continous"}, "unknown jsd scale 'continous': expected 'trl' or 'continuous'"),
+        ({"sdpo_wrapper": "entropy_opd", "entropy_opd_h_max": 0.0}, r"h_max must be above 0, got 0\.0"),
+        ({"kl_beta": -0.1}, r"kl_beta must be at least 0 and finite, got -0\.1"),
+        ({"kl_beta": math.nan}, "kl_beta must be at least 0"),
+        ({"epsilon_low": -0.1}, r"epsilon_low must be at least 0, got -0\.1"),
+        ({"epsilon_high": math.nan}, "epsilon_high must be at least 0, got nan"),
+        ({"surrogate": "grpo"}, "unknown surrogate 'grpo'"),
+        ({"importance": "icepop", "importance_low": 2.0, "importance_high": 1.0}, "need 0 <= low < high"),
+        ({"hint_loss": SampledToken(), "sdpo_wrapper": "entropy_opd"}, "hint_loss does not read sdpo_wrapper"),
+        ({"hint_loss": SampledToken(), "jsd_scale": "continuous", "taid_t": 0.5}, "hint_loss does not read taid_t, jsd_scale"),
+        ({"sdpo_wrapper": "taid", "taid_t": 0.5, "jsd_beta": 0.5}, "sdpo_wrapper='taid' does not read jsd_beta"),
+        ({"sdpo_wrapper": "entropy_opd", "taid_t": 0.5}, "sdpo_wrapper='entropy_opd' does not read taid_t"),
+        ({"entropy_opd_h_max": 2.0}, "sdpo_wrapper='none' does not read entropy_opd_h_max"),
     ],
 )
 def test_bad_options_raise(model, batch, options, message):
+    """Also where the channel that it belongs to is off."""
     with pytest.raises(ValueError, match=message):
         compose_loss(model, batch, **options)
+
+
+def test_the_thresholds_are_those_of_the_surrogate(model, batch):
+    """GSPO's are a thousandth of PPO's."""
+    near = dict(batch, old_logprobs=sequence_logprobs(model, batch["input_ids"], None, batch["response_mask"]).detach() + 0.01)
+    assert compose_loss(model, near, surrogate="gspo").metrics["rlvr/clip_frac"] > 0.0
+    assert compose_loss(model, near, surrogate="ppo").metrics["rlvr/clip_frac"] == 0.0
+    assert compose_loss(model, near, surrogate="gspo", epsilon_low=0.2, epsilon_high=0.28).metrics["rlvr/clip_frac"] == 0.0
 
 
 def test_unequal_tokens_at_a_compared_position_raise(model, batch):
@@ -452,13 +482,50 @@ def test_inconsistent_streams_raise(model, batch):
     weights[0, 0] = 1.0
     with pytest.raises(ValueError, match="position 0"):
         compose_loss(model, dict(batch, rlvr_weights=weights))
-    row, position = (x[0] for x in batch["rlvr_weights"].nonzero(as_tuple=True))
-    old = batch["old_logprobs"].clone()
-    old[row, position] = float("-inf")
-    with pytest.raises(ValueError, match="not finite"):
-        compose_loss(model, dict(batch, old_logprobs=old))
     with pytest.raises(ValueError, match="rlvr_denominator must be above 0"):
         compose_loss(model, dict(batch, rlvr_denominator=torch.tensor(0.0)))
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [("old_logprobs", {}), ("sampler_logprobs", {"importance": "tis"}), ("ref_logprobs", {"kl_beta": 0.1}), ("advantages", {})],
+)
+def test_what_is_read_of_a_token_with_a_weight_must_be_finite(model, batch, key, options, value):
+    """A log-ratio of infinity would count as e^20. What is not read, or has no weight, may be anything."""
+    batch |= {"sampler_logprobs": batch["old_logprobs"], "ref_logprobs": batch["old_logprobs"]}
+    row, position = (int(x[0]) for x in batch["rlvr_weights"].nonzero(as_tuple=True))
+    stream = batch[key].clone()
+    stream[batch["rlvr_weights"] == 0] = value
+    expected = compose_loss(model, batch, **options).total
+    torch.testing.assert_close(compose_loss(model, dict(batch, **{key: stream}), **options).total, expected)
+    stream[row, position] = value
+    with pytest.raises(ValueError, match=f"{key} is {value} at position {position} of row {row}"):
+        compose_loss(model, dict(batch, **{key: stream}), **options)
+    if options:
+        assert torch.isfinite(compose_loss(model, dict(batch, **{key: stream})).total)
+
+
+def test_a_label_that_is_none_with_a_weight_raises(model, batch):
+    labels = torch.where(batch["response_mask"] != 0, batch["input_ids"], -100)
+    plain = {key: batch[key] for key in ("input_ids", "attention_mask", "rlvr_weights")}
+    compose_loss(model, dict(plain, labels=labels))
+    row, position = (int(x[0]) for x in batch["rlvr_weights"].nonzero(as_tuple=True))
+    labels[row, position] = -100
+    with pytest.raises(ValueError, match="rlvr_weights is not 0 where labels has no token"):
+        compose_loss(model, dict(plain, labels=labels))
+
+
+def test_a_pair_of_weight_0_has_no_influence(model, batch):
+    expected = compose_loss(model, dict(batch, dpo_weights=torch.tensor([1.0, 0.0, 0.5])), beta_replay=1.0)
+    broken = dict(
+        batch, dpo_weights=torch.tensor([1.0, 0.0, 0.5]), dpo_chosen_ref_logprobs=batch["dpo_chosen_ref_logprobs"].clone()
+    )
+    broken["dpo_chosen_ref_logprobs"][1] = math.inf
+    got = compose_loss(model, broken, beta_replay=1.0)
+    assert torch.equal(got.total, expected.total)
+    for a, b in zip(gradients(model, got.total), gradients(model, expected.total), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_non_finite_sampler_logprobs_leave_numerator_and_denominator_together(model64, data):

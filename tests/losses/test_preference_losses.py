@@ -134,6 +134,25 @@ def test_other_shape_mismatches_raise():
         dpo_loss(z, z, z, z, reduction="sum")
 
 
+@pytest.mark.parametrize("margin", [math.inf, -math.inf, math.nan])
+def test_pairs_of_weight_0_have_no_influence(margin):
+    """Not even on the gradient; nothing but such pairs is an attached zero."""
+    chosen, rejected = torch.tensor([margin, -1.0], requires_grad=True), torch.tensor([-2.0, -3.0])
+    zero = torch.zeros(2)
+    for loss_of in (
+        lambda w: dpo_loss(chosen, rejected, zero, zero, weights=w),
+        lambda w: simpo_loss(chosen, rejected, weights=w),
+    ):
+        loss = loss_of(torch.tensor([0.0, 2.0]))
+        (gradient,) = torch.autograd.grad(loss, chosen)
+        assert torch.isfinite(loss)
+        assert gradient[0] == 0.0
+        assert gradient[1] < 0.0
+        nothing = loss_of(torch.zeros(2))
+        assert nothing == 0.0
+        assert torch.autograd.grad(nothing, chosen)[0].tolist() == [0.0, 0.0]
+
+
 def test_no_pairs_is_an_attached_zero():
     none = torch.zeros(0, requires_grad=True)
     for loss in (dpo_loss(none, none, none, none), simpo_loss(none, none, weights=torch.zeros(0))):

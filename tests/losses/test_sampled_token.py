@@ -114,6 +114,6 @@ def test_compose_loss_takes_any_form(new_model, new_maker):
     batch = collate(*new_maker(0).everything(), pad_id=0)
     model = new_model()
     for form in (SampledToken(), EntropyGatedOPD(), TopKJSD(10)):
-        loss = compose_loss(model, batch, alpha_sdpo=1.0, hint_loss=form, sdpo_wrapper="entropy_opd")
+        loss = compose_loss(model, batch, alpha_sdpo=1.0, hint_loss=form)
         assert math.isfinite(loss.metrics[f"hint/{form.name}/mean"])
         loss.total.backward()

@@ -1,4 +1,4 @@
-"""GSPO, CISPO, DPPO, importance weights and penalties against references written from the papers, in float64 numpy."""
+"""GSPO, CISPO, DPPO and penalties against references written from the papers, in float64 numpy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from composer_replication.batch import collate, split
-from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.policy_gradient import (
+    THRESHOLDS,
     Effort,
     EffortWeights,
     concave_penalty,
     effort_penalty,
-    importance_weights,
     kl_k1_penalty,
     sequence_weights,
     surrogate,
@@ -112,9 +110,23 @@ def test_dppo_drops_some_tokens():
 def test_unknown_names_and_missing_sequences_are_refused():
     x = torch.zeros(2)
     with pytest.raises(ValueError, match="unknown surrogate 'reinforce'"):
-        surrogate("reinforce", x, x, x, epsilon_low=0.2, epsilon_high=0.2)
+        surrogate("reinforce", x, x, x)
     with pytest.raises(ValueError, match="needs `sequence`"):
-        surrogate("gspo", x, x, x, epsilon_low=0.2, epsilon_high=0.2)
+        surrogate("gspo", x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("ppo", 0.2, 0.28), ("gspo", 3e-4, 4e-4), ("cispo", 1.0, 4.0), ("dppo", 0.2, 0.2)]
+)
+def test_every_surrogate_has_thresholds_of_its_own(kind, low, high):
+    """One epsilon may be given without the other."""
+    logp, old, advantages, sequence = (torch.tensor(values) for values in tokens(0))
+    assert THRESHOLDS[kind] == (low, high)
+    spread = {"logprobs": logp - 0.1, "old_logprobs": 3 * old, "advantages": advantages, "sequence": sequence}
+    expected = surrogate(kind, **spread, epsilon_low=low, epsilon_high=high).loss
+    for options in ({}, {"epsilon_low": low}, {"epsilon_high": high}):
+        assert torch.equal(surrogate(kind, **spread, **options).loss, expected)
+    assert not torch.equal(surrogate(kind, **spread, epsilon_low=0.1, epsilon_high=0.1).loss, expected)
 
 
 def test_every_objective_has_its_average():
@@ -127,61 +139,6 @@ def test_every_objective_has_its_average():
         assert denominator == (2 if objective in per_sequence else 3)
     names = ("grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo")
     assert [surrogate_of(name) for name in names] == ["ppo"] * 4 + ["gspo", "cispo", "dppo"]
-
-
-@pytest.mark.parametrize("by_sequence", [False, True])
-def test_importance_weights(by_sequence):
-    trainer, sampler, _, sequence = tokens(3)
-    ratio = np.exp(trainer - sampler)
-    if by_sequence:
-        ratio = np.array([np.exp((trainer - sampler)[sequence == i].sum()) for i in sequence])
-    given_sequence = torch.tensor(sequence) if by_sequence else None
-    inputs = (torch.tensor(trainer, requires_grad=True), torch.tensor(sampler))
-    truncated = importance_weights(*inputs, "tis", high=1.3, sequence=given_sequence)
-    masked = importance_weights(*inputs, "icepop", low=0.7, high=1.3, sequence=given_sequence)
-    assert not truncated.requires_grad
-    assert_allclose(truncated.numpy(), np.minimum(ratio, 1.3), rtol=1e-12)
-    assert_allclose(masked.numpy(), np.where((ratio >= 0.7) & (ratio <= 1.3), ratio, 0.0), rtol=1e-12)
-    with pytest.raises(ValueError, match="unknown importance correction"):
-        importance_weights(*inputs, "none")
-    with pytest.raises(ValueError, match="low < high"):
-        importance_weights(*inputs, "tis", low=2.0, high=1.0)
-
-
-@pytest.mark.parametrize("kind", ["tis", "icepop"])
-@pytest.mark.parametrize("known", ["trainer and sampler", "sampler"])
-@pytest.mark.parametrize("kind_of_surrogate", ["ppo", "gspo"])
-def test_the_correction_weighs_the_surrogate(new_model, new_maker, kind, known, kind_of_surrogate):
-    """Without `old_logprobs` the policy that scores is the present one; micro-batches keep the sampler's stream."""
-    model = new_model(dtype=torch.float64)
-    batch = collate(*new_maker(0).everything()[:2], pad_id=0)
-    row, position = batch["rlvr_weights"].nonzero(as_tuple=True)
-    with torch.no_grad():
-        now = sequence_logprobs(model, batch["input_ids"], batch["attention_mask"], batch["response_mask"])
-    torch.manual_seed(0)
-    batch["old_logprobs"] = now + 0.1 * torch.randn_like(now)
-    batch["sampler_logprobs"] = batch["old_logprobs"] + 0.5 * torch.randn_like(now)
-    if known == "sampler":
-        del batch["old_logprobs"]
-    scored = batch.get("old_logprobs", now)
-    ratio = (scored - batch["sampler_logprobs"]).exp()[row, position]
-    expected_weights = ratio.clamp(max=1.3) if kind == "tis" else torch.where((ratio >= 0.7) & (ratio <= 1.3), ratio, 0.0)
-    weighed = dict(batch, rlvr_weights=batch["rlvr_weights"].double().index_put((row, position), expected_weights))
-    options = {"surrogate": kind_of_surrogate, "importance": kind, "importance_low": 0.7, "importance_high": 1.3}
-    got = compose_loss(model, batch, **options)
-    plain = {key: value for key, value in weighed.items() if key != "sampler_logprobs"}
-    if kind_of_surrogate == "ppo":  # gspo's ratio is of all tokens, also of those that weigh nothing here
-        torch.testing.assert_close(got.rlvr, compose_loss(model, plain).rlvr)
-    assert got.metrics["rlvr/importance/max"] == pytest.approx(expected_weights.max().item())
-    assert got.metrics["rlvr/importance/mean"] == pytest.approx(expected_weights.mean().item())
-    parts = [compose_loss(model, part, **options).total for part in split(batch, 2)]
-    torch.testing.assert_close(sum(parts), got.total)
-
-
-def test_a_correction_needs_the_samplers_log_probs(new_model, new_maker):
-    batch = collate(*new_maker(0).everything()[:2], pad_id=0)
-    with pytest.raises(ValueError, match="an importance correction needs sampler_logprobs"):
-        compose_loss(new_model(), batch, importance="tis")
 
 
 def test_k1_counts_only_the_mask():

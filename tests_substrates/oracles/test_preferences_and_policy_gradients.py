@@ -65,14 +65,15 @@ def test_liger_grpo(name, kl_beta):
 
 
 @pytest.mark.parametrize(
-    ("name", "corrected"), [*((n, False) for n in OBJECTIVES), *((n, True) for n in OBJECTIVES if n != "gspo")]
+    ("name", "corrected"),
+    [*((n, None) for n in OBJECTIVES), *((n, kind) for n in OBJECTIVES if n != "gspo" for kind in ("tis", "icepop"))],
 )
 @pytest.mark.parametrize("kl_beta", [0.0, 0.1])
 def test_trl_grpo(name, kl_beta, corrected, tmp_path):
     """The trainer's own loss on a real model, against `compose_loss` on the same batch. GSPO has no common correction: theirs
     spreads the mean over a sequence's tokens, ours, in the per-token form, weighs every token with its own."""
     low, high = (1.0, 0.28) if name == "cispo" else (0.2, 0.28)
-    trainer = trl_trainer(tmp_path, name, low, 1.0 + high if name == "cispo" else high, kl_beta, corrected)
+    trainer = trl_trainer(tmp_path, name, low, 1.0 + high if name == "cispo" else high, kl_beta, corrected is not None)
     torch.manual_seed(0)
     prompts, answers = torch.randint(1, 250, (4, 5)), torch.randint(1, 250, (4, LENGTH))
     _, _, _, advantages, mask = streams()
@@ -91,7 +92,7 @@ def test_trl_grpo(name, kl_beta, corrected, tmp_path):
         "old_per_token_logps": old,
         "ref_per_token_logps": reference,
         "num_items_in_batch": mask.sum(),
-        "importance_sampling_ratio": importance_weights(old, sampled, "tis", high=2.0),
+        "importance_sampling_ratio": importance_weights(old, sampled, corrected or "tis", low=0.8, high=1.3),
     }
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -121,11 +122,38 @@ def test_trl_grpo(name, kl_beta, corrected, tmp_path):
         epsilon_low=low,
         epsilon_high=high,
         kl_beta=kl_beta,
-        importance="tis" if corrected else None,
+        importance=corrected,
+        importance_low=0.8,
+        importance_high=1.3,
         temperature=trainer.temperature,
     )
     assert_close(ours.total, theirs)
     assert_close(torch.autograd.grad(ours.total, parameters), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("kind", "mode"), [("tis", "truncate"), ("icepop", "mask")])
+def test_trl_importance(level, kind, mode, tmp_path):
+    """The trainer's own ratios, on tokens and log-probs that a rollout function brings."""
+    trainer = trl_trainer(tmp_path, "grpo", 0.2, 0.2, 0.0, True)
+    torch.manual_seed(0)
+    answers = [torch.randint(1, 250, (n,)).tolist() for n in (9, 4, 1, 7)]
+    rollout = {"prompt_ids": [[5, 6, 7]] * 4, "completion_ids": answers, "logprobs": [[0.0] * len(ids) for ids in answers]}
+    trainer.rollout_func = lambda prompts, trainer: dict(rollout)
+    trainer._last_loaded_step = trainer.state.global_step  # no engine whose weights would have to follow
+    trainer.vllm_importance_sampling_mode = f"{level}_{mode}"
+    trainer.vllm_importance_sampling_clip_min, trainer.vllm_importance_sampling_clip_max = (0.8 if mode == "mask" else None), 1.3
+    trainer.model.train()
+    scored = trainer._generate_and_score_completions([{"prompt": "a"}] * 4)["old_per_token_logps"]
+    rollout["logprobs"] = [(scored[i, : len(ids)] + 0.3 * torch.randn(len(ids))).tolist() for i, ids in enumerate(answers)]
+    found = trainer._generate_and_score_completions([{"prompt": "a"}] * 4)
+    theirs = found["importance_sampling_ratio"].expand(4, LENGTH)
+    row, at = found["completion_mask"].nonzero(as_tuple=True)
+    sequence = row if level == "sequence" else None
+    old, sampled = found["old_per_token_logps"][row, at], found["sampling_per_token_logps"][row, at]
+    ours = importance_weights(old, sampled, kind, low=0.8, high=1.3, sequence=sequence)
+    assert_close(ours, theirs[row, at])
+    assert 1 < len(ours.unique()) < len(row), "some weights are cut, and some are not"
 
 
 def trl_trainer(folder, name, low, high, kl_beta, corrected):
