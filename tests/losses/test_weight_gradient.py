@@ -58,9 +58,10 @@ def weighted(factors, losses):
 
 
 @pytest.mark.parametrize("late_first", [True, False])
+@pytest.mark.parametrize("others_before", [True, False])
 @pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_any_use_of_the_losses_has_its_own_gradient(rows, factors, late_first):
-    """As with a buffer for each; a first pass and one over the retained graph, also after one that wants no weight."""
+def test_any_use_of_the_losses_has_its_own_gradient(rows, factors, late_first, others_before):
+    """As with a buffer for each; a first pass and one over the retained graph, also after passes over other parts of it."""
     inputs = list(rows.values())
     torch.manual_seed(1)
     expected = torch.autograd.grad(weighted(factors, terms(rows)), inputs)
@@ -68,8 +69,9 @@ def test_any_use_of_the_losses_has_its_own_gradient(rows, factors, late_first):
     with one_weight_gradient():
         losses = terms(rows, late_first=late_first)
     total = weighted(factors, losses)
-    torch.autograd.grad(losses[0], inputs, retain_graph=True)
-    torch.autograd.grad(sum(losses), rows["hidden"], retain_graph=True)
+    if others_before:
+        torch.autograd.grad(losses[0], inputs, retain_graph=True)
+        torch.autograd.grad(sum(losses), rows["hidden"], retain_graph=True)
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(total, inputs, retain_graph=True), expected)
 
