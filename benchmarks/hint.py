@@ -1,7 +1,7 @@
 """What the hint channel costs on one long trajectory: a step of policy gradient alone, and with each kind of self-teacher.
 
 One trajectory of 4,096 tokens whose error turns make 5 % of it; a hint stands before each. Every measurement is a fresh process,
-and the variants take turns. Memory is what a step takes at most above the model that is trained: a self-teacher's own copy counts.
+and the variants take turns. Memory is what a step takes at most above the model that is trained; a self-teacher's copy counts.
 `--untied --vocabulary 151936` is the head of a large model, whose gradient must not exist once more for the hints. `plain` is the
 same loss the obvious way: whole logits, and a second forward pass over a whole sequence for every hinted turn.
 """

@@ -1,5 +1,5 @@
-"""What the benchmarks share: interleaved repetitions, wall and CPU time of a whole process tree, a process's peak of memory, one line
-of JSON at the end."""
+"""What the benchmarks share: interleaved repetitions, wall and CPU time of a whole process tree, a process's peak of memory, one
+line of JSON at the end."""
 
 from __future__ import annotations
 

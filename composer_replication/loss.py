@@ -173,9 +173,17 @@ def compose_loss(
         if "hint" not in idle:
             form = hint_loss or _divergence(sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
             found["hint"] = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature, alpha_sdpo)
+    return _added_up(model, found, off, alpha_sdpo, beta_replay)
+
+
+def _added_up(
+    model: nn.Module, found: Mapping[str, Result], off: Mapping[str, str], alpha_sdpo: float, beta_replay: float
+) -> LossComponents:
+    """`found` has the hint channel's value times its weight: what is formed in the forward pass then has one factor in the
+    backward pass, and is not formed again."""
     zero = next(iter(found.values()))[0].new_zeros(()) if found else _attached_zero(model)
     first, hint, replay = (found[channel][0] if channel in found else zero for channel in _CHANNELS)
-    total = first + hint + beta_replay * replay  # with one factor for all that form their part in the forward pass
+    total = first + hint + beta_replay * replay
     hint = hint / alpha_sdpo if "hint" in found else hint
     on = [channel for channel in _CHANNELS if channel in found and channel not in off]
     metrics = {name: value for channel in on for name, value in found[channel][1].items()}
