@@ -74,7 +74,8 @@ class Problem:
 
     def products(self, divergence: Divergence | None) -> None:
         with torch.no_grad():
-            one_pass(self.hidden, Head(self.weight), Idle(self.weights), teacher=self.teacher(divergence))
+            total = torch.zeros_like(self.weight, dtype=torch.float32)
+            one_pass(self.hidden, Head(self.weight), Idle(self.weights), teacher=self.teacher(divergence), add_to=total)
 
     def floor(self, divergence: Divergence | None) -> None:
         """In the chunks of `one_pass`."""

@@ -1,8 +1,9 @@
 """What the hint channel costs on one long trajectory: a step of policy gradient alone, and with each kind of self-teacher.
 
 One trajectory of 4,096 tokens whose error turns make 5 % of it; a hint stands before each. Every measurement is a fresh process,
-and the variants take turns. `plain` is the same loss the obvious way: whole logits, and a second forward pass over a whole
-sequence for every hinted turn.
+and the variants take turns. Memory is what a step takes at most above the model that is trained; a self-teacher's copy counts.
+`--untied --vocabulary 151936` is the head of a large model, whose gradient must not exist once more for the hints. `plain` is the
+same loss the obvious way: whole logits, and a second forward pass over a whole sequence for every hinted turn.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
 
 import torch
-from measuring import emit
+from measuring import Peak, emit
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -32,7 +32,7 @@ TOKENS, PROMPT, ACTION, REPLY, HINT, ERROR_TURNS = 4_096, 496, 50, 100, 48, 4
 VARIANTS = ("policy gradient", "live", "frozen", "ema", "plain")
 
 
-def new_model(hidden: int, layers: int, vocabulary: int) -> Qwen3ForCausalLM:
+def new_model(hidden: int, layers: int, vocabulary: int, *, tied: bool) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -43,7 +43,7 @@ def new_model(hidden: int, layers: int, vocabulary: int) -> Qwen3ForCausalLM:
         num_key_value_heads=max(1, hidden // 256),
         head_dim=64,
         max_position_embeddings=2 * TOKENS,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     return Qwen3ForCausalLM(config).eval()
 
@@ -104,10 +104,18 @@ def plain(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     return policy + (batch["sdpo_loss_mask"][turn, k] * divergence).sum() / batch["hint_denominator"]
 
 
-def measure(variant: str, hidden: int, layers: int, vocabulary: int) -> None:
+def measure(variant: str, hidden: int, layers: int, vocabulary: int, *, tied: bool) -> None:
     """In a fresh process: one step to warm up on a short batch, one that counts; print one line of JSON."""
     torch.set_num_threads(2)
-    model, batch = new_model(hidden, layers, vocabulary), new_batch(vocabulary)
+    model, batch = new_model(hidden, layers, vocabulary, tied=tied), new_batch(vocabulary)
+    model(input_ids=batch["input_ids"][:, :256]).logits.sum().backward()
+    with Peak() as peak:
+        found = _step(variant, model, batch)
+    print(json.dumps({**found, "peak_mb": peak.megabytes}))
+
+
+def _step(variant: str, model: Qwen3ForCausalLM, batch: Batch) -> dict[str, float]:
+    """Make the self-teacher, then one step, whose time is taken."""
     teacher = make_self_teacher(variant, model, rate=0.05) if variant in ("live", "frozen", "ema") else None
 
     def step() -> Tensor:
@@ -115,14 +123,10 @@ def measure(variant: str, hidden: int, layers: int, vocabulary: int) -> None:
             return plain(model, batch)
         return compose_loss(model, batch, alpha_sdpo=0.0 if teacher is None else 1.0, self_teacher=teacher).total
 
-    model(input_ids=batch["input_ids"][:, :256]).logits.sum().backward()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     cpu, wall = time.process_time(), time.perf_counter()
     value = step()
     value.backward()
-    found = {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall, "loss": value.item()}
-    found["peak_mb"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(json.dumps(found))
+    return {"cpu_s": time.process_time() - cpu, "wall_s": time.perf_counter() - wall, "loss": value.item()}
 
 
 def main() -> None:
@@ -131,13 +135,14 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=32_768)
+    parser.add_argument("--untied", action="store_true", help="the head has a weight of its own")
     parser.add_argument("--one", choices=VARIANTS, help="measure one variant in this process")
     options = parser.parse_args()
     size = {"hidden": options.hidden, "layers": options.layers, "vocabulary": options.vocabulary}
     if options.one:
-        measure(options.one, **size)
+        measure(options.one, **size, tied=not options.untied)
         return
-    words = [word for name, value in size.items() for word in (f"--{name}", str(value))]
+    words = [word for name, value in size.items() for word in (f"--{name}", str(value))] + ["--untied"] * options.untied
     runs: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     for _ in range(options.repeats):
         for variant in VARIANTS:
@@ -149,7 +154,7 @@ def main() -> None:
                 check=True,
             )
             runs[variant].append(json.loads(done.stdout.splitlines()[-1]))
-    emit("hint", {"tokens": TOKENS, **size, "repeats": options.repeats, "variants": _figures(runs)})
+    emit("hint", {"tokens": TOKENS, **size, "tied": not options.untied, "repeats": options.repeats, "variants": _figures(runs)})
 
 
 def _figures(runs: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:

@@ -1,4 +1,5 @@
-"""What the benchmarks share: interleaved repetitions, wall and CPU time of a whole process tree, one line of JSON at the end."""
+"""What the benchmarks share: interleaved repetitions, wall and CPU time of a whole process tree, a process's peak of memory, one
+line of JSON at the end."""
 
 from __future__ import annotations
 
@@ -27,6 +28,23 @@ class Samples:
             "wall_ms_p95": round(1e3 * ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2),
             "cpu_ms_mean": round(1e3 * statistics.fmean(self.cpu_s), 2),
         }
+
+
+class Peak:
+    """The most memory this process holds at once, in `megabytes`, above what it held at the start: `VmHWM` reset at the start."""
+
+    def __enter__(self) -> Peak:
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = self._status("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.megabytes = (self._status("VmHWM") - self._before) / 1024
+
+    @staticmethod
+    def _status(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def cpu_seconds() -> float:

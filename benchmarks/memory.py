@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
-from measuring import emit
+from measuring import Peak, emit
 from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -40,23 +40,6 @@ def new_model() -> Qwen3ForCausalLM:
         tie_word_embeddings=True,
     )
     return Qwen3ForCausalLM(config).eval()
-
-
-class Peak:
-    """The most memory this process holds at once, in bytes, above what it held at the start: `VmHWM` reset at the start."""
-
-    def __enter__(self) -> Peak:
-        Path("/proc/self/clear_refs").write_text("5")
-        self._before = self._status("VmRSS")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.megabytes = (self._status("VmHWM") - self._before) / 1024
-
-    @staticmethod
-    def _status(name: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def measure(variant: str, tokens: int) -> None:

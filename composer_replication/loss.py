@@ -66,11 +66,13 @@ from composer_replication.distillation import (
     SelfTeacher,
 )
 from composer_replication.errors import ChannelOffError
+from composer_replication.fused_head import one_weight_gradient
 from composer_replication.policy_gradient import ImportanceKind, SurrogateKind
 
 __all__ = ["DpoVariant", "LossComponents", "SdpoWrapper", "compose_loss", "sequence_logprobs"]
 
 SdpoWrapper: TypeAlias = Literal["none", "taid", "entropy_opd"]
+_CHANNELS = ("rlvr", "hint", "replay")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -167,18 +169,30 @@ def compose_loss(
     idle = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)  # made-up inputs make no channel count as on
     found: dict[str, Result] = {}
     teacher = self_teacher or LiveTeacher()
-    if "rlvr" not in idle or "hint" not in idle:
-        student, prefix = _read_student(model, batch, None if "hint" in idle else teacher)
-    if "rlvr" not in idle:
-        found["rlvr"] = rlvr_channel(student, batch, rlvr)
-    if "hint" not in idle:
-        found["hint"] = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature)
-    if "replay" not in idle:
-        found["replay"] = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
+    with one_weight_gradient():  # the replay channel first: it forms its part of the head's gradient in the backward pass
+        if "replay" not in idle:
+            found["replay"] = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
+        if "rlvr" not in idle or "hint" not in idle:
+            student, prefix = _read_student(model, batch, None if "hint" in idle else teacher)
+        if "rlvr" not in idle:
+            found["rlvr"] = rlvr_channel(student, batch, rlvr)
+        if "hint" not in idle:
+            found["hint"] = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature, alpha_sdpo)
+    return _added_up(model, found, off, alpha_sdpo, beta_replay)
+
+
+def _added_up(
+    model: nn.Module, found: Mapping[str, Result], off: Mapping[str, str], alpha_sdpo: float, beta_replay: float
+) -> LossComponents:
+    """`found` has the hint channel's value times its weight: what is formed in the forward pass then has one factor in the
+    backward pass, and is not formed again."""
     zero = next(iter(found.values()))[0].new_zeros(()) if found else _attached_zero(model)
-    first, hint, replay = (found[channel][0] if channel in found else zero for channel in ("rlvr", "hint", "replay"))
-    metrics = {name: value for channel in found if channel not in off for name, value in found[channel][1].items()}
-    return LossComponents(first + alpha_sdpo * hint + beta_replay * replay, first, hint, replay, off, fallbacks(model), metrics)
+    first, hint, replay = (found[channel][0] if channel in found else zero for channel in _CHANNELS)
+    total = first + hint + beta_replay * replay
+    hint = hint / alpha_sdpo if "hint" in found else hint
+    on = [channel for channel in _CHANNELS if channel in found and channel not in off]
+    metrics = {name: value for channel in on for name, value in found[channel][1].items()}
+    return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics)
 
 
 def _read_student(model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None) -> tuple[Forward, Prefix | None]:

@@ -68,6 +68,10 @@ class LogprobCache:
         self.hits += len(keys) - len(unknown)
         return result
 
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._rows.execute("DELETE FROM logprobs")
+
     def close(self) -> None:
         self._rows.close()
 

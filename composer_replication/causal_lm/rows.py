@@ -14,6 +14,7 @@ from composer_replication.distillation import (
     EntropyGatedOPD,
     SampledToken,
     fused_divergence,
+    fused_entropy_gated,
     sampled_token_per_token,
 )
 from composer_replication.fused_head import (
@@ -93,12 +94,16 @@ def divergence_of(
     `tokens` [n] are those that the rows predict. The teacher's logits are the weighted sum of its parts'. One plain side makes
     both plain.
     """
-    if isinstance(loss, EntropyGatedOPD):
-        value, found = divergence_of(student, teacher, tokens, SampledToken(), weights, temperature)
-        gated, added = divergence_of(student, teacher, tokens, loss.gated, weights, temperature)
-        return value + loss.alpha * gated, found + loss.alpha * added
     parts = [TeacherRows(rows.hidden, rows.head, share) for share, rows in teacher if isinstance(rows, FusedRows)]
     fused = len(parts) == len(teacher)
+    if isinstance(loss, EntropyGatedOPD):
+        if isinstance(student, FusedRows) and fused and loss.alpha != 0:
+            return fused_entropy_gated(student.hidden, student.head, parts, tokens, loss, weights, temperature=temperature)
+        value, found = divergence_of(student, teacher, tokens, SampledToken(), weights, temperature)
+        if loss.alpha == 0:
+            return value, found
+        gated, added = divergence_of(student, teacher, tokens, loss.gated, weights, temperature)
+        return value + loss.alpha * gated, found + loss.alpha * added
     if isinstance(loss, SampledToken):
         taught = (
             fused_teacher_logprobs(parts, tokens, temperature=temperature)

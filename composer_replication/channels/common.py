@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["Result", "divisor"]
 
 Result: TypeAlias = tuple[Tensor, dict[str, float]]
-"""A channel's unweighted value (0-dim, with gradient) and its metrics."""
+"""A channel's value (0-dim, with gradient) and its metrics."""
 
 
 def divisor(weights: Tensor, denominator: Tensor | None, name: str) -> Tensor:

@@ -47,8 +47,9 @@ def hint_channel(
     self_teacher: SelfTeacher,
     loss: HintLoss,
     temperature: float,
+    weight: float,
 ) -> Result:
-    """Weighted mean of `loss` over the compared tokens.
+    """`weight` times the weighted mean of `loss` over the compared tokens; the metrics are without `weight`.
 
     `prefix` holds the keys and values of the student's forward pass, where a live teacher may read them. Raises ValueError when a
     compared position lies outside its sequence or holds different tokens on the two sides.
@@ -59,9 +60,9 @@ def hint_channel(
     teacher = [(part.share, _teacher_rows(part, prefix if part.is_live(model) else None, batch, compared)) for part in parts]
     rows = student.rows(compared.row, compared.student_at)
     tokens = batch["input_ids"][compared.row, compared.student_at]
-    value, losses = divergence_of(rows, teacher, tokens, loss, shares, temperature)
+    value, losses = divergence_of(rows, teacher, tokens, loss, weight * shares, temperature)
     return value, {
-        "hint/loss": value.item(),
+        "hint/loss": value.item() / weight,
         "hint/tokens": float(len(shares)),
         f"hint/{loss.name}/mean": losses.mean().item(),
     }

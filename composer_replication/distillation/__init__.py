@@ -17,6 +17,7 @@ from composer_replication.distillation.divergence import (
 from composer_replication.distillation.dpo import dpo_loss
 from composer_replication.distillation.entropy_opd import entropy_aware_opd_loss, entropy_aware_opd_per_token, teacher_entropy
 from composer_replication.distillation.fused import fused_divergence
+from composer_replication.distillation.fused_gated import fused_entropy_gated
 from composer_replication.distillation.jsd import JsdScale, generalized_jsd_loss, generalized_jsd_per_token
 from composer_replication.distillation.sampled_token import EntropyGatedOPD, SampledToken, sampled_token_per_token
 from composer_replication.distillation.self_teacher import (
@@ -57,6 +58,7 @@ __all__ = [
     "entropy_aware_opd_loss",
     "entropy_aware_opd_per_token",
     "fused_divergence",
+    "fused_entropy_gated",
     "gated_forward_kl_per_token",
     "generalized_jsd_loss",
     "generalized_jsd_per_token",

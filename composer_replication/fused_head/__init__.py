@@ -7,6 +7,7 @@ from composer_replication.fused_head.head import Head, accumulation_dtype, upcas
 from composer_replication.fused_head.one_pass import RowKernel, TeacherRows, total_loss
 from composer_replication.fused_head.teacher_logprobs import fused_teacher_logprobs
 from composer_replication.fused_head.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
+from composer_replication.fused_head.weight_gradient import one_weight_gradient
 
 __all__ = [
     "Head",
@@ -20,6 +21,7 @@ __all__ = [
     "fused_logprobs",
     "fused_teacher_logprobs",
     "fused_token_loss",
+    "one_weight_gradient",
     "total_loss",
     "upcast",
 ]

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from composer_replication.fused_head.head import Head, accumulation_dtype, autocast_dtype
+from composer_replication.fused_head.weight_gradient import Place, gradient_of
 
 __all__ = [
     "CHUNK_BYTES",
@@ -69,10 +70,9 @@ class RowKernel(Protocol):
 
 
 class Gradients(NamedTuple):
-    """Of the sum of the rows' losses; None where not asked for. All in the accumulation type."""
+    """Of the sum of the rows' losses; None where not asked for. Both in the accumulation type."""
 
     hidden: Tensor | None
-    weight: Tensor | None
     bias: Tensor | None
 
 
@@ -82,17 +82,19 @@ def one_pass(
     kernel: RowKernel,
     *,
     teacher: Sequence[TeacherRows] = (),
-    wanted: tuple[bool, bool, bool] = (True, True, True),
+    wanted: tuple[bool, bool] = (True, True),
+    add_to: Tensor | None = None,
     rounded_to: torch.dtype | None = None,
     rows_per_chunk: int | None = None,
 ) -> Gradients:
-    """Run `kernel` over all rows of `hidden` [N, H]; `wanted` says which of the gradients of hidden, weight and bias to form,
-    `rounded_to` to which type hidden states and weights are rounded first."""
+    """Run `kernel` over all rows of `hidden` [N, H]; `wanted` says which of the gradients of hidden and bias to form, and that of
+    the weight is added to `add_to` [V, H], of the accumulation type. `rounded_to` is the type to which hidden states and weights
+    are rounded first."""
     if rounded_to is not None:
         hidden, head, _ = _rounded(TeacherRows(hidden, head), rounded_to)
         teacher = [_rounded(part, rounded_to) for part in teacher]
     with torch.autocast(hidden.device.type, enabled=False):
-        return _one_pass(hidden, head, kernel, teacher, wanted, rows_per_chunk)
+        return _one_pass(hidden, head, kernel, teacher, wanted, add_to, rows_per_chunk)
 
 
 def _rounded(part: TeacherRows, dtype: torch.dtype) -> TeacherRows:
@@ -104,17 +106,15 @@ def _one_pass(
     head: Head,
     kernel: RowKernel,
     teacher: Sequence[TeacherRows],
-    wanted: tuple[bool, bool, bool],
+    wanted: tuple[bool, bool],
+    grad_weight: Tensor | None,
     rows_per_chunk: int | None,
 ) -> Gradients:
     n, vocabulary = hidden.shape[0], head.weight.shape[0]
     dtype = accumulation_dtype(head.weight.dtype)
     step = min(max(n, 1), rows_per_chunk or chunk_rows(vocabulary, dtype))
-    need_hidden, need_weight, need_bias = wanted[0], wanted[1], wanted[2] and head.bias is not None
-    new = hidden.new_zeros
-    grad_hidden = new(hidden.shape, dtype=dtype) if need_hidden else None
-    grad_weight = new(head.weight.shape, dtype=dtype) if need_weight else None
-    grad_bias = new(head.weight.shape[:1], dtype=dtype) if need_bias else None
+    grad_hidden = hidden.new_zeros(hidden.shape, dtype=dtype) if wanted[0] else None
+    grad_bias = hidden.new_zeros(vocabulary, dtype=dtype) if wanted[1] and head.bias is not None else None
     product = hidden.new_empty((step, vocabulary), dtype=dtype)
     taught = torch.empty_like(product) if teacher else None
     part = torch.empty_like(product) if len(teacher) > 1 else None
@@ -129,7 +129,7 @@ def _one_pass(
             _add_outer(grad_weight, z, hidden[rows].to(dtype) * factor.unsqueeze(-1))
         if grad_bias is not None:
             grad_bias.addmv_(z.t(), factor)
-    return Gradients(grad_hidden, grad_weight, grad_bias)
+    return Gradients(grad_hidden, grad_bias)
 
 
 def total_loss(
@@ -142,15 +142,24 @@ def total_loss(
 ) -> Tensor:
     """The 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias. Under
     `torch.no_grad()` no gradient is formed."""
+    rounded_to = autocast_dtype(head.weight)  # the backward pass may be outside of autocast
+    run = partial(one_pass, head=head, teacher=teacher, rounded_to=rounded_to, rows_per_chunk=rows_per_chunk)
+    still = hidden.detach()
+
+    def form(buffer: Tensor, factor: Tensor) -> None:
+        run(still, kernel=_Times(kernel, factor), wanted=(False, False), add_to=buffer)
+
+    gradient = gradient_of(head.weight)
+    place = None if gradient is None else gradient.place(form)
     apply: Callable[..., Tensor] = _TotalLoss.apply
-    inputs = (hidden, head.weight, head.bias)
-    wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
-    return apply(*inputs, head, kernel, teacher, wanted, rows_per_chunk)
+    wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in (hidden, head.bias))
+    factors = None if place is None else place.factors
+    return apply(hidden, head.weight.detach(), head.bias, factors, place, partial(run, kernel=kernel, wanted=wanted), kernel)
 
 
 class _TotalLoss(torch.autograd.Function):
-    """The gradients are formed in the forward pass; the backward pass scales them in place and gives them away, so that the
-    largest, the weight's, exists once. A second backward pass over a retained graph forms them again."""
+    """The gradients are formed in the forward pass; the backward pass scales them in place and gives them away, the weight's by
+    `WeightGradient`. A second backward pass over a retained graph forms them again."""
 
     @staticmethod
     def forward(
@@ -158,32 +167,44 @@ class _TotalLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        head: Head,
+        factors: Tensor | None,
+        place: Place | None,
+        run: Callable[..., Gradients],
         kernel: RowKernel,
-        teacher: Sequence[TeacherRows],
-        wanted: tuple[bool, bool, bool],
-        rows_per_chunk: int | None,
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias)
-        form = partial(one_pass, head=head, kernel=kernel, teacher=teacher, wanted=wanted, rows_per_chunk=rows_per_chunk)
-        ctx.form = partial(form, rounded_to=autocast_dtype(weight))  # the backward pass may be outside of autocast
-        ctx.gradients = ctx.form(hidden)
+        ctx.save_for_backward(hidden, weight, bias, factors)  # of the weight only whether it is still what it was
+        ctx.run, ctx.number = run, None if place is None else place.number
+        ctx.gradients = run(hidden, add_to=None if place is None else place.buffer)
         return kernel.losses.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
-        gradients = ctx.form(inputs[0]) if ctx.gradients is None else ctx.gradients
+        hidden, _, bias, factors = ctx.saved_tensors
+        gradients = ctx.run(hidden) if ctx.gradients is None else ctx.gradients
         ctx.gradients = None
         for gradient in gradients:
             if gradient is not None:
                 gradient.mul_(upstream)
-        return (*in_types_of(inputs, gradients), None, None, None, None, None)
+        of_hidden, of_bias = in_types_of((hidden, bias), gradients)
+        if factors is not None:
+            factors = torch.zeros_like(factors)
+            factors[ctx.number] = upstream
+        return of_hidden, None, of_bias, factors, None, None, None
+
+
+class _Times:
+    """A kernel whose gradient is multiplied by a factor."""
+
+    def __init__(self, kernel: RowKernel, factor: Tensor) -> None:
+        self.kernel, self.factor, self.losses = kernel, factor, kernel.losses
+
+    def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
+        return self.kernel(product, teacher, rows) * self.factor
 
 
 def in_types_of(inputs: Sequence[Tensor | None], gradients: Gradients) -> tuple[Tensor | None, ...]:
-    """Each gradient in the type of its input (hidden, weight, bias), as autograd wants them."""
+    """Each gradient in the type of its input (hidden, bias), as autograd wants them."""
     return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
 

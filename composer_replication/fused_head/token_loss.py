@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from composer_replication.fused_head.blocks import by_triton, for_blocks
 from composer_replication.fused_head.head import Head, accumulation_dtype, autocast_dtype
 from composer_replication.fused_head.one_pass import in_types_of, one_pass, total_loss
+from composer_replication.fused_head.weight_gradient import gradient_of
 
 __all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
 
@@ -64,8 +65,12 @@ def fused_logprobs(
     Raises ValueError unless temperature > 0.
     """
     _check(hidden, targets, temperature)
-    apply: Callable[..., tuple[Tensor, Tensor]] = _LogProbs.apply
-    logprobs, entropy = apply(hidden, head.weight, head.bias, head, targets, temperature, rows_per_chunk)
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LogProbs.apply
+    gradient = gradient_of(head.weight)
+    before = None if gradient is None else gradient.tip
+    logprobs, entropy, tip = apply(hidden, head.weight.detach(), head.bias, before, head, targets, temperature, rows_per_chunk)
+    if gradient is not None:
+        gradient.pass_through(tip)
     return TokenScores(logprobs, entropy)
 
 
@@ -134,7 +139,8 @@ def _exponentials_(logits: Tensor, targets: Tensor, logprobs: Tensor, entropy: T
 
 
 class _LogProbs(torch.autograd.Function):
-    """Log-probs in the forward pass; the backward pass is the one pass of the token loss upstream * log-prob."""
+    """Log-probs in the forward pass; the backward pass is the one pass of the token loss upstream * log-prob. The weight's
+    gradient passes through, from the tip to come to the tip before; see `WeightGradient`."""
 
     @staticmethod
     def forward(
@@ -142,28 +148,37 @@ class _LogProbs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        before: Tensor | None,  # noqa: ARG004 - of the graph only
         head: Head,
         targets: Tensor,
         temperature: float,
         rows_per_chunk: int | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias)
         form = partial(one_pass, head=head, rounded_to=autocast_dtype(weight), rows_per_chunk=rows_per_chunk)
         ctx.rest = (form, head, targets, temperature)
         nothing = _linear(torch.zeros_like(targets, dtype=hidden.dtype))
         kernel = _TokenKernel(hidden, head, targets, temperature, nothing, differentiated=False)
-        form(hidden, kernel=kernel, wanted=(False, False, False))
+        form(hidden, kernel=kernel, wanted=(False, False))
         ctx.mark_non_differentiable(kernel.entropy)
-        return kernel.logprobs, kernel.entropy
+        dtype = accumulation_dtype(weight.dtype)
+        return kernel.logprobs, kernel.entropy, weight.new_zeros((), dtype=dtype).expand(weight.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, *_ = inputs = ctx.saved_tensors
+    def backward(ctx: Any, upstream: Tensor | None, _: None, later: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias = ctx.saved_tensors
+        if upstream is None:
+            return None, None, None, later, None, None, None, None
         form, head, targets, temperature = ctx.rest
         kernel = _TokenKernel(hidden, head, targets, temperature, _linear(upstream), differentiated=True)
-        gradients = form(hidden, kernel=kernel, wanted=ctx.needs_input_grad[:3])
-        return (*in_types_of(inputs, gradients), None, None, None, None)
+        wanted = ctx.needs_input_grad
+        if wanted[3] and later is None:
+            later = weight.new_zeros(weight.shape, dtype=accumulation_dtype(weight.dtype))
+        gradients = form(hidden, kernel=kernel, wanted=(wanted[0], wanted[2]), add_to=later)
+        of_hidden, of_bias = in_types_of((hidden, bias), gradients)
+        return of_hidden, None, of_bias, later, None, None, None, None
 
 
 def _linear(factors: Tensor) -> TokenLoss:

@@ -36,6 +36,7 @@ from composer_replication.distillation import (
     EntropyGatedOPD,
     GeneralizedJSD,
     SampledToken,
+    SelfTeacher,
     TAIDScheduler,
     TopKJSD,
     make_self_teacher,
@@ -85,8 +86,10 @@ class Learner:
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
-        anchored = config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0
-        self.reference = make_self_teacher("frozen", model) if anchored else None
+        self.reference: SelfTeacher | None = None
+        if config.loss.rlvr.kl_beta > 0 or config.reward.kl_weight > 0:
+            frozen = self.self_teacher if hint.self_teacher == "frozen" else None  # the same weights: one copy, saved once
+            self.reference = frozen or make_self_teacher("frozen", model)
         self.step_logprobs = LogprobCache(most=1024)
         """The reference's, of the present step's trajectories: the KL in the reward and the one in the loss read the same."""
         self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
@@ -151,13 +154,14 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights."""
+        apart = None if self.reference is self.self_teacher else self.reference
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "version": self.version,
             "taid": None if self.taid is None else self.taid.state_dict(),
             "self_teacher": None if self.self_teacher is None else self.self_teacher.state_dict(),
-            "reference": None if self.reference is None else self.reference.state_dict(),
+            "reference": None if apart is None else apart.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -166,6 +170,7 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.version = state["version"]
+        self.step_logprobs.clear()  # the reference may be another now
         for owner, saved in (
             (self.taid, state["taid"]),
             (self.self_teacher, state["self_teacher"]),

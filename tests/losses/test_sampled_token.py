@@ -7,11 +7,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from composer_replication.batch import collate
 from composer_replication.causal_lm import FusedRows, PlainRows, divergence_of
-from composer_replication.distillation import EntropyGatedOPD, GatedForwardKL, SampledToken, TopKJSD, sampled_token_per_token
-from composer_replication.fused_head import Head, TeacherRows, fused_teacher_logprobs
+from composer_replication.distillation import (
+    EntropyGatedOPD,
+    GatedForwardKL,
+    SampledToken,
+    TopKJSD,
+    fused_entropy_gated,
+    sampled_token_per_token,
+)
+from composer_replication.fused_head import Head, TeacherRows, fused_teacher_logprobs, one_pass
 from composer_replication.loss import compose_loss
 
 N, H, V = 7, 5, 23
@@ -117,3 +125,67 @@ def test_compose_loss_takes_any_form(new_model, new_maker):
         loss = compose_loss(model, batch, alpha_sdpo=1.0, hint_loss=form)
         assert math.isfinite(loss.metrics[f"hint/{form.name}/mean"])
         loss.total.backward()
+
+
+@pytest.mark.parametrize("rows_per_chunk", [1, 3, None])
+def test_the_papers_form_is_one_pass(sides, monkeypatch, rows_per_chunk):
+    """Against autograd on plain logits: a head with a scale, rows of no weight, a column that is impossible on both sides."""
+    student, teacher, tokens, weights = sides
+    bias = torch.randn(V, dtype=torch.float64).index_fill(0, torch.tensor([V - 1]), -math.inf)
+    tokens, weights = tokens % (V - 1), weights * torch.tensor([1, 0, 1, 1, 0, 1, 1])
+    parts = [TeacherRows(rows.hidden, Head(rows.head.weight, bias)) for _, rows in teacher[:1]]
+    still = student.hidden.detach()
+    with torch.no_grad():
+        advantage = (
+            fused_teacher_logprobs(parts, tokens, temperature=0.9)
+            - ((Head(student.head.weight, bias, 1.3).logits(still) / 0.9).log_softmax(-1))[torch.arange(N), tokens]
+        )
+
+    def surrogate(hidden, weight):
+        """What has the loss's gradient where the advantage is held still."""
+        log_s = (Head(weight, bias, 1.3).logits(hidden) / 0.9).log_softmax(-1)
+        log_t = (parts[0].head.logits(parts[0].hidden) / 0.9).log_softmax(-1)
+        gated = GatedForwardKL(1.9, 4).per_token(log_s, log_t)
+        return (weights * (0.5 * gated - advantage * log_s[torch.arange(N), tokens])).sum()
+
+    inputs = (student.hidden, student.head.weight)
+    expected = torch.autograd.grad(surrogate(*inputs), inputs)
+    head = Head(student.head.weight, bias, 1.3)
+    form = EntropyGatedOPD(1.9, 4, 0.5)
+    products, real = [], one_pass._mm
+    monkeypatch.setattr(one_pass, "_mm", lambda a, b, *, out: products.append(b.shape) or real(a, b, out=out))
+    value, found = fused_entropy_gated(
+        student.hidden, head, parts, tokens, form, weights, temperature=0.9, rows_per_chunk=rows_per_chunk
+    )
+    assert len(products) == 3 * math.ceil(N / (rows_per_chunk or N))
+    torch.testing.assert_close(value, surrogate(*inputs))
+    assert torch.isfinite(found).all()
+    for ours, theirs in zip(torch.autograd.grad(value, inputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("alpha", "products"), [(1.0, 3), (0.0, 3)])
+def test_the_papers_form_costs_four_products(sides, monkeypatch, alpha, products):
+    """Student, teacher, hidden states, and the weight's; where nothing is added, nothing of it is computed."""
+    student, teacher, tokens, weights = sides
+    formed, real, outer = [], one_pass._mm, one_pass._add_outer
+    monkeypatch.setattr(one_pass, "_mm", lambda a, b, *, out: formed.append("mm") or real(a, b, out=out))
+    monkeypatch.setattr(one_pass, "_add_outer", lambda *args: formed.append("outer") or outer(*args))
+    if alpha == 0.0:
+        monkeypatch.setattr(Tensor, "topk", lambda *_, **__: pytest.fail("a term of weight 0 was computed"))
+    value, found = divergence_of(student, teacher[:1], tokens, EntropyGatedOPD(0.0, alpha=alpha), weights, 1.0)
+    value.backward()
+    assert sorted(formed) == ["mm"] * products + ["outer"]
+    if alpha == 0.0:
+        expected, same = divergence_of(student, teacher[:1], tokens, SampledToken(), weights, 1.0)
+        assert torch.equal(value, expected)
+        assert torch.equal(found, same)
+
+
+def test_rows_of_the_papers_form_must_agree(sides):
+    student, teacher, tokens, weights = sides
+    parts = [TeacherRows(rows.hidden, rows.head, share) for share, rows in teacher]
+    with pytest.raises(ValueError, match=r"expected hidden \[N, H\], tokens \[N\] and weights \[N\]"):
+        fused_entropy_gated(student.hidden, student.head, parts, tokens[1:], EntropyGatedOPD(), weights)
+    with pytest.raises(ValueError, match="temperature must be above 0"):
+        fused_entropy_gated(student.hidden, student.head, parts, tokens, EntropyGatedOPD(), weights, temperature=0.0)

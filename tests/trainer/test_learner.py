@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -62,6 +63,7 @@ def test_a_linear_schedule_falls_to_zero_at_the_end(run_file: Path) -> None:
         {"loss.hint.self_teacher": "trust_region", "loss.hint.rate": "0.5"},
         {"loss.hint.self_teacher": "live"},
         {"loss.rlvr.kl_beta": "0.1"},
+        {"loss.rlvr.kl_beta": "0.1", "loss.hint.self_teacher": "ema"},
     ],
     ids=str,
 )
@@ -92,6 +94,27 @@ def test_a_checkpoint_holds_everything(run_file: Path, world: World, tmp_path: P
         clock = [metrics["hint/taid_t"] for metrics in expected]
         assert clock == sorted(clock)
         assert clock[-1] > clock[0]
+
+
+def test_one_copy_of_the_start_serves_reference_and_self_teacher(run_file: Path) -> None:
+    frozen = learner(load_config(run_file, ["--loss.hint.self_teacher", "frozen", "--loss.rlvr.kl_beta", "0.1"]))
+    assert frozen.reference is frozen.self_teacher is not None
+    assert frozen.state_dict()["reference"] is None
+    ema = learner(load_config(run_file, ["--loss.hint.self_teacher", "ema", "--loss.rlvr.kl_beta", "0.1"]))
+    assert ema.reference is not ema.self_teacher
+    assert {ema.state_dict()[which]["kind"] for which in ("reference", "self_teacher")} == {"frozen", "ema"}
+
+
+def test_another_reference_scores_anew(run_file: Path) -> None:
+    """A learner that has measured its distance to one reference, and is then given a checkpoint with another."""
+    config = load_config(run_file, ["--loss.hint.self_teacher", "ema", "--loss.rlvr.kl_beta", "0.1"])
+    inputs = batch(config) | {"advantages": torch.ones(1)}
+    first, second = learner(config), learner(config, moved=True)
+    saved, weights = copy.deepcopy((first.state_dict(), first.policy.state_dict()))
+    expected = first.update(inputs).metrics["rlvr/kl_ref/mean"]
+    second.update(inputs)
+    second.load_state_dict(saved, weights)
+    assert second.update(inputs).metrics["rlvr/kl_ref/mean"] == expected == 0.0
 
 
 def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path) -> None:
@@ -125,7 +148,7 @@ def test_a_model_with_adapters_is_its_own_reference(run_file: Path) -> None:
     inputs = batch(config) | {"advantages": torch.ones(1)}
     trained = Learner(get_peft_model(policy, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])), config)
     assert isinstance(trained.self_teacher, AdaptersOffTeacher)
-    assert trained.state_dict()["reference"] == {"kind": "adapters_off"}
+    assert trained.reference is trained.self_teacher
     distances = [trained.update(inputs).metrics["rlvr/kl_ref/mean"] for _ in range(3)]
     assert distances[0] == 0.0
     assert min(distances[1:]) > 1e-6

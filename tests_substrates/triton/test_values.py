@@ -16,7 +16,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_replication.distillation import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD, TopKJSD, fused, fused_divergence
+from composer_replication.distillation import (
+    TAID,
+    Divergence,
+    EntropyAwareOPD,
+    EntropyGatedOPD,
+    GeneralizedJSD,
+    TopKJSD,
+    fused,
+    fused_divergence,
+    fused_entropy_gated,
+)
 from composer_replication.distillation import triton_divergence as divergence_kernel
 from composer_replication.fused_head import Head, TeacherRows, by_triton, fused_logprobs, fused_token_loss, token_loss
 from composer_replication.fused_head import triton_tokens as token_kernel
@@ -180,6 +190,7 @@ def test_float32_goes_to_the_kernels_chunk_by_chunk_and_the_rest_does_not(monkey
     assert seen == ["diverge"] * 3
     seen.clear()
     diverged(rows, TopKJSD(3))
+    fused_entropy_gated(rows.hidden, rows.head, rows.teacher, rows.targets, EntropyGatedOPD(), rows.weights)
     scored(rows.to(torch.float64))
     assert seen == []
     assert not by_triton(torch.zeros(1, 2, dtype=torch.float64, device=DEVICE))
