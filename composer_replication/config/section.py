@@ -26,8 +26,8 @@ class ReadBy:
 
 
 class Section(BaseModel):
-    """A frozen table. An unknown key is an error, and so is a field that the choices made leave unread, unless it has its
-    default. A field's docstring is its description."""
+    """A frozen table. An unknown key is an error, and so is a field that the choices made leave unread, unless at its default.
+    A field's docstring is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
 
