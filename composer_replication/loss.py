@@ -90,7 +90,8 @@ class LossComponents:
     off: Mapping[str, str]
     """Why a channel (`rlvr`, `hint`, `replay`) is off; a channel that is on is not in it."""
     fallbacks: Mapping[str, str]
-    """Why work that other models are spared is done on this one; the values are the same. See `causal_lm.fallbacks`."""
+    """Why work that other models are spared is done on this one; the values are the same, but that a half-precision model's plain
+    logits are rounded to its type. See `causal_lm.fallbacks`."""
     metrics: Mapping[str, float]
     """Named `channel/what/stat`. Over micro-batches `*/loss`, `*/tokens` and `*/pairs` add up, `*/max` is a maximum, and the
     others are means over this call's tokens (or pairs). Channels that are off have none."""

@@ -117,7 +117,7 @@ def divergence_of(
     if isinstance(student, FusedRows) and fused:
         return fused_divergence(student.hidden, student.head, parts, loss, weights, temperature=temperature)
     losses = loss.per_token(upcast(student.logits()) / temperature, _mixed(teacher) / temperature)
-    return (weights * losses).sum(), losses.detach()
+    return torch.where(weights == 0, 0.0, weights * losses).sum(), losses.detach()
 
 
 def _mixed(teacher: Sequence[tuple[float, FusedRows | PlainRows]]) -> Tensor:

@@ -29,7 +29,7 @@ class Section(BaseModel):
     """A frozen table. An unknown key is an error, and so is a field that the choices made leave unread, unless at its default.
     A field's docstring is its description."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False, allow_inf_nan=False)
 
     @classmethod
     def readers(cls, field: str) -> tuple[ReadBy, ...]:

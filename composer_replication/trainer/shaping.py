@@ -111,6 +111,5 @@ def _effort(trajectory: Trajectory, config: RunConfig, end_of_thinking: int | No
 
 
 def _overlong(trajectory: Trajectory, config: RunConfig) -> float:
-    longest = config.rollout.trajectory_tokens
-    cache = min(config.reward.overlong_tokens, longest)
+    longest, cache = config.rollout.trajectory_tokens, config.reward.overlong_tokens
     return -soft_overlong_punishment(trajectory.num_sampled_tokens(), max_length=longest, cache=cache)
