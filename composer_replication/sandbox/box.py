@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -27,6 +26,7 @@ from composer_replication.sandbox.interpreter import installation_of, reachable_
 from composer_replication.sandbox.launcher import BOOTSTRAP
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Isolation, Limits, Tree
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest
+from composer_replication.sandbox.scratch import make_scratch, remove_abandoned
 from composer_replication.sandbox.supervise import CHANNEL_FD
 
 __all__ = ["BoxSandbox", "Setup"]
@@ -117,6 +117,8 @@ class BoxSandbox:
             channel=pump.kept("channel"),
             wall_s=wall_s,
             cpu_s=cpu_s,
+            changes=(tree.changes if report.changes is None else report.changes) if command.read_back else None,
+            not_kept=report.not_kept,
         )
 
     def _make_group(self, limits: Limits) -> BoxGroup | None:
@@ -173,6 +175,7 @@ def _request(
         uid=uid,
         program=setup.program,
         warm=warm,
+        most_changed=(command.limits.changed_files, command.limits.changed_mb << 20) if command.read_back else None,
     )
 
 
@@ -235,7 +238,7 @@ class _Launcher:
     """
 
     def __init__(self, warm_python: str) -> None:
-        self.scratch = tempfile.mkdtemp(prefix="composer-sandbox-")
+        self.scratch, held = make_scratch()
         os.chmod(self.scratch, 0o711)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).resolve().parents[2]
@@ -249,9 +252,10 @@ class _Launcher:
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env=_PYTHON_ENVIRONMENT,
+                start_new_session=True,  # what kills our whole group leaves it the time to clean up
             )
         self._connection = ours
-        self._close = weakref.finalize(self, _close_launcher, self._process, ours, os.getpid())
+        self._close = weakref.finalize(self, _close_launcher, self._process, ours, self.scratch, held, os.getpid())
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -263,8 +267,9 @@ class _Launcher:
             raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; it is started anew") from error
 
 
-def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, scratch: str, held: int, owner: int) -> None:
     connection.close()
+    os.close(held)
     if os.getpid() != owner:
         return
     try:
@@ -272,6 +277,7 @@ def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket,
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    remove_abandoned(scratch)
 
 
 def _close_all(fds: set[int]) -> None:

@@ -36,7 +36,7 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
         except SETUP_ERRORS as error:
             exit_with(error_fd, error)
 
-    return Started(pid=fork(command), returncode=_returncode, finish=stage.disk_full)
+    return Started(pid=fork(command), changes=stage.changes, returncode=_returncode, finish=stage.disk_full)
 
 
 def _arguments(stage: Stage, request: BoxRequest) -> list[str]:

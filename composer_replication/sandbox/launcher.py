@@ -19,6 +19,7 @@ import types
 
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
+from composer_replication.sandbox.scratch import hold
 from composer_replication.sandbox.supervise import Backend, supervise
 
 __all__ = ["BOOTSTRAP", "become", "main"]
@@ -44,12 +45,13 @@ def _serve_one(fds: BoxFds) -> None:
 
 
 def main(connection_fd: int, scratch: str, *, warm: bool) -> WarmProgram | None:
-    """Serve until the host closes its end or dies; then wait for the boxes to end, and remove `scratch`.
+    """Serve until the host closes its end or dies; then wait for the boxes to end, and remove `scratch`, held until then.
 
     With `warm`, this interpreter is one that programs are written for: pytest is imported before the first box is forked, and
     in a box's process the program to turn into is returned.
     """
     connection = socket.socket(fileno=connection_fd)
+    hold(scratch)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if warm:

@@ -67,12 +67,13 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
 
     pid = fork(init)
     os.close(status_write)
-    return Started(pid=pid, status_fd=status_read, finish=stage.disk_full)
+    return Started(pid=pid, changes=stage.changes, status_fd=status_read, finish=stage.disk_full)
 
 
 def _reap_until(command: int, status_fd: int) -> NoReturn:
     """Be the box's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
-    os.closerange(0, 4)
+    os.closerange(0, status_fd)
+    os.closerange(status_fd + 1, os.sysconf("SC_OPEN_MAX"))
     while True:
         pid, status = os.wait()
         if pid == command:

@@ -51,6 +51,8 @@ class BoxRequest:
     """Path of `bwrap`."""
     warm: bool = False
     """The command is `PYTHON *WARM_FLAGS SOURCE ...`, and the launcher is that interpreter."""
+    most_changed: tuple[int, int] | None = None
+    """Files and bytes that may be read back; None when nothing is asked for."""
 
     def dumps(self) -> bytes:
         """The wire form."""
@@ -88,6 +90,9 @@ class BoxReport:
     disk_full: bool = False
     host_oom: bool = False
     """The kernel's out-of-memory killer struck somewhere on this machine while the box ran."""
+    changes: dict[str, bytes | None] | None = None
+    """What differs from the base, when it was asked for and is not too much."""
+    not_kept: tuple[str, ...] = ()
 
     def dumps(self) -> bytes:
         """The wire form."""

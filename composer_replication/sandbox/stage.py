@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_replication.sandbox import linux
+from composer_replication.sandbox.changes import Changed, read_changes
 
 __all__ = ["Stage", "apply_changes", "copy_tree", "mount_stage", "write_id_maps"]
 
@@ -23,11 +24,19 @@ class Stage:
     root: str
     repo: str
     fd: int
-    """The tmpfs's top folder, for `disk_full`; stays valid when the root changes."""
+    """The tmpfs's top folder, for `disk_full`; this one and the next two stay valid when the root changes."""
+    written: int
+    """The overlay's upper layer, or the private copy."""
+    base: int
+    overlay: bool
 
     def disk_full(self) -> bool:
         """True when not even a few pages are left of the box's disk."""
         return os.fstatvfs(self.fd).f_bfree < _FULL_BLOCKS
+
+    def changes(self, most_files: int, most_bytes: int) -> Changed:
+        """What differs from the base. Raises OSError."""
+        return read_changes(self.written, self.base, overlay=self.overlay, most_files=most_files, most_bytes=most_bytes)
 
 
 def write_id_maps(inside: int, outside_uid: int, outside_gid: int, proc_fd: int) -> None:
@@ -46,7 +55,7 @@ def mount_stage(base: str, changes: Mapping[str, bytes | None], *, disk_mb: int,
     them astray; deleted ones become whiteouts. Raises OSError.
     """
     linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
-    base_fd = os.open(base, os.O_PATH | os.O_DIRECTORY)
+    base_fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
     options = f"size={disk_mb}m,nr_inodes={max(1024, disk_mb * 64)},mode=755"
     linux.mount("tmpfs", scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
     root, upper, work = (f"{scratch}/{name}" for name in ("root", "upper", "work"))
@@ -61,8 +70,8 @@ def mount_stage(base: str, changes: Mapping[str, bytes | None], *, disk_mb: int,
         copy_tree(lower + "/.", repo)
         apply_changes(repo, changes)
         linux.mount(repo, repo, "", linux.MS_BIND)
-    os.close(base_fd)
-    return Stage(root, repo, os.open(scratch, os.O_PATH | os.O_DIRECTORY))
+    written = os.open(upper if overlay else repo, os.O_RDONLY | os.O_DIRECTORY)
+    return Stage(root, repo, os.open(scratch, os.O_PATH | os.O_DIRECTORY), written, base_fd, overlay)
 
 
 def copy_tree(source: str, target: str) -> None:
@@ -93,14 +102,24 @@ def apply_changes(root: str, changes: Mapping[str, bytes | None], *, lower: str 
             folder = f"{folder}/{part}"
             _make_folder(folder)
         target = f"{root}/{path}"
+        mode = _mode(target if lower is None else f"{lower}/{path}")
         _remove(target)
         if content is None:
             if lower is not None:
                 os.mknod(target, stat.S_IFCHR | 0o600, _WHITEOUT)
             continue
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(fd, "wb", closefd=True) as file:
             file.write(content)
+
+
+def _mode(replaced: str) -> int:
+    """Of a file that replaces another: executable where that one was."""
+    try:
+        mode = os.lstat(replaced).st_mode
+    except OSError:
+        return 0o644
+    return 0o755 if stat.S_ISREG(mode) and mode & 0o111 else 0o644
 
 
 def _exists(root: str, path: str) -> bool:

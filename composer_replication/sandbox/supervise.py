@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from composer_replication.sandbox import linux
+from composer_replication.sandbox.changes import Changed
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest, WarmProgram
 
 __all__ = [
@@ -37,6 +38,8 @@ class Started:
 
     pid: int
     """Child to wait for; killing it must end the whole box."""
+    changes: Callable[[int, int], Changed]
+    """What differs from the base, at most so many files and bytes; called when the last process has gone, before `finish`."""
     status_fd: int | None = None
     """Where the box's init writes the command's wait status, when `pid` is that init; None: `pid` is the command."""
     returncode: Callable[[int], int] = os.waitstatus_to_exitcode
@@ -175,7 +178,8 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds) -> None:
         report = _watch(backend, request, fds, error_read, error_high)
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
-    os.write(fds.report, report.dumps())
+    with open(fds.report, "wb", closefd=False) as file:
+        file.write(report.dumps())
 
 
 def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:
@@ -186,11 +190,15 @@ def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, 
     os.close(error_write)
     for fd in (fds.stdin, fds.stdout, fds.stderr, fds.channel):
         os.close(fd)
+    changed = None
     try:
         timed_out, disk_full = _wait(started, fds.control, deadline)
         if timed_out or disk_full:
             os.kill(started.pid, signal.SIGKILL)
         _, status = os.waitpid(started.pid, 0)
+        _kill_descendants()
+        if request.most_changed is not None:
+            changed = started.changes(*request.most_changed)
     finally:
         _kill_descendants()
         disk_full_at_end = started.finish()
@@ -210,6 +218,8 @@ def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, 
         timed_out=timed_out,
         disk_full=disk_full or disk_full_at_end,
         host_oom=_oom_kills() != oom_before,
+        changes=None if changed is None or changed.too_much else changed.files,
+        not_kept=() if changed is None else (*changed.refused, *filter(None, [changed.too_much])),
     )
 
 
