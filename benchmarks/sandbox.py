@@ -26,7 +26,7 @@ from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.opening import available
 from composer_replication.types import Deletion, TaskSpec
 
-STARTS = 200
+STARTS, PAUSE_S = 200, 0.05
 BLOCKS, GRADED_PER_BLOCK = 5, 16
 PYTHON = Path(sys.executable)
 NOTHING = ("/usr/bin/true",)
@@ -160,7 +160,9 @@ def main() -> None:
         for number in range(50):
             (base / f"module_{number}.py").write_text("x = 1\n" * 100)
         tree = Tree(base=base, changes={"module_0.py": b"x = 2\n"})
-        samples: dict[str, Samples] = interleave({name: starting(box, tree) for name, box in {**boxes, **cold}.items()}, STARTS)
+        samples: dict[str, Samples] = interleave(
+            {name: starting(box, tree) for name, box in {**boxes, **cold}.items()}, STARTS, pause_s=PAUSE_S
+        )
         project = Path(top, "project")
         project.mkdir()
         strongest = open_sandbox()

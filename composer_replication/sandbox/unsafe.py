@@ -43,7 +43,7 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
     """Run the command in a private copy of the tree after `confine(box folder)` has run in its process. Raises OSError."""
     if request.uid is None:
         request = _allow_for_running_threads(request)
-    cgroups = open_cgroups(request)
+    cgroups = open_cgroups(request.cgroup_procs)
     box = tempfile.mkdtemp(prefix="box-", dir=request.scratch)
     repo, tmp = f"{box}/repo", f"{box}/tmp"
     env = {**request.env, "HOME": tmp, "TMPDIR": tmp}
@@ -54,7 +54,7 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
             linux.die_with_parent()
             join_cgroups(cgroups)
             confine(box)
-            exec_command(request, fds, request.argv, env, repo)
+            exec_command(request, fds.streams, request.argv, env, repo)
         except SETUP_ERRORS as error:
             exit_with(error_fd, error)
 
