@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-gpu report-check arms clean
+.PHONY: help env quickstart test test-all oracles triton lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-sandbox bench-gpu soak report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -64,8 +64,14 @@ bench-hint: env ## Measure what the hint channel adds to a step, in time and mem
 bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
 	@$(BIN)/python benchmarks/memory.py
 
+bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
+	@$(BIN)/python benchmarks/sandbox.py
+
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
+
+soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
+	@$(BIN)/python tests/tools/soak.py
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)

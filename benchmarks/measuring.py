@@ -63,16 +63,20 @@ def cpu_seconds() -> float:
     return sum(table[pid][1] for pid in family if pid in table) / os.sysconf("SC_CLK_TCK")
 
 
-def interleave(contestants: Mapping[str, Callable[[], float | None]], repeats: int) -> dict[str, Samples]:
+def interleave(
+    contestants: Mapping[str, Callable[[], float | None]], repeats: int, *, pause_s: float = 0.0
+) -> dict[str, Samples]:
     """Run every contestant once to warm up, then all of them in turn, `repeats` times, so that a busy machine is fair to all.
 
-    A contestant may return CPU seconds of processes that `cpu_seconds` cannot see; they are added.
+    A contestant may return CPU seconds of processes that `cpu_seconds` cannot see; they are added. Before each
+    run there is a pause, for what tidies up or prepares after a run.
     """
     samples = {name: Samples() for name in contestants}
     for run in contestants.values():
         run()
     for _ in range(repeats):
         for name, run in contestants.items():
+            time.sleep(pause_s)
             cpu, wall = cpu_seconds(), time.perf_counter()
             unseen = run() or 0.0
             samples[name].wall_s.append(time.perf_counter() - wall)

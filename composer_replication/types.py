@@ -179,10 +179,10 @@ class ToolResult:
     call_id: str
     name: str
     content: str
-    """The text shown to the policy. Deterministic: no durations, no temporary paths."""
+    """The text shown to the policy. Deterministic (no durations, no temporary paths), but for what a command of its own says."""
     status: str = "ok"
     """`ok`, or the kind of error: `malformed_call`, `unknown_tool`, `invalid_arguments`, `path_not_found`, `path_not_editable`,
-    `edit_not_applied`, `tests_failed`, `timeout`, `out_of_memory`."""
+    `edit_not_applied`, `tests_failed`, `command_failed`, `timeout`, `out_of_memory`."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Structured evidence for detectors, e.g. `{"failed": [ids], "passed": [ids]}`."""
 

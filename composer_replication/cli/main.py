@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.grade_cmd import grade
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.report_cmd import report
@@ -62,6 +63,7 @@ app.command()(grade)
 app.command()(rollout)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.command()(report)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, noop_script, oracle_script
+from composer_replication.envs import CodingEnv, TestCache, noop_script, oracle_script
 from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
@@ -57,6 +58,9 @@ def rollout(
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for trajectories.jsonl and summary.json; replaces old ones.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    tools: Annotated[
+        Toolset, typer.Option(help="What agents are offered; shell: commands of their own and patches too.")
+    ] = "basic",
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
     ] = False,
@@ -72,18 +76,15 @@ def rollout(
     terminal.isolation(box.isolation.summary())
     if policy not in _REQUIRED:
         prove_solution(chosen[0], sandbox=box, python=interpreter)
-    actor = _actor(policy, chosen)
+    actor = _actor(policy, chosen, tools)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
     given |= {"context_tokens": context_tokens, "max_turns": max_turns}
     budgets = replace(actor.budgets, **{name: value for name, value in given.items() if value is not None})
     grades, tests = GradeCache(), TestCache()
-
-    def make_env(task: Task) -> CodingEnv:
-        return CodingEnv(task, sandbox=box, python=interpreter, grade_cache=grades, test_cache=tests)
-
+    env = partial(CodingEnv, sandbox=box, python=interpreter, grade_cache=grades, test_cache=tests, toolset=tools)
     collect = partial(
         collect_groups,
-        make_env=make_env,
+        make_env=env,
         engine=actor.engine,
         renderer=actor.renderer,
         budgets=budgets,
@@ -137,14 +138,14 @@ class _Actor:
     budgets: Budgets
 
 
-def _actor(policy: str, tasks: Sequence[Task]) -> _Actor:
+def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset) -> _Actor:
     """The engine behind a policy's name, the renderer that speaks its tokens, and the budgets it is given by default."""
     if policy not in (*_REQUIRED, "random"):
         return _model(policy)
     renderer = ChatRenderer(byte_level_tokenizer())
     if policy == "random":
         names = {name for t in tasks for d in t.spec.deleted for name in (d.path, d.qualname.rpartition(".")[2])}
-        engine = RandomEngine(renderer, tools=CODING_TOOLS, words=sorted(names))
+        engine = RandomEngine(renderer, tools=TOOLSETS[toolset], words=sorted(names))
         return _Actor(engine, renderer, Budgets(turn_tokens=2000, trajectory_tokens=32_000, context_tokens=1 << 20, max_turns=16))
     by_id = {task.spec.task_id: task for task in tasks}
 

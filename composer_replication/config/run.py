@@ -69,6 +69,8 @@ class SandboxConfig(Section):
     """MiB that one box may write."""
     processes: Positive = 64
     """Processes and threads of one box."""
+    shell: bool = False
+    """Offer agents commands of their own and patches over several files besides looking, editing, testing and submitting."""
 
 
 class RolloutConfig(Section):

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from composer_replication.envs import tools
+from composer_replication.envs.patch import FilePatch, PatchError, added_text, parse_patch, patched
+from composer_replication.envs.shell import run_command
 from composer_replication.envs.workspace import Workspace, normalized
+from composer_replication.errors import SandboxUnavailableError
 from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading import GradeCache, grade
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
@@ -68,6 +71,10 @@ class CodingEnv:
         python: the interpreter that runs the tests.
         limits: of one test run; the task's own time limit by default.
         grade_cache, test_cache: shared between rollouts to run equal workspaces once.
+        toolset: what the agent is offered (`tools.TOOLSETS`).
+
+    Raises:
+        SandboxUnavailableError: a shell is asked for without isolation.
     """
 
     def __init__(
@@ -79,13 +86,19 @@ class CodingEnv:
         limits: Limits | None = None,
         grade_cache: GradeCache | None = None,
         test_cache: TestCache | None = None,
+        toolset: tools.Toolset = "basic",
     ) -> None:
+        if toolset == "shell" and sandbox.isolation.name == "unsafe-subprocess":
+            raise SandboxUnavailableError(
+                "an agent gets no shell without isolation", fix="use another sandbox, or the basic tools"
+            )
         self._task = task
         self._sandbox = sandbox
         self._python = python
         self._limits = limits or Limits(wall_s=task.spec.test_timeout_s, cpu_s=task.spec.test_timeout_s)
         self._grade_cache = grade_cache
         self._test_cache = test_cache or TestCache()
+        self._toolset: tools.Toolset = toolset
         self.workspace = Workspace(task.repo)
         self._done = False
 
@@ -95,7 +108,7 @@ class CodingEnv:
 
     @property
     def tools(self) -> tuple[ToolSchema, ...]:
-        return tools.CODING_TOOLS
+        return tools.TOOLSETS[self._toolset]
 
     @property
     def done(self) -> bool:
@@ -118,6 +131,7 @@ class CodingEnv:
             limits=self._limits,
             grade_cache=self._grade_cache,
             test_cache=self._test_cache,
+            toolset=self._toolset,
         )
         other.workspace = Workspace(self._task.repo, self.workspace.changes)
         other._done = self._done
@@ -154,6 +168,17 @@ class CodingEnv:
         match call.name:
             case "edit_file" | "write_file":
                 return self._write(call.name, call.arguments)
+            case "apply_patch":
+                return self._patch(call.arguments["patch"])
+            case "bash":
+                return run_command(
+                    call.arguments["command"],
+                    self.workspace,
+                    self._task.spec,
+                    sandbox=self._sandbox,
+                    python=self._python,
+                    limits=self._limits,
+                )
             case "run_tests":
                 return self._run_tests()
             case "submit":
@@ -186,12 +211,9 @@ class CodingEnv:
 
     def _write(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, str, dict[str, Any]]:
         given = arguments["path"]
-        path = normalized(given)
-        spec = self._task.spec
-        if not path or not is_editable(spec, path) or self.workspace.blocks(path):
-            allowed = ", ".join(spec.editable)
-            content = f"{tools.clip(given, 80)} is not editable; editable: {tools.clip(allowed, 400)}"
-            return "path_not_editable", content, {"path": given, "editable": list(spec.editable)}
+        path = self._writable(given)
+        if path is None:
+            return self._not_editable(given)
         if tool == "write_file":
             self.workspace.write(path, arguments["content"])
             return "ok", f"wrote {path}", {}
@@ -204,6 +226,36 @@ class CodingEnv:
             return "edit_not_applied", why, {"path": path, "occurrences": count}
         self.workspace.write(path, text.replace(old, arguments["new"]))
         return "ok", f"edited {path}", {}
+
+    def _patch(self, text: str) -> tuple[str, str, dict[str, Any]]:
+        """All of a patch or nothing."""
+        after = Workspace(self._task.repo, self.workspace.changes)
+        try:
+            patches = parse_patch(text)
+            for patch in patches:
+                path = self._writable(patch.path)
+                if path is None:
+                    return self._not_editable(patch.path)
+                before = self.workspace.read(path)
+                if (before is None) != (patch.action == "add"):
+                    if before is None:
+                        return "path_not_found", f"no file {path}", {"path": patch.path}
+                    raise PatchError(f"{path} exists; use Update File")
+                _apply(patch, path, before or "", after)
+        except PatchError as error:
+            return "edit_not_applied", str(error), {}
+        self.workspace = after
+        return "ok", f"patched {', '.join(patch.path for patch in patches)}", {}
+
+    def _writable(self, given: str) -> str | None:
+        """The path an agent named, when it may write there."""
+        path = normalized(given)
+        return path if path and is_editable(self._task.spec, path) and not self.workspace.blocks(path) else None
+
+    def _not_editable(self, given: str) -> tuple[str, str, dict[str, Any]]:
+        editable = self._task.spec.editable
+        content = f"{tools.clip(given, 80)} is not editable; editable: {tools.clip(', '.join(editable), 400)}"
+        return "path_not_editable", content, {"path": given, "editable": list(editable)}
 
     # --- tests ----------------------------------------------------------------------------------------------------------
 
@@ -238,3 +290,13 @@ def _failure_lines(tests: TestRun, failed: list[str]) -> list[str]:
     if not lines and tests.ending is not Ending.EXITED:
         lines = [f"the test run ended early: {tests.ending.value.replace('_', ' ')}"]
     return [tools.clip(" ".join(line.split()), _FAILURE_CHARS) for line in lines[:_SHOWN_FAILURES]]
+
+
+def _apply(patch: FilePatch, path: str, before: str, workspace: Workspace) -> None:
+    match patch.action:
+        case "add":
+            workspace.write(path, added_text(patch))
+        case "delete":
+            workspace.delete(path)
+        case _:
+            workspace.write(path, patched(patch, before))

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import regex  # type: ignore[import-untyped]  # ships without annotations
 from jsonschema import Draft202012Validator
@@ -15,7 +15,9 @@ from jsonschema.exceptions import best_match
 from composer_replication.envs.workspace import Workspace
 from composer_replication.types import ToolSchema
 
-__all__ = ["CODING_TOOLS", "argument_error", "clip", "list_files", "read_file", "search"]
+__all__ = ["CODING_TOOLS", "TOOLSETS", "Toolset", "argument_error", "clip", "list_files", "read_file", "search"]
+
+Toolset: TypeAlias = Literal["basic", "shell"]
 
 MAX_LINES = 400
 MAX_CHARS = 16_000
@@ -48,7 +50,7 @@ def _tool(name: str, description: str, required: Mapping[str, Any], optional: Ma
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-CODING_TOOLS: tuple[ToolSchema, ...] = (
+_DECLARED: tuple[ToolSchema, ...] = (
     _tool("list_files", "List the files below a folder.", {}, {"path": _PATH}),
     _tool("read_file", "Show a file, or its lines start to end.", {"path": _PATH}, {"start": _LINE, "end": _LINE}),
     _tool(
@@ -63,11 +65,28 @@ CODING_TOOLS: tuple[ToolSchema, ...] = (
         {"path": _PATH, "old": {"type": "string"}, "new": {"type": "string"}},
     ),
     _tool("write_file", "Create or replace a file.", {"path": _PATH, "content": {"type": "string"}}),
+    _tool(
+        "apply_patch",
+        "Change several files, all or none. *** Begin Patch; for each file *** Update File: PATH with hunks (@@ line above, then "
+        "lines after a space, - or +), *** Add File: PATH with + lines, or *** Delete File: PATH; *** End Patch.",
+        {"patch": {"type": "string", "minLength": 1}},
+    ),
+    _tool(
+        "bash",
+        "Run a command in the sandbox, from the root. Changed files are kept (only editable ones are graded), processes are not.",
+        {"command": {"type": "string", "minLength": 1}},
+    ),
     _tool("run_tests", "Run the task's tests.", {}),
     _tool("submit", "Finish: the work is graded.", {}),
 )
 
-_VALIDATORS = {t["function"]["name"]: Draft202012Validator(t["function"]["parameters"]) for t in CODING_TOOLS}
+CODING_TOOLS = tuple(tool for tool in _DECLARED if tool["function"]["name"] not in ("apply_patch", "bash"))
+"""What needs nothing but the workspace and the task's tests."""
+
+TOOLSETS: Mapping[Toolset, tuple[ToolSchema, ...]] = {"basic": CODING_TOOLS, "shell": _DECLARED}
+"""What an env may offer; `shell` adds patches over several files and commands of the agent's own."""
+
+_VALIDATORS = {t["function"]["name"]: Draft202012Validator(t["function"]["parameters"]) for t in _DECLARED}
 
 
 def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:

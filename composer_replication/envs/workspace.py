@@ -58,6 +58,13 @@ class Workspace:
         else:
             self.changes[path] = content
 
+    def delete(self, path: str) -> None:
+        """Remove a file that is there."""
+        if path in _files_of(self._base):
+            self.changes[path] = None
+        else:
+            del self.changes[path]
+
     def blocks(self, path: str) -> bool:
         """Whether `path` cannot be a file: it is a folder, or one of its folders is a file."""
         files = self.files()

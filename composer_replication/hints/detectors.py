@@ -15,7 +15,7 @@ from composer_replication.types import Finding, ToolCall, ToolResult, Trajectory
 
 __all__ = ["BUILTIN_DETECTORS", "Detector", "FailedGrade", "FailedRun", "FailedStatus", "RepeatedAction", "detect", "first_error"]
 
-_WRITES = frozenset({"edit_file", "write_file"})
+_WRITES = frozenset({"apply_patch", "edit_file", "write_file"})
 _RUNS = frozenset({"run_tests"})
 
 
@@ -38,7 +38,8 @@ class _Step:
 
     @property
     def changed_workspace(self) -> bool:
-        return self.result.status == "ok" and self.result.name in _WRITES
+        by_shell = self.result.name == "bash" and bool(self.result.details.get("changed"))
+        return by_shell or (self.result.status == "ok" and self.result.name in _WRITES)
 
 
 def _steps(trajectory: Trajectory) -> Iterator[_Step]:

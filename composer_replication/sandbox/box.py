@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -22,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxError
-from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
+from composer_replication.sandbox.cgroup import Cgroups
 from composer_replication.sandbox.interpreter import installation_of, reachable_by
 from composer_replication.sandbox.launcher import BOOTSTRAP
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Isolation, Limits, Tree
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest
+from composer_replication.sandbox.scratch import make_scratch, remove_abandoned
 from composer_replication.sandbox.supervise import CHANNEL_FD
 
 __all__ = ["BoxSandbox", "Setup"]
@@ -58,6 +58,8 @@ class Setup:
     uids: tuple[int, ...] = ()
     """Users the boxes run as, one box at a time each; empty: the user of this process."""
     program: str = ""
+    ready: int = min(16, max(4, 2 * (os.cpu_count() or 2)))
+    """Boxes that wait for their command."""
 
 
 class BoxSandbox:
@@ -94,21 +96,16 @@ class BoxSandbox:
             if setup.uids and reachable_by(setup.uids[0], command.python):
                 uid = self._free_uids.get()
                 stack.callback(self._free_uids.put, uid)
-            group = self._make_group(limits)
-            if group is not None:
-                stack.callback(group.close)
             warm = setup.backend != "bubblewrap" and _can_be_warm(command)
             launcher = self._running_launcher(str(command.python) if warm else "")
-            request = _request(setup, tree, command, launcher.scratch, group, uid, warm)
+            request = _request(setup, tree, command, launcher.scratch, uid, warm)
             started = time.monotonic()
             pump = _Pump(command.stdin, limits)
             report = pump.run(launcher, request, started + limits.wall_s + _GRACE_S)
             wall_s = time.monotonic() - started
-            ending = _ending(report, limits, group, pump.kept("stderr"))
-            measured = None if group is None else group.cpu_s()
-        cpu_s = report.cpu_s if measured is None else measured
+            ending = _ending(report, limits, pump.kept("stderr"))
         with self._lock:
-            self._cpu_s += cpu_s
+            self._cpu_s += report.cpu_s
         return ExecResult(
             ending=ending,
             returncode=report.returncode,
@@ -116,23 +113,16 @@ class BoxSandbox:
             stderr=pump.kept("stderr"),
             channel=pump.kept("channel"),
             wall_s=wall_s,
-            cpu_s=cpu_s,
+            cpu_s=report.cpu_s,
+            changes=(tree.changes if report.changes is None else report.changes) if command.read_back else None,
+            not_kept=report.not_kept,
         )
-
-    def _make_group(self, limits: Limits) -> BoxGroup | None:
-        if self._setup.cgroups is None:
-            return None
-        memory_mb = limits.memory_mb + (limits.disk_mb if self._setup.sized_disk else 0)
-        try:
-            return self._setup.cgroups.create(memory_mb=memory_mb, processes=limits.processes)
-        except OSError as error:
-            raise SandboxError(f"the box's control group could not be made: {error}") from error
 
     def _running_launcher(self, warm_python: str) -> _Launcher:
         with self._lock:
             launcher = self._launchers.get(warm_python)
             if launcher is None or not launcher.alive():
-                launcher = self._launchers[warm_python] = _Launcher(warm_python)
+                launcher = self._launchers[warm_python] = _Launcher(self._setup, warm_python)
             return launcher
 
 
@@ -146,9 +136,7 @@ def _can_be_warm(command: Command) -> bool:
     return installation_of(command.python).version == sys.version_info[:2]
 
 
-def _request(
-    setup: Setup, tree: Tree, command: Command, scratch: str, group: BoxGroup | None, uid: int | None, warm: bool
-) -> BoxRequest:
+def _request(setup: Setup, tree: Tree, command: Command, scratch: str, uid: int | None, warm: bool) -> BoxRequest:
     _check_paths(tree.changes)
     base = os.path.abspath(tree.base)
     try:
@@ -157,7 +145,6 @@ def _request(
         raise SandboxError(f"the tree's base folder cannot be read: {error}") from error
     installed = installation_of(command.python)
     return BoxRequest(
-        backend=setup.backend,
         base=base,
         changes={path: None if content is None else bytes(content) for path, content in tree.changes.items()},
         argv=list(command.argv),
@@ -166,13 +153,15 @@ def _request(
         masks=list(installed.masks),
         scratch=scratch,
         wall_s=command.limits.wall_s,
-        rlimits=_rlimits(command.limits, counted=group is not None, sized_disk=setup.sized_disk),
+        rlimits=_rlimits(command.limits, counted=setup.cgroups is not None, sized_disk=setup.sized_disk),
         disk_mb=command.limits.disk_mb,
-        cgroup_procs=[] if group is None else group.procs,
+        memory_mb=command.limits.memory_mb + (command.limits.disk_mb if setup.sized_disk else 0),
+        processes=command.limits.processes,
         overlay=setup.overlay and owned,
         uid=uid,
         program=setup.program,
         warm=warm,
+        most_changed=(command.limits.changed_files, command.limits.changed_mb << 20) if command.read_back else None,
     )
 
 
@@ -208,9 +197,10 @@ def _rlimits(limits: Limits, *, counted: bool, sized_disk: bool) -> list[tuple[i
     return values
 
 
-def _ending(report: BoxReport, limits: Limits, group: BoxGroup | None, stderr: bytes) -> Ending:
+def _ending(report: BoxReport, limits: Limits, stderr: bytes) -> Ending:
     """Name what ended the command, from what the kernel counted first and what the program said last."""
-    if group is not None and group.oom_killed():
+    counted = report.oom_killed is not None
+    if report.oom_killed:
         return Ending.OUT_OF_MEMORY
     if report.disk_full or report.returncode == -signal.SIGXFSZ:
         return Ending.OUTPUT_LIMIT
@@ -219,11 +209,11 @@ def _ending(report: BoxReport, limits: Limits, group: BoxGroup | None, stderr: b
     if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:  # it ignored SIGXCPU
         return Ending.TIMEOUT
     # a group counts every kill of its own, so a kill that only the machine counted was somebody else's
-    if group is None and report.host_oom and report.returncode == -signal.SIGKILL:
+    if not counted and report.host_oom and report.returncode == -signal.SIGKILL:
         raise SandboxError("the machine ran out of memory while the box ran", fix="run fewer boxes at once")
     if report.returncode < 0:
         return Ending.KILLED
-    if group is None and report.returncode != 0 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
+    if not counted and report.returncode != 0 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):
         return Ending.OUT_OF_MEMORY
     return Ending.EXITED
 
@@ -234,12 +224,14 @@ class _Launcher:
     With `warm_python` it is that interpreter, with its packages; without, ours with nothing but the standard library.
     """
 
-    def __init__(self, warm_python: str) -> None:
-        self.scratch = tempfile.mkdtemp(prefix="composer-sandbox-")
+    def __init__(self, setup: Setup, warm_python: str) -> None:
+        self.scratch, held = make_scratch()
         os.chmod(self.scratch, 0o711)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = Path(__file__).resolve().parents[2]
         facts = {"root": str(root), "connection": theirs.fileno(), "scratch": self.scratch, "warm": bool(warm_python)}
+        facts |= {"backend": setup.backend, "ready": setup.ready, "groups": setup.cgroups and setup.cgroups.as_plain()}
+        facts |= {"owner": os.getpid()}
         program = [warm_python] if warm_python else [sys.executable, "-I", "-S"]
         with theirs:
             self._process = subprocess.Popen(
@@ -249,9 +241,10 @@ class _Launcher:
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env=_PYTHON_ENVIRONMENT,
+                start_new_session=True,  # what kills our whole group leaves it the time to clean up
             )
         self._connection = ours
-        self._close = weakref.finalize(self, _close_launcher, self._process, ours, os.getpid())
+        self._close = weakref.finalize(self, _close_launcher, self._process, ours, self.scratch, held, os.getpid())
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -263,8 +256,9 @@ class _Launcher:
             raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; it is started anew") from error
 
 
-def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, owner: int) -> None:
+def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, scratch: str, held: int, owner: int) -> None:
     connection.close()
+    os.close(held)
     if os.getpid() != owner:
         return
     try:
@@ -272,6 +266,7 @@ def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket,
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    remove_abandoned(scratch)
 
 
 def _close_all(fds: set[int]) -> None:

@@ -23,20 +23,21 @@ __all__ = ["start"]
 
 def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     """Lay out the tree and start bwrap over it. Raises OSError."""
-    cgroups = open_cgroups(request)
+    cgroups = open_cgroups(request.cgroup_procs)
     enter_user_namespace(0)
-    stage = mount_stage(request.base, request.changes, disk_mb=request.disk_mb, scratch=request.scratch, overlay=request.overlay)
+    stage = mount_stage(request.scratch)
+    changes = stage.lay_out(request)
     argv = _arguments(stage, request)
 
     def command() -> NoReturn:
         try:
             os.setsid()
             join_cgroups(cgroups)
-            exec_command(request, fds, argv, {}, "/")
+            exec_command(request, fds.streams, argv, {}, "/")
         except SETUP_ERRORS as error:
             exit_with(error_fd, error)
 
-    return Started(pid=fork(command), returncode=_returncode, finish=stage.disk_full)
+    return Started(pid=fork(command), changes=changes, returncode=_returncode, finish=stage.disk_full)
 
 
 def _arguments(stage: Stage, request: BoxRequest) -> list[str]:

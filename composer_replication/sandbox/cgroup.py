@@ -9,15 +9,38 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BoxGroup", "Cgroups", "find_cgroups"]
+from composer_replication.sandbox.protocol import Limits
+
+__all__ = ["USUAL", "BoxGroup", "Cgroups", "Meter", "find_cgroups"]
 
 _PREFIX = "composer-box-"
+_COUNTER_BYTES = 4096
+USUAL = (Limits().memory_mb + Limits().disk_mb, Limits().processes)
+"""MB of memory and processes: set when a group is made, which is before its command is known."""
 _counter = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Descriptors of a group's counters."""
+
+    memory: int
+    cpu: int | None
+
+    def oom_killed(self) -> bool:
+        """Whether the kernel killed a process of the box for memory."""
+        return _fields(self.memory).get("oom_kill", 0) > 0
+
+    def cpu_s(self) -> float | None:
+        """CPU seconds of all processes of the box, or None where nobody counts them."""
+        if self.cpu is None:
+            return None
+        words = os.pread(self.cpu, _COUNTER_BYTES, 0).split()
+        return int(words[1]) / 1e6 if words[0] == b"usage_usec" else int(words[0]) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +62,24 @@ class BoxGroup:
         """Files through which a process enters."""
         return [str(folder / "cgroup.procs") for folder in self.folders]
 
-    def oom_killed(self) -> bool:
-        """Whether the kernel killed a process of the box for memory."""
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        return _fields(self.memory / name).get("oom_kill", 0) > 0
-
-    def cpu_s(self) -> float | None:
-        """CPU seconds of all processes of the box, or None where nobody counts them."""
+    def limit(self, memory_mb: int, processes: int) -> None:
+        """Set the limits. Raises OSError."""
+        limit = str(memory_mb << 20)
         if self.version == 2:
-            return _fields(self.memory / "cpu.stat").get("usage_usec", 0) / 1e6
-        return None if self.cpu is None else int((self.cpu / "cpuacct.usage").read_text()) / 1e9
+            (self.memory / "memory.max").write_text(limit)
+            _write_if_there(self.memory / "memory.swap.max", "0")
+        else:
+            (self.memory / "memory.limit_in_bytes").write_text(limit)
+            _write_if_there(self.memory / "memory.memsw.limit_in_bytes", limit)
+        (self.pids / "pids.max").write_text(str(processes))
+
+    def meter(self) -> Meter:
+        """What reads the counters, also when the folders are out of sight. Raises OSError."""
+        if self.version == 2:
+            return Meter(_opened(self.memory / "memory.events"), _opened(self.memory / "cpu.stat"))
+        return Meter(
+            _opened(self.memory / "memory.oom_control"), None if self.cpu is None else _opened(self.cpu / "cpuacct.usage")
+        )
 
     def close(self) -> None:
         """Remove the groups; the kernel may need a moment after the last process has gone."""
@@ -73,31 +104,39 @@ class Cgroups:
     pids: Path
     cpu: Path | None
 
+    def as_plain(self) -> tuple[int, str, str, str | None]:
+        """For another process: `from_plain` makes it again."""
+        return self.version, str(self.memory), str(self.pids), None if self.cpu is None else str(self.cpu)
+
+    @classmethod
+    def from_plain(cls, version: int, memory: str, pids: str, cpu: str | None) -> Cgroups:
+        """Inverse of `as_plain`."""
+        return cls(version, Path(memory), Path(pids), None if cpu is None else Path(cpu))
+
     @property
     def description(self) -> str:
         """For `Isolation.limits`."""
         return f"cgroup v{self.version} (memory, pids)"
 
-    def create(self, *, memory_mb: int, processes: int) -> BoxGroup:
-        """A fresh group for one box. Raises OSError."""
-        name = f"{_PREFIX}{os.getpid()}-{threading.get_native_id()}-{next(_counter)}"
+    def create(self, owner: int) -> BoxGroup:
+        """A fresh group for one box of the host process `owner`, with the usual limits. Raises OSError."""
+        name = f"{_PREFIX}{owner}-{os.getpid()}-{next(_counter)}"
         cpu = None if self.cpu is None else self.cpu / name
         box = BoxGroup(self.memory / name, self.pids / name, cpu, self.version)
         try:
             for folder in box.folders:
                 folder.mkdir()
-            limit = str(memory_mb << 20)
-            if self.version == 2:
-                (box.memory / "memory.max").write_text(limit)
-                _write_if_there(box.memory / "memory.swap.max", "0")
-            else:
-                (box.memory / "memory.limit_in_bytes").write_text(limit)
-                _write_if_there(box.memory / "memory.memsw.limit_in_bytes", limit)
-            (box.pids / "pids.max").write_text(str(processes))
+            box.limit(*USUAL)
         except OSError:
             box.close()
             raise
         return box
+
+    def remove_of(self, owner: int, maker: int) -> None:
+        """Remove what a process that has ended made for the boxes of `owner`."""
+        for memory in self.memory.glob(f"{_PREFIX}{owner}-{maker}-*"):
+            cpu = None if self.cpu is None else self.cpu / memory.name
+            BoxGroup(memory, self.pids / memory.name, cpu, self.version).close()
 
 
 def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroups | None:
@@ -107,7 +146,7 @@ def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroup
     hierarchies = _hierarchies(mountinfo, own)
     for candidate in _candidates(hierarchies):
         try:
-            candidate.create(memory_mb=64, processes=8).close()
+            candidate.create(os.getpid()).close()
         except OSError:
             continue
         for folder in (candidate.memory, candidate.pids, candidate.cpu):
@@ -163,13 +202,13 @@ def _hierarchies(mountinfo: str, own: str) -> dict[str, tuple[Path, Path]]:
     return found
 
 
-def _fields(path: Path) -> dict[str, int]:
-    """A flat keyed file; empty when it is gone."""
-    try:
-        text = path.read_text()
-    except OSError:
-        return {}
-    pairs = (line.split() for line in text.splitlines())
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _fields(fd: int) -> dict[str, int]:
+    """A flat keyed file."""
+    pairs = (line.split() for line in os.pread(fd, _COUNTER_BYTES, 0).decode().splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 

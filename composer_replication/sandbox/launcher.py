@@ -1,7 +1,8 @@
-"""The fork server behind every sandbox: a small single-threaded process from which each box is forked in about a millisecond.
+"""The fork server behind every sandbox: a small single-threaded process that keeps a few boxes waiting for their commands.
 
 A box is made of dozens of system calls between fork and exec. Made in the training process, with its threads and gigabytes,
-they could deadlock; made by a fresh interpreter per box, they would cost a start-up of 20 to 40 ms each time.
+they could deadlock; made by a fresh interpreter per box, they would cost a start-up of 20 to 40 ms each time. Most of them are
+made before the command is there, and a new box takes the place of each that is taken.
 """
 
 from __future__ import annotations
@@ -10,71 +11,122 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import shutil
 import signal
-import socket
+import struct
 import sys
 import time
 import types
+from collections.abc import Iterator
+from typing import TypeAlias
 
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
+from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
-from composer_replication.sandbox.supervise import Backend, supervise
+from composer_replication.sandbox.scratch import hold
+from composer_replication.sandbox.supervise import SETUP_ERRORS, Backend, Started, read_request, receive_order, supervise
 
 __all__ = ["BOOTSTRAP", "become", "main"]
 
-_BACKENDS: dict[str, Backend] = {
-    "bubblewrap": bubblewrap.start,
-    "landlock": landlock.start,
-    "namespaces": namespaces.start,
-    "unsafe-subprocess": unsafe.start,
-}
+Groups: TypeAlias = tuple[int, str, str, str | None] | None
+"""`Cgroups.as_plain`, where there are any."""
 
+_BACKENDS: dict[str, Backend] = {"bubblewrap": bubblewrap.start, "landlock": landlock.start, "unsafe-subprocess": unsafe.start}
+"""What makes a box when its command is there; a box of `namespaces` waits for its command."""
+
+_NEWS = struct.Struct("ci")
+_TAKEN, _DONE = b"t", b"d"
+"""What a box tells the launcher, with its process id."""
+_LOOK_ROUND_MS = 1000
 
 _PRELOADED = "pytest"
 """What nearly every program of a box imports first; costs ten times the start of the interpreter."""
 
 
-def _serve_one(fds: BoxFds) -> None:
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with open(fds.request, "rb", closefd=False) as file:
-        request = BoxRequest.loads(file.read())
-    supervise(_BACKENDS[request.backend], request, fds)
+def main(
+    connection: int, scratch: str, *, backend: str, ready: int, groups: Groups, owner: int, warm: bool
+) -> WarmProgram | None:
+    """Keep `ready` boxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
 
-
-def main(connection_fd: int, scratch: str, *, warm: bool) -> WarmProgram | None:
-    """Serve until the host closes its end or dies; then wait for the boxes to end, and remove `scratch`.
-
-    With `warm`, this interpreter is one that programs are written for: pytest is imported before the first box is forked, and
-    in a box's process the program to turn into is returned.
+    All of them receive from the one connection, and whichever gets an order serves it. With `warm`, this interpreter is one that
+    programs are written for: pytest is imported before the first box is forked, and in a box's process the program to turn into
+    is returned.
     """
-    connection = socket.socket(fileno=connection_fd)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.set_inheritable(connection, False)
+    hold(scratch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if warm:
         _preload()
     gc.disable()
     gc.freeze()
+    news, news_end = os.pipe()
+    poll = select.poll()
+    poll.register(connection, 0)  # its end is always reported
+    poll.register(news, select.POLLIN)
+    cgroups = Cgroups.from_plain(*groups) if groups else None
+    waiting: set[int] = set()
+    wanted = ready
     while True:
-        message, received, _, _ = socket.recv_fds(connection, 1, len(BoxFds._fields))
-        if not message:
+        while len(waiting) < wanted:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _serve_one(connection, news_end, backend, scratch, cgroups, owner)
+                except WarmProgram as program:
+                    return program
+                sys.stderr.flush()
+                os._exit(0)
+            waiting.add(pid)
+        events = dict(poll.poll(_LOOK_ROUND_MS))
+        if connection in events:
             break
-        fds = BoxFds(*received)
-        if os.fork() == 0:
-            try:
-                connection.close()
-                _serve_one(fds)
-            except WarmProgram as program:
-                return program
-            sys.stderr.flush()
-            os._exit(0)
-        for fd in received:
-            os.close(fd)
-    with contextlib.suppress(ChildProcessError):
-        os.wait()
+        heard = list(_NEWS.iter_unpack(os.read(news, _NEWS.size * ready))) if news in events else []
+        waiting -= {pid for _, pid in heard} | set(_buried(os.WNOHANG, cgroups, owner))
+        done = any(what == _DONE for what, _ in heard)
+        wanted = ready if done or not waiting else len(waiting)  # a box is made between two commands, not beside one
+    os.close(connection)
+    list(_buried(0, cgroups, owner))
     shutil.rmtree(scratch, ignore_errors=True)
     return None
+
+
+def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
+    """Prepare a box, wait for an order, and serve it."""
+    os.setsid()
+    group = None if cgroups is None else cgroups.create(owner)
+    meter = None if group is None else group.meter()
+    start = _prepared(scratch, group) if backend == "namespaces" else _BACKENDS[backend]
+    received = receive_order(connection, len(BoxFds._fields))
+    if not received:
+        return
+    os.close(connection)
+    os.write(news, _NEWS.pack(_TAKEN, os.getpid()))
+    fds = BoxFds(*received)
+    supervise(start, read_request(fds.request), fds, group, meter)
+    os.write(news, _NEWS.pack(_DONE, os.getpid()))
+
+
+def _buried(how: int, cgroups: Cgroups | None, owner: int) -> Iterator[int]:
+    """Collect the processes that have ended (with 0 for `how`: wait for all of them), and remove their control groups."""
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, how)[0]) != 0:
+            if cgroups is not None:
+                cgroups.remove_of(owner, pid)
+            yield pid
+
+
+def _prepared(scratch: str, group: BoxGroup | None) -> Backend:
+    """What starts a command in a box made beforehand; or says, when it is asked to, why there is none."""
+    try:
+        return namespaces.prepare(scratch, [] if group is None else group.procs).start
+    except SETUP_ERRORS as error:
+        reason = str(error)
+
+    def refuse(_request: BoxRequest, _fds: BoxFds, _error_fd: int) -> Started:
+        raise OSError(reason)
+
+    return refuse
 
 
 def _preload() -> None:
@@ -106,7 +158,9 @@ import sys
 sys.path.insert(0, {root!r})
 from composer_replication.sandbox import launcher
 sys.path.remove({root!r})
-program = launcher.main({connection}, {scratch!r}, warm={warm})
+program = launcher.main(
+    {connection}, {scratch!r}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
+)
 if program is not None:
     place = launcher.become(program).__dict__
     source = program.source

@@ -7,6 +7,8 @@ uid 65534 in a second user namespace inside the first, so it owns the tree's fil
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Sequence
 from typing import NoReturn
 
 from composer_replication.sandbox import linux
@@ -20,14 +22,21 @@ from composer_replication.sandbox.supervise import (
     fork,
     join_cgroups,
     open_cgroups,
+    raised,
+    read_request,
+    receive_order,
+    send_order,
 )
 
-__all__ = ["BOX_UID", "ETC_FILES", "SYSTEM_FOLDERS", "enter_user_namespace", "start"]
+__all__ = ["BOX_UID", "ETC_FILES", "SYSTEM_FOLDERS", "Prepared", "enter_user_namespace", "prepare"]
 
 BOX_UID = 65534
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Top folders besides /usr a program may be linked against: symbolic links into /usr, or folders of their own."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+_READY = b"ready"
+_MESSAGE = 4000
+_ORDERED_FDS = 6
 ETC_FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:{BOX_UID}:{BOX_UID}:nobody:/tmp:/usr/sbin/nologin\n",
     "group": f"root:x:0:\nnogroup:x:{BOX_UID}:\n",
@@ -47,32 +56,61 @@ def enter_user_namespace(flags: int) -> int:
     return proc_fd
 
 
-def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
-    """Set the box up and start its init. Raises OSError."""
-    cgroups = open_cgroups(request)
+class Prepared:
+    """A box that waits for its command: its namespaces, root and processes are there, its tree is not.
+
+    Making namespaces and processes is most of what a box costs, and none of it depends on the command.
+    """
+
+    def __init__(self, stage: Stage, init: int, status_fd: int, command: int) -> None:
+        self._stage = stage
+        self._init = init
+        self._status_fd = status_fd
+        self._command = command
+
+    def start(self, request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
+        """Add the tree and the interpreter, and let the waiting process become the command. Raises OSError."""
+        changes = self._stage.lay_out(request)
+        _finish_root(self._stage, request)
+        send_order(self._command, [fds.request, error_fd, *fds.streams])
+        os.close(self._command)
+        return Started(pid=self._init, changes=changes, status_fd=self._status_fd, finish=self._stage.disk_full)
+
+
+def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
+    """Make a box that waits for its command, in its control groups: to enter one takes the kernel a while. Raises OSError."""
+    cgroups = open_cgroups(cgroup_procs)
     proc_fd = enter_user_namespace(_NAMESPACES)
     linux.loopback_up()
-    stage = mount_stage(request.base, request.changes, disk_mb=request.disk_mb, scratch=request.scratch, overlay=request.overlay)
+    stage = mount_stage(scratch)
+    _build_root(stage)
     status_read, status_write = os.pipe()
+    ours, theirs = (end.detach() for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
 
     def init() -> NoReturn:
         try:
             linux.die_with_parent()
-            _build_root(stage, request)
-            command = fork(lambda: _command(request, fds, error_fd, proc_fd, cgroups))
+            os.close(ours)
+            _mount_proc(f"{stage.root}/proc")
+            command = fork(lambda: _command(theirs, proc_fd, cgroups))
         except SETUP_ERRORS as error:
-            exit_with(error_fd, error)
-        os.close(error_fd)
+            os.write(theirs, str(error).encode()[:_MESSAGE])
+            os._exit(70)
         _reap_until(command, status_write)
 
     pid = fork(init)
     os.close(status_write)
-    return Started(pid=pid, status_fd=status_read, finish=stage.disk_full)
+    os.close(theirs)
+    said = os.read(ours, _MESSAGE)
+    if said != _READY:
+        raise OSError(said.decode(errors="replace") or "the box's first processes ended")
+    return Prepared(stage, pid, status_read, ours)
 
 
 def _reap_until(command: int, status_fd: int) -> NoReturn:
     """Be the box's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
-    os.closerange(0, 4)
+    os.closerange(0, status_fd)
+    os.closerange(status_fd + 1, os.sysconf("SC_OPEN_MAX"))
     while True:
         pid, status = os.wait()
         if pid == command:
@@ -80,24 +118,25 @@ def _reap_until(command: int, status_fd: int) -> NoReturn:
             os._exit(0)
 
 
-def _build_root(stage: Stage, request: BoxRequest) -> None:
+def _build_root(stage: Stage) -> None:
     root = stage.root
-    for name in ("usr", "proc", "dev", "etc"):
+    for name in ("usr", "proc", "dev", "etc", "tmp"):
         os.mkdir(f"{root}/{name}")
-    os.mkdir(f"{root}/tmp")
     os.chmod(f"{root}/tmp", 0o1777)
     linux.mount(f"{root}/tmp", f"{root}/tmp", "", linux.MS_BIND)
-    empty = f"{os.path.dirname(root)}/empty"
-    os.mkdir(empty)
+    os.mkdir(f"{os.path.dirname(root)}/empty")
     linux.bind("/usr", f"{root}/usr")
     _add_system_folders(root)
+    _add_devices(root)
+
+
+def _finish_root(stage: Stage, request: BoxRequest) -> None:
+    root = stage.root
     for path in request.binds:
         _bind_path(path, root)
     for path in request.masks:
         if os.path.isdir(root + path):
-            linux.bind(empty, root + path)
-    _mount_proc(f"{root}/proc")
-    _add_devices(root)
+            linux.bind(f"{os.path.dirname(root)}/empty", root + path)
     linux.mount(root, root, "", linux.MS_BIND | linux.MS_REC)
     linux.mount("", root, "", linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV)
     linux.pivot_root(root)
@@ -147,7 +186,8 @@ def _add_devices(root: str) -> None:
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
 
 
-def _command(request: BoxRequest, fds: BoxFds, error_fd: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
+def _command(orders: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
+    """Give up every right, wait for the orders, and become the box's program."""
     try:
         os.setsid()
         join_cgroups(cgroups)
@@ -156,6 +196,16 @@ def _command(request: BoxRequest, fds: BoxFds, error_fd: int, proc_fd: int, cgro
         linux.no_new_privs()
         linux.drop_bounding_set()
         linux.drop_capabilities()
-        exec_command(request, fds, request.argv, request.env, "/repo")
+        os.write(orders, _READY)
+    except SETUP_ERRORS as error:
+        os.write(orders, str(error).encode()[:_MESSAGE])
+        os._exit(70)
+    received = receive_order(orders, _ORDERED_FDS)
+    if not received:
+        os._exit(0)
+    request_fd, error_fd, *streams = raised(received)
+    try:
+        request = read_request(request_fd)
+        exec_command(request, streams, request.argv, request.env, "/repo")
     except SETUP_ERRORS as error:
         exit_with(error_fd, error)

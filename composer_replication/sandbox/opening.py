@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,9 @@ from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
 from composer_replication.sandbox.interpreter import reachable_by
 from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
+from composer_replication.sandbox.scratch import scratch_folder
 
-__all__ = ["SandboxKind", "available", "open_sandbox"]
+__all__ = ["SandboxKind", "available", "open_sandbox", "survey"]
 
 SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe-subprocess"]
 
@@ -83,9 +83,15 @@ def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
     raise SandboxUnavailableError(f"no isolation works on this machine ({'; '.join(refused)})", fix=_FIX)
 
 
+def survey() -> dict[SandboxKind, Isolation | str]:
+    """Every isolating kind, strongest first: what it enforces on this machine, or why it does not work there."""
+    opened = {kind: _opened(kind) for kind in _STRONGEST_FIRST}
+    return {kind: box if isinstance(box, str) else box.isolation for kind, box in opened.items()}
+
+
 def available() -> tuple[SandboxKind, ...]:
     """The isolating kinds that pass their probe on this machine, strongest first."""
-    return tuple(kind for kind in _STRONGEST_FIRST if not isinstance(_opened(kind), str))
+    return tuple(kind for kind, shown in survey().items() if not isinstance(shown, str))
 
 
 def _opened(kind: SandboxKind) -> BoxSandbox | str:
@@ -116,8 +122,8 @@ def _weaker(sandbox: BoxSandbox, refused: tuple[str, ...]) -> BoxSandbox:
 
 def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
     """Try to break out of one box. Raises SandboxError when the box cannot be made or does not hold."""
-    with tempfile.TemporaryDirectory(prefix="composer-probe-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        secret, base = Path(folder, "secret"), Path(folder, "base")
+    with scratch_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        secret, base = folder / "secret", folder / "base"
         secret.write_text("readable")
         base.mkdir()
         (base / "gone").write_text("x")

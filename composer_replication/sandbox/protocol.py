@@ -38,6 +38,9 @@ class Limits:
     """What the command may write under its root and /tmp together."""
     output_bytes: int = 1 << 20
     """Kept of each of stdout, stderr and the result channel; the rest is read and dropped."""
+    changed_files: int = 1000
+    changed_mb: int = 16
+    """Most that `Command.read_back` takes; a command that changed more changed nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to a minimal environment; nothing of the host's environment is passed on."""
     limits: Limits = field(default_factory=Limits)
+    read_back: bool = False
+    """Return what the command changed in the tree (`ExecResult.changes`)."""
 
 
 class Ending(StrEnum):
@@ -79,6 +84,10 @@ class ExecResult:
     """What the program wrote to the private result channel, whose file descriptor it finds in `COMPOSER_RESULT_FD`."""
     wall_s: float
     cpu_s: float
+    changes: Mapping[str, bytes | None] | None = None
+    """With `Command.read_back`: every file that differs from the tree's base now, as the next `Tree.changes`."""
+    not_kept: tuple[str, ...] = ()
+    """With `Command.read_back`: what is not in `changes`, as `path (reason)`: links, devices, or all for being too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,6 @@ class WarmProgram(BaseException):
 class BoxRequest:
     """Everything a box is made from. Only built-in types, so that `marshal` can carry it."""
 
-    backend: str
     base: str
     changes: dict[str, bytes | None]
     argv: list[str]
@@ -41,16 +40,21 @@ class BoxRequest:
     rlimits: list[tuple[int, int, int]]
     """(RLIMIT number, soft, hard)."""
     disk_mb: int
-    cgroup_procs: list[str]
-    """`cgroup.procs` files the command enters."""
+    memory_mb: int
+    processes: int
+    """Limits of the box's control group, where there is one."""
     overlay: bool
     """False: the tree is copied instead of overlaid."""
+    cgroup_procs: tuple[str, ...] = ()
+    """`cgroup.procs` files the command enters; the launcher fills them in."""
     uid: int | None = None
     """Landlock as root: the user and group the command runs as."""
     program: str = ""
     """Path of `bwrap`."""
     warm: bool = False
     """The command is `PYTHON *WARM_FLAGS SOURCE ...`, and the launcher is that interpreter."""
+    most_changed: tuple[int, int] | None = None
+    """Files and bytes that may be read back; None when nothing is asked for."""
 
     def dumps(self) -> bytes:
         """The wire form."""
@@ -75,6 +79,11 @@ class BoxFds(NamedTuple):
     control: int
     """Read end: end of file means the host gave up, and the box is killed."""
 
+    @property
+    def streams(self) -> tuple[int, int, int, int]:
+        """The four descriptors a command has."""
+        return self.stdin, self.stdout, self.stderr, self.channel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxReport:
@@ -84,10 +93,15 @@ class BoxReport:
     """Why the box could not be set up; empty when the command was started."""
     returncode: int = 0
     cpu_s: float = 0.0
+    oom_killed: bool | None = None
+    """Whether the kernel killed a process of the box for memory; None where no control group counts."""
     timed_out: bool = False
     disk_full: bool = False
     host_oom: bool = False
     """The kernel's out-of-memory killer struck somewhere on this machine while the box ran."""
+    changes: dict[str, bytes | None] | None = None
+    """What differs from the base, when it was asked for and is not too much."""
+    not_kept: tuple[str, ...] = ()
 
     def dumps(self) -> bytes:
         """The wire form."""

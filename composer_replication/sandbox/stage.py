@@ -5,29 +5,71 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from composer_replication.sandbox import linux
+from composer_replication.sandbox.changes import Changed, read_changes
+from composer_replication.sandbox.request import BoxRequest
 
 __all__ = ["Stage", "apply_changes", "copy_tree", "mount_stage", "write_id_maps"]
 
 _WHITEOUT = os.makedev(0, 0)
 _FULL_BLOCKS = 16
+_FLAGS = linux.MS_NOSUID | linux.MS_NODEV
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A mounted tmpfs holding `root/` (for the new root), and the tree inside it at `root/repo`."""
+    """A tmpfs holding `root/` (for the new root) and, once it is laid out, the tree inside it at `root/repo`."""
 
     root: str
-    repo: str
     fd: int
-    """The tmpfs's top folder, for `disk_full`; stays valid when the root changes."""
+    """The tmpfs's top folder, for `disk_full`; it stays valid when the root changes."""
+
+    @property
+    def repo(self) -> str:
+        """Where the tree is."""
+        return f"{self.root}/repo"
 
     def disk_full(self) -> bool:
         """True when not even a few pages are left of the box's disk."""
         return os.fstatvfs(self.fd).f_bfree < _FULL_BLOCKS
+
+    def lay_out(self, request: BoxRequest) -> Callable[[int, int], Changed]:
+        """Put the tree at `repo`, within the box's disk limit; returns how to read its changes. Raises OSError.
+
+        Changed files are written into the overlay's upper layer before it is mounted, where no symbolic link of the tree can lead
+        them astray; deleted ones become whiteouts.
+        """
+        top, overlay = os.path.dirname(self.root), request.overlay
+        options = f"size={request.disk_mb}m,nr_inodes={max(1024, request.disk_mb * 64)}"
+        linux.mount("", top, "", _FLAGS | linux.MS_REMOUNT, options)
+        base = os.open(request.base, os.O_RDONLY | os.O_DIRECTORY)
+        lower, upper, work = f"/proc/self/fd/{base}", f"{top}/upper", f"{top}/work"
+        if overlay:
+            apply_changes(upper, request.changes, lower=lower)
+            layers = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+            linux.mount("overlay", self.repo, "overlay", linux.MS_NOSUID, layers)
+        else:
+            copy_tree(lower + "/.", self.repo)
+            apply_changes(self.repo, request.changes)
+            linux.mount(self.repo, self.repo, "", linux.MS_BIND)
+        written = os.open(upper if overlay else self.repo, os.O_RDONLY | os.O_DIRECTORY)
+
+        def changes(most_files: int, most_bytes: int) -> Changed:
+            return read_changes(written, base, overlay=overlay, most_files=most_files, most_bytes=most_bytes)
+
+        return changes
+
+
+def mount_stage(scratch: str) -> Stage:
+    """Mount a fresh tmpfs on `scratch`, in a mount namespace of its own. Raises OSError."""
+    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", scratch, "tmpfs", _FLAGS, "size=16m,nr_inodes=1024,mode=755")
+    for name in ("root", "root/repo", "upper", "work"):
+        os.mkdir(f"{scratch}/{name}")
+    return Stage(f"{scratch}/root", os.open(scratch, os.O_PATH | os.O_DIRECTORY))
 
 
 def write_id_maps(inside: int, outside_uid: int, outside_gid: int, proc_fd: int) -> None:
@@ -37,32 +79,6 @@ def write_id_maps(inside: int, outside_uid: int, outside_gid: int, proc_fd: int)
         fd = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
         os.write(fd, line.encode())
         os.close(fd)
-
-
-def mount_stage(base: str, changes: Mapping[str, bytes | None], *, disk_mb: int, scratch: str, overlay: bool) -> Stage:
-    """Lay out the tree in a fresh tmpfs mounted on `scratch`, in a mount namespace of its own.
-
-    Changed files are written into the overlay's upper layer before it is mounted, where no symbolic link of the tree can lead
-    them astray; deleted ones become whiteouts. Raises OSError.
-    """
-    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
-    base_fd = os.open(base, os.O_PATH | os.O_DIRECTORY)
-    options = f"size={disk_mb}m,nr_inodes={max(1024, disk_mb * 64)},mode=755"
-    linux.mount("tmpfs", scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
-    root, upper, work = (f"{scratch}/{name}" for name in ("root", "upper", "work"))
-    repo = f"{root}/repo"
-    for folder in (root, repo, upper, work):
-        os.mkdir(folder)
-    lower = f"/proc/self/fd/{base_fd}"
-    if overlay:
-        apply_changes(upper, changes, lower=lower)
-        linux.mount("overlay", repo, "overlay", linux.MS_NOSUID, f"lowerdir={lower},upperdir={upper},workdir={work},userxattr")
-    else:
-        copy_tree(lower + "/.", repo)
-        apply_changes(repo, changes)
-        linux.mount(repo, repo, "", linux.MS_BIND)
-    os.close(base_fd)
-    return Stage(root, repo, os.open(scratch, os.O_PATH | os.O_DIRECTORY))
 
 
 def copy_tree(source: str, target: str) -> None:
@@ -93,14 +109,24 @@ def apply_changes(root: str, changes: Mapping[str, bytes | None], *, lower: str 
             folder = f"{folder}/{part}"
             _make_folder(folder)
         target = f"{root}/{path}"
+        mode = _mode(target if lower is None else f"{lower}/{path}")
         _remove(target)
         if content is None:
             if lower is not None:
                 os.mknod(target, stat.S_IFCHR | 0o600, _WHITEOUT)
             continue
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(fd, "wb", closefd=True) as file:
             file.write(content)
+
+
+def _mode(replaced: str) -> int:
+    """Of a file that replaces another: executable where that one was."""
+    try:
+        mode = os.lstat(replaced).st_mode
+    except OSError:
+        return 0o644
+    return 0o755 if stat.S_ISREG(mode) and mode & 0o111 else 0o644
 
 
 def _exists(root: str, path: str) -> bool:

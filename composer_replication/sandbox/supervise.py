@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import os
 import resource
 import select
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
 from composer_replication.sandbox import linux
+from composer_replication.sandbox.cgroup import USUAL, BoxGroup, Meter
+from composer_replication.sandbox.changes import Changed
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest, WarmProgram
 
 __all__ = [
@@ -23,6 +29,10 @@ __all__ = [
     "fork",
     "join_cgroups",
     "open_cgroups",
+    "raised",
+    "read_request",
+    "receive_order",
+    "send_order",
     "supervise",
 ]
 
@@ -37,6 +47,8 @@ class Started:
 
     pid: int
     """Child to wait for; killing it must end the whole box."""
+    changes: Callable[[int, int], Changed]
+    """What differs from the base, at most so many files and bytes; called when the last process has gone, before `finish`."""
     status_fd: int | None = None
     """Where the box's init writes the command's wait status, when `pid` is that init; None: `pid` is the command."""
     returncode: Callable[[int], int] = os.waitstatus_to_exitcode
@@ -73,9 +85,9 @@ def exit_with(error_fd: int, error: OSError | ValueError) -> NoReturn:
     os._exit(70)
 
 
-def open_cgroups(request: BoxRequest) -> list[int]:
-    """Open the cgroup files while they can still be reached."""
-    return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in request.cgroup_procs]
+def open_cgroups(procs: Sequence[str]) -> list[int]:
+    """Open the `cgroup.procs` files while they can still be reached."""
+    return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in procs]
 
 
 def join_cgroups(fds: list[int]) -> None:
@@ -93,8 +105,8 @@ def set_rlimits(request: BoxRequest) -> None:
         resource.setrlimit(number, (soft, hard))
 
 
-def exec_command(request: BoxRequest, fds: BoxFds, argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
-    """Become the box's program: limits, default signals, and no descriptor but stdin, stdout, stderr and the channel.
+def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
+    """Become the box's program: limits, default signals, and no descriptor but `streams`: stdin, stdout, stderr, the channel.
 
     Raises:
         WarmProgram: instead of an `exec`, when this process is the interpreter asked for.
@@ -103,7 +115,7 @@ def exec_command(request: BoxRequest, fds: BoxFds, argv: list[str], env: dict[st
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(directory)
     os.umask(0o022)
-    for target, fd in enumerate((fds.stdin, fds.stdout, fds.stderr, fds.channel)):
+    for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=True)
     if request.warm:
         os.closerange(CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
@@ -117,17 +129,46 @@ def exec_command(request: BoxRequest, fds: BoxFds, argv: list[str], env: dict[st
     os.execve(argv[0], argv, env)
 
 
-def _raised(fds: BoxFds) -> BoxFds:
+def raised(fds: Sequence[int]) -> list[int]:
     """The same descriptors at numbers that cannot collide with 0 to 3; the originals are closed."""
-    import fcntl
-
-    raised = BoxFds(*(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for fd in fds))
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for fd in fds]
     for fd in fds:
         os.close(fd)
-    return raised
+    return above
 
 
-def _oom_kills() -> int:
+def send_order(connection: int, fds: Sequence[int]) -> None:
+    """Hand descriptors over; `connection` is a socket without a Python object, which a program forked from here would inherit."""
+    with _borrowed(connection) as end:
+        socket.send_fds(end, [b"1"], fds)
+
+
+def receive_order(connection: int, most: int) -> list[int]:
+    """Wait for `send_order`; no descriptors mean that the other side is gone."""
+    with _borrowed(connection) as end:
+        return list(socket.recv_fds(end, 1, most)[1])
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    end = socket.socket(fileno=fd)
+    try:
+        yield end
+    finally:
+        end.detach()
+
+
+def read_request(fd: int) -> BoxRequest:
+    """What the host wrote to the memory file open at `fd`."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return BoxRequest.loads(file.read())
+
+
+def _oom_kills(request: BoxRequest) -> int:
+    """How many processes this machine has killed for memory; not looked up for a box whose control group counts its own."""
+    if request.cgroup_procs:
+        return 0
     with open("/proc/vmstat", "rb") as file:
         for line in file:
             if line.startswith(b"oom_kill "):
@@ -165,32 +206,44 @@ def _children(parent: int) -> list[int]:
 Backend = Callable[[BoxRequest, BoxFds, int], Started]
 
 
-def supervise(backend: Backend, request: BoxRequest, fds: BoxFds) -> None:
-    """Run one box from start to end and write its `BoxReport`."""
-    fds = _raised(fds)
+def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: BoxGroup | None, meter: Meter | None) -> None:
+    """Run one box from start to end, in `group` where there is one, and write its `BoxReport`."""
+    fds = BoxFds(*raised(fds))
     error_read, error_write = os.pipe()
     error_high = os.dup2(error_write, _FIRST_FREE_FD - 1, inheritable=False)
     os.close(error_write)
     try:
+        if group is not None:
+            if (request.memory_mb, request.processes) != USUAL:
+                group.limit(request.memory_mb, request.processes)
+            request = dataclasses.replace(request, cgroup_procs=tuple(group.procs))
         report = _watch(backend, request, fds, error_read, error_high)
+        if meter is not None:
+            cpu_s = meter.cpu_s()
+            report = dataclasses.replace(report, oom_killed=meter.oom_killed(), cpu_s=report.cpu_s if cpu_s is None else cpu_s)
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
-    os.write(fds.report, report.dumps())
+    with open(fds.report, "wb") as file:  # closed at once: the host waits for its end, and the end of this process takes a while
+        file.write(report.dumps())
 
 
 def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:
     linux.set_subreaper()
-    oom_before = _oom_kills()
+    oom_before = _oom_kills(request)
     deadline = time.monotonic() + request.wall_s
     started = backend(request, fds, error_write)
     os.close(error_write)
-    for fd in (fds.stdin, fds.stdout, fds.stderr, fds.channel):
+    for fd in fds.streams:
         os.close(fd)
+    changed = None
     try:
         timed_out, disk_full = _wait(started, fds.control, deadline)
         if timed_out or disk_full:
             os.kill(started.pid, signal.SIGKILL)
         _, status = os.waitpid(started.pid, 0)
+        _kill_descendants()
+        if request.most_changed is not None:
+            changed = started.changes(*request.most_changed)
     finally:
         _kill_descendants()
         disk_full_at_end = started.finish()
@@ -209,7 +262,9 @@ def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, 
         cpu_s=usage.ru_utime + usage.ru_stime,
         timed_out=timed_out,
         disk_full=disk_full or disk_full_at_end,
-        host_oom=_oom_kills() != oom_before,
+        host_oom=_oom_kills(request) != oom_before,
+        changes=None if changed is None or changed.too_much else changed.files,
+        not_kept=() if changed is None else (*changed.refused, *filter(None, [changed.too_much])),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from composer_replication.sandbox import linux
+from composer_replication.sandbox.changes import Changed, read_changes
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 from composer_replication.sandbox.stage import apply_changes, copy_tree
 from composer_replication.sandbox.supervise import (
@@ -42,7 +43,7 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
     """Run the command in a private copy of the tree after `confine(box folder)` has run in its process. Raises OSError."""
     if request.uid is None:
         request = _allow_for_running_threads(request)
-    cgroups = open_cgroups(request)
+    cgroups = open_cgroups(request.cgroup_procs)
     box = tempfile.mkdtemp(prefix="box-", dir=request.scratch)
     repo, tmp = f"{box}/repo", f"{box}/tmp"
     env = {**request.env, "HOME": tmp, "TMPDIR": tmp}
@@ -53,9 +54,13 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
             linux.die_with_parent()
             join_cgroups(cgroups)
             confine(box)
-            exec_command(request, fds, request.argv, env, repo)
+            exec_command(request, fds.streams, request.argv, env, repo)
         except SETUP_ERRORS as error:
             exit_with(error_fd, error)
+
+    def changes(most_files: int, most_bytes: int) -> Changed:
+        copy, base = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (repo, request.base))
+        return read_changes(copy, base, overlay=False, most_files=most_files, most_bytes=most_bytes)
 
     def finish() -> bool:
         full = _over(box, request.disk_mb)
@@ -73,7 +78,7 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
     except OSError:
         shutil.rmtree(box, ignore_errors=True)
         raise
-    return Started(pid=pid, watch=lambda: _over(box, request.disk_mb), finish=finish)
+    return Started(pid=pid, changes=changes, watch=lambda: _over(box, request.disk_mb), finish=finish)
 
 
 def _allow_for_running_threads(request: BoxRequest) -> BoxRequest:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv, TestCache
-from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.hints import HintContext
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.sandbox import Sandbox, open_sandbox
@@ -55,7 +55,7 @@ class Workshop:
             train=checked.train,
             held_out=checked.held_out,
             pythons=checked.pythons,
-            contexts={t.spec.task_id: _context(t) for t in checked.train},
+            contexts={t.spec.task_id: _context(config, t) for t in checked.train},
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
 
@@ -68,8 +68,13 @@ class Workshop:
             limits=limits_of(self.config.sandbox, task),
             grade_cache=self.verdicts,
             test_cache=self.test_runs,
+            toolset=_toolset(self.config),
         )
 
 
-def _context(task: Task) -> HintContext:
-    return HintContext(tools=CODING_TOOLS, documentation=task.docs(), instruction=task.spec.instruction)
+def _toolset(config: RunConfig) -> Toolset:
+    return "shell" if config.sandbox.shell else "basic"
+
+
+def _context(config: RunConfig, task: Task) -> HintContext:
+    return HintContext(tools=TOOLSETS[_toolset(config)], documentation=task.docs(), instruction=task.spec.instruction)

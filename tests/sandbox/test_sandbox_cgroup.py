@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox.cgroup import BoxGroup, Cgroups, find_cgroups
+from composer_replication.sandbox.cgroup import USUAL, BoxGroup, Cgroups, find_cgroups
 
 V1_LINE = "30 25 0:26 / {point} rw,relatime shared:9 - cgroup cgroup rw,{controller}"
 V2_LINE = "31 25 0:27 {root} {point} rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate"
@@ -86,11 +86,21 @@ def test_groups_of_a_dead_maker_are_swept(tmp_path):
 
 
 def test_a_box_gets_its_limits_and_is_removed(tmp_path):
-    box = Cgroups(2, tmp_path, tmp_path, None).create(memory_mb=100, processes=7)
+    groups = Cgroups(2, tmp_path, tmp_path, None)
+    box = Cgroups.from_plain(*groups.as_plain()).create(17)
+    assert box.memory.name.startswith(f"composer-box-17-{os.getpid()}-")
+    assert (box.memory / "memory.max").read_text() == str(USUAL[0] << 20)
+    box.limit(100, 7)
     assert (box.memory / "memory.max").read_text() == str(100 << 20)
     assert (box.pids / "pids.max").read_text() == "7"
     assert box.procs == [str(box.memory / "cgroup.procs")]
     box.close()
+    assert list(tmp_path.iterdir()) == []
+    groups.create(17)
+    groups.remove_of(18, os.getpid())
+    groups.remove_of(17, 1)
+    assert len(list(tmp_path.iterdir())) == 1
+    groups.remove_of(17, os.getpid())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,12 +115,15 @@ def test_a_box_gets_its_limits_and_is_removed(tmp_path):
 )
 def test_an_out_of_memory_kill_is_read_from_the_events(tmp_path, version, name, text, killed):
     (tmp_path / name).write_text(text)
-    assert BoxGroup(tmp_path, tmp_path, None, version).oom_killed() is killed
+    (tmp_path / "cpu.stat").write_text("usage_usec 1\n")
+    assert BoxGroup(tmp_path, tmp_path, None, version).meter().oom_killed() is killed
 
 
 def test_cpu_time_is_read_where_it_is_counted(tmp_path):
     (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\n")
     (tmp_path / "cpuacct.usage").write_text("2500000000\n")
-    assert BoxGroup(tmp_path, tmp_path, None, 2).cpu_s() == 1.5
-    assert BoxGroup(tmp_path, tmp_path, tmp_path, 1).cpu_s() == 2.5
-    assert BoxGroup(tmp_path, tmp_path, None, 1).cpu_s() is None
+    for name in ("memory.events", "memory.oom_control"):
+        (tmp_path / name).touch()
+    assert BoxGroup(tmp_path, tmp_path, None, 2).meter().cpu_s() == 1.5
+    assert BoxGroup(tmp_path, tmp_path, tmp_path, 1).meter().cpu_s() == 2.5
+    assert BoxGroup(tmp_path, tmp_path, None, 1).meter().cpu_s() is None

@@ -1,0 +1,105 @@
+"""`composer doctor`: what this machine has, and whether its sandboxes hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox.opening import survey
+from composer_replication.sandbox.protocol import Isolation
+from composer_replication.sandbox.selftest import Finding, Verdict, self_test
+
+__all__ = ["doctor"]
+
+EXIT_NOT_CONTAINED = 4
+
+_COLOURS = {Verdict.BLOCKED: "green", Verdict.ADMITTED: "yellow", Verdict.OPEN: "red", Verdict.BROKEN: "red"}
+
+
+def doctor(
+    sandbox: Annotated[bool, typer.Option("--sandbox", help="Try to break out of every sandbox this machine allows.")] = False,
+    kind: Annotated[SandboxKind, typer.Option(help="Try this kind only; auto: every isolating kind.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what this machine has; with --sandbox, run the containment self-test.
+
+    Exits with 4 when no isolation works here, or when a sandbox lets something through that it does not admit in so many words.
+    """
+    console = Console(stderr=as_json)
+    kinds: Mapping[SandboxKind, Isolation | str] = survey() if kind == "auto" else {kind: open_sandbox(kind).isolation}
+    machine = _machine()
+    _show_machine(console, machine, kinds)
+    found = {name: _try_out(console, name) for name, shown in kinds.items() if isinstance(shown, Isolation)} if sandbox else {}
+    contained = any(isinstance(shown, Isolation) for shown in kinds.values())
+    contained &= not any(f.verdict in (Verdict.OPEN, Verdict.BROKEN) for findings in found.values() for f in findings)
+    if as_json:
+        typer.echo(json.dumps({"machine": machine, "sandboxes": _as_plain(kinds, found), "contained": contained}))
+    if not contained:
+        raise typer.Exit(EXIT_NOT_CONTAINED)
+
+
+def _machine() -> dict[str, str]:
+    import torch
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    folder = tempfile.gettempdir()
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}, user {os.geteuid()}",
+        "python": platform.python_version(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory / 2**30:.1f} GiB",
+        "temporary files": f"{folder}, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free",
+        "torch": version("torch"),
+        "accelerators": ", ".join(devices) or "none",
+    }
+
+
+def _show_machine(console: Console, machine: Mapping[str, str], kinds: Mapping[SandboxKind, Isolation | str]) -> None:
+    table = Table(box=None, show_header=False)
+    for name, value in machine.items():
+        table.add_row(name, escape(value))
+    for kind, shown in kinds.items():
+        available = isinstance(shown, Isolation)
+        table.add_row(
+            kind, escape(shown.summary() if isinstance(shown, Isolation) else shown), style=None if available else "dim"
+        )
+    console.print(table)
+
+
+def _try_out(console: Console, kind: SandboxKind) -> list[Finding]:
+    table = Table(kind, "tries", "", box=box.SIMPLE_HEAD)
+    findings = []
+    for finding in self_test(open_sandbox(kind)):
+        findings.append(finding)
+        verdict = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
+        table.add_row(
+            finding.probe, finding.tries, ": ".join([verdict, escape(", ".join(finding.detail))][: 1 + bool(finding.detail)])
+        )
+    console.print(table)
+    return findings
+
+
+def _as_plain(kinds: Mapping[SandboxKind, Isolation | str], found: Mapping[SandboxKind, Sequence[Finding]]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for kind, shown in kinds.items():
+        if isinstance(shown, Isolation):
+            probes = [dataclasses.asdict(finding) for finding in found.get(kind, ())]
+            plain[kind] = {"isolation": dataclasses.asdict(shown), "probes": probes}
+        else:
+            plain[kind] = {"unavailable": shown}
+    return plain

@@ -1,0 +1,57 @@
+"""The containment self-test: every probe against one sandbox, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from composer_replication.errors import SandboxError
+from composer_replication.sandbox.attempt import open_attempt
+from composer_replication.sandbox.probes import PROBES, Probe
+from composer_replication.sandbox.protocol import Sandbox
+
+__all__ = ["Finding", "Verdict", "self_test"]
+
+
+class Verdict(StrEnum):
+    """What became of a probe."""
+
+    BLOCKED = "blocked"
+    ADMITTED = "not blocked, as admitted"
+    """It got through where `Isolation.missing` says that nothing is enforced."""
+    OPEN = "NOT blocked"
+    BROKEN = "not tested"
+    """The box broke, and nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One probe's result."""
+
+    probe: str
+    tries: str
+    verdict: Verdict
+    detail: tuple[str, ...] = ()
+    """What got through, or why nothing is known."""
+
+
+def self_test(sandbox: Sandbox, probes: Sequence[Probe] = PROBES) -> Iterator[Finding]:
+    """Run each probe as a program that is started and, where the sandbox does that, as one forked from a running interpreter."""
+    for probe in probes:
+        yield _try_out(sandbox, probe)
+
+
+def _try_out(sandbox: Sandbox, probe: Probe) -> Finding:
+    got: list[str] = []
+    try:
+        for warm in (False, True):
+            with open_attempt(sandbox, warm=warm) as attempt:
+                got += probe.run(attempt)
+    except SandboxError as error:
+        return Finding(probe=probe.name, tries=probe.tries, verdict=Verdict.BROKEN, detail=(error.message,))
+    verdict = Verdict.BLOCKED
+    if got:
+        admitted = any(phrase.startswith(probe.excuses) for phrase in sandbox.isolation.missing) if probe.excuses else False
+        verdict = Verdict.ADMITTED if admitted else Verdict.OPEN
+    return Finding(probe=probe.name, tries=probe.tries, verdict=verdict, detail=tuple(dict.fromkeys(got)))
