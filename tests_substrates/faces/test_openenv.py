@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ asyncio.run(hold())
 """
 
 
-@pytest.fixture(scope="module")
-def server(folder):
-    command = [*COMPOSER, "serve", "openenv", "--tasks", str(folder), "--port", "0", "--max-sessions", str(SESSIONS)]
+@contextmanager
+def serving(folder, *options):
+    command = [*COMPOSER, "serve", "openenv", "--tasks", str(folder), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
         assert line.startswith("serving 3 tasks on http://127.0.0.1:"), line
@@ -39,6 +40,12 @@ def server(folder):
         yield process
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with serving(folder, "--max-sessions", str(SESSIONS)) as process:
+        yield process
 
 
 def action(message):
@@ -143,6 +150,15 @@ async def until_served(url):
                 raise
             await asyncio.sleep(0.02)
     raise AssertionError("the places of the killed clients were never given back")
+
+
+def test_a_silent_client_loses_its_place(folder):
+    options = ("--max-sessions", "1", "--session-timeout", "1")
+    with serving(folder, *options) as server, CodingClient(base_url=server.url).sync() as silent:
+        silent.reset()
+        asyncio.run(until_served(server.url))
+        with pytest.raises(RuntimeError, match="connect again"):
+            silent.reset()
 
 
 def test_a_port_in_use_is_an_error_with_its_fix(server, folder):

@@ -74,14 +74,17 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
         self._env: CodingEnv | None = None
         self._episode: str | None = None
         self._steps = 0
+        self._closed = False
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, task_id: str | None = None, **_: Any
     ) -> CodingObservation:
         """Begin an episode on `task_id`, on task `seed` modulo their number, or on the server's next.
 
-        Raises ConfigError for an unknown task.
+        Raises ConfigError for an unknown task, ValueError when the session is over.
         """
+        if self._closed:
+            raise ValueError("the session was closed after a long silence; connect again")
         if task_id is None:
             number = next(self._turns) if seed is None else seed
             task = self._suite.tasks[number % len(self._suite.tasks)]
@@ -127,8 +130,8 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
         return CodingState(episode_id=self._episode, step_count=self._steps, task_id=task_id, changed=changed)
 
     def close(self) -> None:
-        """The session is over."""
-        self._env = None
+        """The session is over, also for a client that was silent for too long and comes back: its place is somebody else's."""
+        self._env, self._closed = None, True
 
 
 def coding_app(suite: TaskSuite, *, max_sessions: int, session_timeout_s: float | None = None) -> Any:
