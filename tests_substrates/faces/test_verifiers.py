@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from composer_replication.envs import oracle_script
+from composer_replication.envs.faces.verifiers import _changes, _packed
+from composer_replication.sandbox.submission import read_submission
+from composer_replication.tasks.files import tree_files
 
-EVAL = Path(sys.executable).parent / "vf-eval"
+COMMANDS = Path(sys.executable).parent
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
@@ -78,7 +83,7 @@ def endpoint(tasks):
 
 def test_an_evaluation_by_its_own_command(endpoint, folder, tasks, tmp_path):
     command = [
-        *(EVAL, "composer_tasks", "-m", "local", "-r", "1", "--no-push", "--no-rich", "--output-dir", tmp_path),
+        *(COMMANDS / "vf-eval", "composer_tasks", "-m", "local", "-r", "1", "--no-push", "--no-rich", "--output-dir", tmp_path),
         *("--env.taskset.tasks", folder, "--env.agent.harness.id", "bash", "--env.agent.runtime.type", "subprocess"),
         *("--client.base-url", endpoint, "--client.api-key-var", "LOCAL_API_KEY"),
     ]
@@ -88,6 +93,37 @@ def test_an_evaluation_by_its_own_command(endpoint, folder, tasks, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.rglob("traces.jsonl")
     traces = [trace for line in file.read_text().splitlines() for trace in json.loads(line)["traces"]]
-    rewards = {trace["task"]["data"]["task_id"]: trace["rewards"]["tests_pass"] for trace in traces}
-    print(rewards)
+    rewards = {trace["task"]["data"]["task_id"]: trace["rewards"]["tests_pass"]["score"] for trace in traces}
     assert rewards == {task.spec.task_id: 1.0 for task in tasks[:-1]} | {tasks[-1].spec.task_id: 0.0}
+
+
+def test_verifiers_finds_every_task_valid(folder, tasks, tmp_path):
+    command = [
+        *(COMMANDS / "vf-validate", "composer_tasks", "--taskset.tasks", folder, "--runtime.type", "subprocess"),
+        *("--no-rich", "--output-dir", tmp_path),
+    ]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.rglob("summary.json")
+    checks = json.loads(file.read_text())["checks"]
+    assert (checks["gold"]["valid"], checks["noop"]["valid"]) == (len(tasks), len(tasks))
+
+
+def test_what_an_agent_leaves_is_only_read(tasks):
+    """Links, devices, paths that lead outside and files of absurd size earn nothing and touch nothing."""
+    task, packed = tasks[0], io.BytesIO()
+    (path,) = task.gold_files()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, kind in (("../outside.py", tarfile.REGTYPE), ("/absolute.py", tarfile.REGTYPE), ("device", tarfile.CHRTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            tar.addfile(member)
+        link = tarfile.TarInfo(f"./{path}")
+        link.type, link.linkname = tarfile.SYMTYPE, str(task.root / "solution" / "files" / path)
+        tar.addfile(link)
+    changes = _changes(packed.getvalue(), task)
+    assert changes[path] is None
+    submission = read_submission(task.spec, task.repo, changes)
+    assert submission.changes[path] is None
+    assert {"../outside.py", "/absolute.py"} <= set(submission.rejected)
+    assert _changes(_packed(task.repo), task) == {p: (task.repo / p).read_bytes() for p in tree_files(task.repo)}

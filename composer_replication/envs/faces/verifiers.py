@@ -53,7 +53,7 @@ class CodingTaskConfig(vf.TaskConfig):
 class CodingTasksetConfig(vf.TasksetConfig):
     """`--env.taskset.*`."""
 
-    tasks: Path
+    tasks: Path = Path("tasks")
     """Folder of tasks, as `composer tasks build` writes it."""
     task: CodingTaskConfig = CodingTaskConfig()
 
@@ -67,6 +67,11 @@ class CodingData(vf.TaskData):
 
 class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
     """One task: its tree in, the harness's tree out, our verdict."""
+
+    @property
+    def key(self) -> str:
+        """The same wherever the folder of tasks stands."""
+        return self.data.task_id
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Put the task's tree into the runtime's working directory."""
@@ -88,10 +93,9 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         return await asyncio.to_thread(lambda: self._grade_changes(_changes(archive, self._task)))
 
     async def validate(self, runtime: vf.Runtime) -> bool:
-        """Whether the task's own solution scores 1 and its untouched tree 0."""
+        """Whether the task's own solution scores 1; that its untouched tree does not is a check of verifiers' own."""
         del runtime
-        gold, nothing = [await asyncio.to_thread(self._grade_changes, c) for c in (self._task.gold_files(), {})]
-        return (gold, nothing) == (1.0, 0.0)
+        return await asyncio.to_thread(self._grade_changes, self._task.gold_files()) == 1.0
 
     @property
     def _suite(self) -> TaskSuite:
