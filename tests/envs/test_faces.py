@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -77,12 +79,21 @@ def test_solving_earns_one_and_the_next_rollout_starts_afresh(environment, task)
     assert asyncio.run(environment.get_reward()) == 0.0
 
 
-def test_calls_made_at_once_take_effect_in_order(environment):
+def test_calls_made_at_once_take_effect_in_order(environment, monkeypatch):
+    """The first takes longest, so that without an order it would be the last."""
+    step, calls = CodingEnv.step, itertools.count()
+
+    def slower_at_first(env, call):
+        time.sleep(0.2 / (1 + next(calls)))
+        return step(env, call)
+
+    monkeypatch.setattr(CodingEnv, "step", slower_at_first)
+
     async def at_once():
-        writes = [environment.write_file(path="shop/basket.py", content=f"N = {number}\n") for number in range(20)]
+        writes = [environment.write_file(path="shop/basket.py", content=f"N = {number}\n") for number in range(4)]
         return await asyncio.gather(*writes, environment.read_file(path="shop/basket.py"))
 
-    assert asyncio.run(at_once())[-1] == "N = 19\n"
+    assert asyncio.run(at_once())[-1] == "N = 3\n"
 
 
 def test_arguments_that_are_null_or_wrong_are_answered(environment):
