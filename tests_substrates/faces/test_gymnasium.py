@@ -8,8 +8,9 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from composer_replication.envs import oracle_script
-from composer_replication.errors import ConfigError
+from composer_replication.envs import CodingEnv, oracle_script
+from composer_replication.errors import ConfigError, SandboxError
+from composer_replication.types import GradeReport, Unscored
 
 ID = "composer_replication.envs.faces.gymnasium:CodingTasks-v0"
 
@@ -69,3 +70,10 @@ def test_bad_actions_are_observations_and_an_unknown_task_an_error(env):
         assert (observation["status"], reward, terminated) == (status, 0.0, False)
     with pytest.raises(ConfigError, match="there is no task x"):
         env.reset(options={"task_id": "x"})
+
+
+def test_a_broken_box_is_an_error_and_no_reward(env, monkeypatch):
+    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=Unscored("the box broke"), outcomes={}))
+    env.reset(seed=0)
+    with pytest.raises(SandboxError, match="the box broke"):
+        env.step({"tool": "submit", "arguments": "{}"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.envs import CODING_TOOLS, noop_script, oracle_script
-from composer_replication.envs.faces.openenv import CodingAction, CodingClient
+from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
+from composer_replication.envs.faces.openenv import CodingAction, CodingClient, CodingSession
+from composer_replication.envs.suite import TaskSuite
+from composer_replication.types import GradeReport, Unscored
 
 COMPOSER = (sys.executable, "-c", "from composer_replication.cli import main; main()")
 SESSIONS = 3
@@ -159,6 +162,14 @@ def test_a_silent_client_loses_its_place(folder):
         asyncio.run(until_served(server.url))
         with pytest.raises(RuntimeError, match="connect again"):
             silent.reset()
+
+
+def test_a_broken_box_is_no_reward_at_all(folder, monkeypatch):
+    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=Unscored("the box broke"), outcomes={}))
+    session = CodingSession(TaskSuite(folder), itertools.count())
+    session.reset()
+    last = session.step(CodingAction(tool="submit"))
+    assert (last.done, last.reward, last.unscored) == (True, None, "the box broke")
 
 
 def test_a_port_in_use_is_an_error_with_its_fix(server, folder):

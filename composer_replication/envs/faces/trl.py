@@ -25,15 +25,8 @@ __all__ = ["CodingEnvironment", "CodingEnvironmentFactory"]
 
 _Method: TypeAlias = Callable[..., Awaitable[str]]
 
-_HINTS: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-_NOT_SAID_BY_HINTS = ("minimum", "maximum", "minLength", "maxLength", "items", "enum")
+_HINTS = {"string": str, "integer": int}
+_NOT_SAID_BY_HINTS = ("minimum", "minLength")
 
 
 def _tool(schema: ToolSchema) -> _Method:
@@ -45,7 +38,7 @@ def _tool(schema: ToolSchema) -> _Method:
         return await self._call(name, arguments)
 
     required = parameters.get("required", ())
-    hints = {argument: _hint(about) for argument, about in parameters["properties"].items()}
+    hints = {argument: _HINTS[about["type"]] for argument, about in parameters["properties"].items()}
     call.__name__ = call.__qualname__ = name
     call.__doc__ = _docstring(function["description"], parameters["properties"])
     call.__annotations__ = {**hints, "return": str}
@@ -55,13 +48,6 @@ def _tool(schema: ToolSchema) -> _Method:
         signature.append(inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     call.__signature__ = inspect.Signature(signature, return_annotation=str)  # type: ignore[attr-defined]
     return call
-
-
-def _hint(about: Mapping[str, Any]) -> Any:
-    """The type of an argument; of an array with declared items `list[...]`."""
-    if about["type"] == "array" and "type" in about.get("items", {}):
-        return list[_hint(about["items"])]  # type: ignore[misc]
-    return _HINTS[about["type"]]
 
 
 def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:

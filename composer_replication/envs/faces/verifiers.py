@@ -71,7 +71,8 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
     @property
     def key(self) -> str:
         """The same wherever the folder of tasks stands."""
-        return self.data.task_id
+        task_id: str = self.data.task_id
+        return task_id
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
         """Put the task's tree into the runtime's working directory."""
