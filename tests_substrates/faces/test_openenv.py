@@ -41,8 +41,8 @@ def serving(folder, *options):
         assert line.startswith("serving 3 tasks on http://127.0.0.1:"), line
         process.url = line.split()[4].rstrip(",")
         yield process
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
 
 
 @pytest.fixture(scope="module")
