@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-sandbox bench-gpu soak report-check arms clean
+.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-sandbox bench-gpu soak report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ oracles: env ## Compare the losses with TRL's and liger's, in an environment of 
 
 triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 	@$(BIN)/nox --session "triton(newest)"
+
+faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbor, an environment for each
+	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check

@@ -7,9 +7,21 @@ import nox
 nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
 
 TORCH = "torch==2.13.0"
 """Installed first and by itself, so that nothing else chooses its version."""
+
+HARBOR_TEST_NEEDS = (
+    "tomli-w>=1.1",
+    "packaging",
+    "pytest>=8.3,<10",
+    "coverage>=7.6,<8",
+    "jsonschema>=4.23",
+    "regex>=2024.11",
+    "pydantic>=2.11,<3",
+)
+"""What tasks need to be built, exported and graded."""
 
 
 @nox.session
@@ -58,6 +70,44 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
     test = ("python", "-m", "pytest", *session.posargs)
     session.run(*test, "tests_substrates/triton/test_values.py", env={"TRITON_INTERPRET": "1"})
     session.run(*test, "tests_substrates/triton/test_compilation.py")
+
+
+@nox.session
+def openenv(session: nox.Session) -> None:
+    """OpenEnv clients against a server process."""
+    _test_face(session, "openenv")
+
+
+@nox.session
+def verifiers(session: nox.Session) -> None:
+    """An evaluation by the command of verifiers."""
+    _test_face(session, "verifiers")
+
+
+@nox.session
+def gymnasium(session: nox.Session) -> None:
+    """The checker of Gymnasium."""
+    _test_face(session, "gymnasium")
+
+
+@nox.session
+def trl(session: nox.Session) -> None:
+    """A GRPO run of the stock trainer of TRL."""
+    _test_face(session, "trl")
+
+
+def _test_face(session: nox.Session, framework: str) -> None:
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", f".[dev,{framework}]")
+    session.run("python", "-m", "pytest", f"tests_substrates/faces/test_{framework}.py", *session.posargs)
+
+
+@nox.session(python="3.12")
+def harbor(session: nox.Session) -> None:
+    """Exported tasks under the loader of Harbor, which needs Python 3.12; nothing here needs torch."""
+    session.install("--quiet", "--no-deps", "--editable", ".")
+    session.install("--quiet", "harbor>=0.24", *HARBOR_TEST_NEEDS)
+    session.run("python", "-m", "pytest", "tests_substrates/faces/test_harbor.py", *session.posargs)
 
 
 @nox.session(name="bench-loss", default=False)

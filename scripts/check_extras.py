@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
-TIMEOUT_S = 280.0
+TIMEOUT_S = 900.0
 PIP = "pip>=25"
 """Resolves from package metadata alone; older versions download every wheel they look at."""
 SHOWN = ("torch", "transformers", "openai")

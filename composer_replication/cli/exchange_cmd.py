@@ -1,0 +1,52 @@
+"""`composer tasks export` and `import`: tasks in other people's formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from composer_replication.errors import TaskError
+from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.tasks.build import build_python
+from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
+from composer_replication.tasks.store import load_tasks
+
+__all__ = ["export_tasks", "import_tasks"]
+
+
+def export_tasks(
+    tasks: Annotated[Path, typer.Argument(help="Folder of tasks, as `composer tasks build` writes it.")],
+    out: Annotated[Path, typer.Option(help="Folder for what is written; replaces tasks of the same name.")],
+    format: Annotated[Literal["harbor", "swebench"], typer.Option(help="Harbor directories, or SWE-bench rows.")] = "harbor",  # noqa: A002 (the option's name)
+    python: Annotated[Path | None, typer.Option(help="Interpreter whose versions a Harbor image gets.")] = None,
+) -> None:
+    """Write tasks as Harbor directories, graded without network, or as SWE-bench rows with a git bundle each."""
+    found = load_tasks(tasks)
+    if format == "harbor":
+        export_harbor(found, out, python=(python or build_python(tasks)).absolute())
+        typer.echo(f"{len(found)} Harbor tasks in {out}")
+    else:
+        typer.echo(f"{len(found)} SWE-bench rows in {export_swebench(found, out)}")
+
+
+def import_tasks(
+    format: Annotated[Literal["harbor"], typer.Argument(help="The format to read.")],  # noqa: A002 (the argument's name)
+    folder: Annotated[Path, typer.Argument(help="A Harbor task, or a folder with some below it.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tasks.")],
+    python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; this one by default.")] = None,
+    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+) -> None:
+    """Read Harbor tasks that can be expressed as ours; every other one is listed with the reason.
+
+    Exits with 3 when none can.
+    """
+    del format
+    interpreter = (python or build_python(out)).absolute()
+    tasks, refused = import_harbor(folder, out, sandbox=open_sandbox(sandbox), python=interpreter)
+    for refusal in refused:
+        typer.echo(f"not imported: {refusal.name}: {refusal.reason}")
+    typer.echo(f"{len(tasks)} of {len(tasks) + len(refused)} Harbor tasks imported into {out}")
+    if not tasks:
+        raise TaskError(f"none of {len(refused)} Harbor tasks can be expressed as ours", fix="see the reasons above")

@@ -1,0 +1,57 @@
+"""The tasks of a folder, and what the environments over them share."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from composer_replication.envs.coding import CodingEnv, TestCache
+from composer_replication.envs.oracle import prove_solution
+from composer_replication.errors import ConfigError
+from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox.grading import GradeCache
+from composer_replication.tasks.build import build_python
+from composer_replication.tasks.store import Task, load_tasks
+
+__all__ = ["TaskSuite", "shared_suite"]
+
+
+class TaskSuite:
+    """What every face opens first: tasks, one sandbox, one interpreter, and caches so that equal workspaces run once.
+
+    Args:
+        folder: as `composer tasks build` writes it.
+        python: the interpreter that runs the tests; the one the tasks were built with when None.
+
+    Raises:
+        TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first one with its own solution.
+        SandboxError: no sandbox is available, or the box broke.
+    """
+
+    def __init__(self, folder: Path, *, sandbox: SandboxKind = "auto", python: Path | None = None) -> None:
+        self.tasks = load_tasks(folder)
+        self.python = (python or build_python(folder)).absolute()
+        self.sandbox = open_sandbox(sandbox)
+        self._by_id = {task.spec.task_id: task for task in self.tasks}
+        self._grades, self._tests = GradeCache(), TestCache()
+        prove_solution(self.tasks[0], sandbox=self.sandbox, python=self.python)
+
+    def task(self, task_id: str) -> Task:
+        """The task of that id. Raises ConfigError when there is none."""
+        if task_id not in self._by_id:
+            raise ConfigError(f"there is no task {task_id}", fix=f"one of {', '.join(sorted(self._by_id))}")
+        return self._by_id[task_id]
+
+    def env(self, task: Task) -> CodingEnv:
+        """A fresh environment over one of the tasks."""
+        return CodingEnv(task, sandbox=self.sandbox, python=self.python, grade_cache=self._grades, test_cache=self._tests)
+
+
+def shared_suite(folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None) -> TaskSuite:
+    """The suite of a folder, opened once per process: what is pickled is its address, never its locks."""
+    return _opened(Path(folder).absolute(), sandbox, python)
+
+
+@lru_cache(maxsize=8)
+def _opened(folder: Path, sandbox: SandboxKind, python: Path | None) -> TaskSuite:
+    return TaskSuite(folder, sandbox=sandbox, python=python)

@@ -1,0 +1,9 @@
+"""Tasks in other people's formats: Harbor directories and SWE-bench rows out, Harbor directories in."""
+
+from __future__ import annotations
+
+from composer_replication.tasks.exchange.harbor import export_harbor
+from composer_replication.tasks.exchange.harbor_import import Refusal, import_harbor
+from composer_replication.tasks.exchange.swebench import export_swebench
+
+__all__ = ["Refusal", "export_harbor", "export_swebench", "import_harbor"]

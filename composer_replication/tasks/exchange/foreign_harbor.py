@@ -1,0 +1,222 @@
+"""What another author's Harbor task is in our terms: a tree, a solution as files, and tests that a run has sorted."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.pytest_run import run_pytest
+from composer_replication.sandbox.submission import is_editable
+from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.source import digest_of
+from composer_replication.types import Deletion, Outcome, TaskSpec
+
+__all__ = ["Expressed", "NotExpressibleError", "express"]
+
+_TESTS = "harbor_tests"
+_SCRATCH = ".harbor"
+_TIME_S = 300.0
+_HARMLESS_RUN = re.compile(
+    r"(python3? -m )?(uv )?pip3? install|apt-get |apt |mkdir |rm -rf /var/lib/apt|git (init|config|add|commit)|export |:$|true$"
+)
+"""Commands of a Dockerfile that add no file to the working directory which a task would need."""
+_IGNORED = ("FROM", "ENV", "LABEL", "ARG", "USER", "EXPOSE", "CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK", "STOPSIGNAL", "VOLUME")
+
+_SOLVER = """
+import base64, hashlib, json, os, subprocess, sys, zlib
+order = json.load(sys.stdin)
+done = subprocess.run(["bash", order["script"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+before, changed, gone = order["digests"], {}, []
+for folder, folders, names in os.walk("."):
+    folders[:] = [f for f in folders if f not in (order["scratch"], ".git", "__pycache__")]
+    for name in names:
+        path = os.path.normpath(os.path.join(folder, name))
+        if os.path.isfile(path) and not os.path.islink(path):
+            data = open(path, "rb").read()
+            if before.pop(path, None) != hashlib.sha256(data).hexdigest():
+                changed[path] = base64.b64encode(data).decode()
+said = done.stdout.decode(errors="replace")[-300:]
+answer = {"status": done.returncode, "said": said, "changed": changed, "gone": sorted(before)}
+data = zlib.compress(json.dumps(answer).encode())
+while data:
+    data = data[os.write(int(os.environ["COMPOSER_RESULT_FD"]), data):]
+"""
+
+
+class NotExpressibleError(Exception):
+    """Why a Harbor task cannot be one of ours, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expressed:
+    """A task that is still to be proven."""
+
+    spec: TaskSpec
+    repo: Path
+    """The tree without the feature, its tests inside."""
+    gold: Mapping[str, bytes]
+
+
+def express(source: Path, config: Mapping[str, Any], work: Path, *, sandbox: Sandbox, python: Path) -> Expressed:
+    """The task at `source` in our terms, its tree below `work`.
+
+    Raises:
+        NotExpressibleError: with the reason.
+        SandboxError: the box broke.
+    """
+    workdir, copies = _image(source, config)
+    verifier = (source / "tests" / "test.sh").read_text("utf-8") if (source / "tests" / "test.sh").is_file() else ""
+    tests = [path for path in tree_files(source / "tests") if path.endswith(".py")] if verifier else []
+    if "pytest" not in verifier or not tests:
+        raise NotExpressibleError("its verifier is not pytest over files in tests/")
+    if not (source / "solution" / "solve.sh").is_file():
+        raise NotExpressibleError("it has no solution/solve.sh to prove it with")
+    repo = _tree(source, copies, work / "repo")
+    for path in tests:
+        text = (source / "tests" / path).read_text("utf-8")
+        if workdir in text or "/tests" in text:
+            raise NotExpressibleError(f"tests/{path} names absolute paths, which differ here")
+        (repo / _TESTS / path).parent.mkdir(parents=True, exist_ok=True)
+        (repo / _TESTS / path).write_text(text, "utf-8")
+    gold = _solution(source, repo, workdir, sandbox, python)
+    name = str(config.get("task", {}).get("name") or source.name).replace("/", "__")
+    spec = _sorted_tests(source, name, repo, gold, sandbox, python)
+    refused = sorted(path for path in gold if not is_editable(spec, path))
+    if refused:
+        raise NotExpressibleError(f"its solution changes {', '.join(refused[:3])}, which no submission may")
+    return Expressed(spec, repo, gold)
+
+
+# --- the image -------------------------------------------------------------------------------------------------------
+
+
+def _image(source: Path, config: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """The working directory, and what is copied into it from the build context: (path there, path in the tree)."""
+    environment = source / "environment"
+    if config.get("steps"):
+        raise NotExpressibleError("it has several steps")
+    if list(environment.glob("docker-compose.y*ml")):
+        raise NotExpressibleError("it needs several containers (docker-compose)")
+    if not (environment / "Dockerfile").is_file():
+        image = config.get("environment", {}).get("docker_image")
+        raise NotExpressibleError(f"its files are in the image {image}" if image else "it has no environment/Dockerfile")
+    workdir, copies = "/", list[tuple[str, str]]()
+    for keyword, rest in _instructions((environment / "Dockerfile").read_text("utf-8")):
+        if keyword == "WORKDIR":
+            workdir = str(PurePosixPath(workdir) / rest)
+        elif keyword in ("COPY", "ADD"):
+            *origins, target = [word for word in shlex.split(rest) if not word.startswith("--chown")]
+            if not origins or any(word.startswith("--") or "://" in word or "*" in word for word in origins):
+                raise NotExpressibleError(f"its image takes files from elsewhere ({keyword} {rest})")
+            copies += [(origin, str(PurePosixPath(workdir) / target)) for origin in origins]
+        elif keyword == "RUN":
+            unknown = [part for part in re.split(r"&&|;|\n", rest) if not _HARMLESS_RUN.match(part.strip())]
+            if unknown:
+                raise NotExpressibleError(f"its image is built by commands (RUN {unknown[0].strip()[:60]})")
+        elif keyword not in _IGNORED:
+            raise NotExpressibleError(f"its Dockerfile has {keyword}")
+    inside = [(origin, target) for origin, target in copies if PurePosixPath(target).is_relative_to(workdir)]
+    if workdir == "/" or len(inside) != len(copies):
+        raise NotExpressibleError("its files are not all below one working directory")
+    return workdir, [(origin, PurePosixPath(target).relative_to(workdir).as_posix()) for origin, target in inside]
+
+
+def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:
+    """Keyword and the rest, continued lines joined, comments left out."""
+    lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
+        keyword, _, rest = line.strip().partition(" ")
+        if keyword:
+            yield keyword.upper(), rest.strip()
+
+
+def _tree(source: Path, copies: list[tuple[str, str]], repo: Path) -> Path:
+    """The working directory as the image would hold it."""
+    context = source / "environment"
+    repo.mkdir()
+    for origin, target in copies:
+        given = context / origin
+        if given.is_dir():
+            shutil.copytree(given, repo / target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("Dockerfile", ".git"))
+        elif given.is_file():
+            into_folder = target == "." or (repo / target).is_dir()
+            final = repo / target / given.name if into_folder else repo / target
+            final.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(given, final)
+        else:
+            raise NotExpressibleError(f"environment/{origin}, which the image copies, is missing")
+    if not tree_files(repo):
+        raise NotExpressibleError("its working directory starts empty")
+    return repo
+
+
+# --- the solution and the tests --------------------------------------------------------------------------------------
+
+
+def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: Path) -> dict[str, bytes]:
+    """The files that `solve.sh` changes when it runs in a box over the tree, where its absolute paths are relative ones."""
+    order_digests = _digests(repo)
+    changes: dict[str, bytes | None] = {}
+    for path in tree_files(source / "solution"):
+        content = (source / "solution" / path).read_bytes()
+        if path == "solve.sh":
+            script = content.decode().replace("/solution", f"./{_SCRATCH}")
+            content = re.sub(rf"{re.escape(workdir)}(?=[/\s\"';)]|$)", ".", script).encode()
+        changes[f"{_SCRATCH}/{path}"] = content
+    order = {"script": f"{_SCRATCH}/solve.sh", "scratch": _SCRATCH, "digests": order_digests}
+    limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S, output_bytes=64 << 20)
+    argv = (str(python), "-I", "-B", "-c", _SOLVER)
+    command = Command(argv=argv, python=python, stdin=json.dumps(order).encode(), limits=limits)
+    result = sandbox.run(Tree(base=repo, changes=changes), command)
+    if result.ending is not Ending.EXITED or result.returncode != 0:
+        raise NotExpressibleError(f"its solve.sh does not run here ({result.ending})")
+    answer = json.loads(zlib.decompress(result.channel))
+    if answer["status"] != 0:
+        said = answer["said"].strip().rpartition("\n")[2]
+        raise NotExpressibleError(f"its solve.sh fails without network and outside its image ({said})")
+    if answer["gone"] or not answer["changed"]:
+        raise NotExpressibleError("its solution deletes files" if answer["gone"] else "its solution changes no file of the tree")
+    return {path: base64.b64decode(content) for path, content in answer["changed"].items()}
+
+
+def _digests(repo: Path) -> dict[str, str]:
+    return {path: hashlib.sha256((repo / path).read_bytes()).hexdigest() for path in tree_files(repo)}
+
+
+def _sorted_tests(source: Path, name: str, repo: Path, gold: Mapping[str, bytes], sandbox: Sandbox, python: Path) -> TaskSpec:
+    """The task, its tests sorted by what they do without and with the solution."""
+    files = [f"{_TESTS}/{path}" for path in tree_files(repo / _TESTS)]
+    limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S)
+    after = run_pytest(sandbox, Tree(base=repo, changes=dict(gold)), python=python, test_ids=files, limits=limits).outcomes
+    before = run_pytest(sandbox, Tree(base=repo), python=python, test_ids=files, limits=limits).outcomes
+    empty = {path for path in files if after.get(path) is Outcome.MISSING}  # helpers without a test of their own
+    bad = [test_id for test_id, outcome in after.items() if outcome is not Outcome.PASSED and test_id not in empty]
+    passing = [test_id for test_id, outcome in after.items() if outcome is Outcome.PASSED]
+    if bad or not passing:
+        raise NotExpressibleError(f"its tests do not pass with its solution here ({(bad or ['none ran'])[0]})")
+    instruction = (source / "instruction.md").read_text("utf-8").strip()
+    deleted = []
+    for path, content in gold.items():
+        had = (repo / path).read_bytes() if (repo / path).is_file() else b""
+        deleted.append(Deletion(path=path, qualname="", lines=max(0, content.count(b"\n") - had.count(b"\n"))))
+    return TaskSpec(
+        task_id=name,
+        source=f"harbor:{name}",
+        source_digest=digest_of(repo),
+        instruction=instruction,
+        deleted=tuple(deleted),
+        fail_to_pass=tuple(i for i in passing if before.get(i) is not Outcome.PASSED),
+        pass_to_pass=tuple(i for i in passing if before.get(i) is Outcome.PASSED),
+        editable=("**/*.py", *sorted(path for path in gold if not path.endswith(".py"))),
+        test_timeout_s=_TIME_S,
+    )

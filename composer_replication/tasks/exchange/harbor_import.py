@@ -1,0 +1,109 @@
+"""Import of Harbor task directories, as far as they can be expressed as ours; the others are named with the reason.
+
+A directory that `export_harbor` wrote comes back as the task it was. Of others is asked: the tree comes from the build context
+(`COPY` into the working directory, packages from pip at most), the verifier is pytest over files in `tests/`, and `solve.sh`
+changes files of the tree. It is run in the sandbox, tests decide which are fail-to-pass, and the grader has the last word: the
+solution must score 1 and the untouched tree 0. The tests become part of the tree: here an agent sees what it is graded with.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from composer_replication.errors import SandboxError, TaskError
+from composer_replication.sandbox import Sandbox
+from composer_replication.sandbox.grading import grade
+from composer_replication.tasks.exchange.foreign_harbor import Expressed, NotExpressibleError, express
+from composer_replication.tasks.exchange.harbor import SPEC_FILE
+from composer_replication.tasks.files import copy_tree, tree_files
+from composer_replication.tasks.store import Task, write_task
+from composer_replication.types import Unscored, task_spec_from_json
+
+__all__ = ["Refusal", "import_harbor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A Harbor task that did not become one of ours."""
+
+    name: str
+    """Its folder, relative to the one that was searched."""
+    reason: str
+
+
+def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) -> tuple[list[Task], list[Refusal]]:
+    """Import every Harbor task at or below `folder` (a folder with `task.toml` and `instruction.md`).
+
+    Args:
+        python: runs the tests here; it needs pytest and what the tasks' images would install.
+
+    Raises:
+        TaskError: there is no Harbor task.
+        SandboxError: the box broke.
+        StorageError: `out` cannot be written.
+    """
+    found = sorted(path.parent for path in folder.rglob("task.toml") if (path.parent / "instruction.md").is_file())
+    if not found:
+        raise TaskError(f"{folder} holds no Harbor task", fix="name a folder with task.toml and instruction.md, or one above")
+    tasks: list[Task] = []
+    refused: list[Refusal] = []
+    for source in found:
+        try:
+            tasks.append(_import(source, out, sandbox, python))
+        except NotExpressibleError as error:
+            refused.append(Refusal(str(source.relative_to(folder)), str(error)))
+    return tasks, refused
+
+
+def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
+    with tempfile.TemporaryDirectory(prefix="composer-import-") as scratch:
+        try:
+            config = tomllib.loads((source / "task.toml").read_text("utf-8"))
+            ours = source / "tests" / SPEC_FILE
+            work = Path(scratch)
+            expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
+            _prove(expressed, sandbox, python)
+            return _write(expressed, out, work)
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise NotExpressibleError(f"its files cannot be read ({error})") from error
+
+
+def _own(source: Path, spec_file: Path) -> Expressed:
+    """A task that was exported from here."""
+    try:
+        spec = task_spec_from_json(json.loads(spec_file.read_text("utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotExpressibleError(f"tests/{SPEC_FILE} is not a task of this release ({error})") from error
+    gold = source / "solution" / "files"
+    return Expressed(spec, source / "tests" / "repo", {path: (gold / path).read_bytes() for path in tree_files(gold)})
+
+
+def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
+    """The two proofs every task of ours has."""
+    for changes, wanted, who in ((expressed.gold, 1.0, "its solution"), ({}, 0.0, "its untouched tree")):
+        report = grade(expressed.spec, expressed.repo, changes, sandbox=sandbox, python=python)
+        if isinstance(report.reward, Unscored):
+            raise SandboxError(report.reward.reason)
+        if report.reward != wanted:
+            why = f" ({report.reasons[0]})" if report.reasons else ""
+            raise NotExpressibleError(f"{who} scores {report.reward:g} here{why}")
+
+
+def _write(expressed: Expressed, out: Path, work: Path) -> Task:
+    """As `write_task` wants it: the tree with the feature, and the files without it. A file the solution adds starts empty."""
+    pristine = work / "pristine"
+    copy_tree(expressed.repo, pristine)
+    without: dict[str, bytes] = {}
+    for path, content in expressed.gold.items():
+        target = pristine / path
+        without[path] = target.read_bytes() if target.is_file() else b""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    spec = expressed.spec
+    return write_task(
+        spec, out / spec.task_id.replace("/", "__"), pristine=pristine, deleted=without, provenance={"imported": "harbor"}
+    )

@@ -1,0 +1,155 @@
+"""What of the faces needs no framework: the tools TRL is shown, rollouts through them, and errors without a framework."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from transformers.utils import get_json_schema
+
+from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
+from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory
+from composer_replication.envs.suite import TaskSuite, shared_suite
+from composer_replication.errors import ConfigError, SandboxError, TaskError
+from composer_replication.tasks.store import write_task
+from composer_replication.types import GradeReport, Unscored
+
+
+@pytest.fixture(scope="module")
+def folder(task, tmp_path_factory):
+    pristine, folder = tmp_path_factory.mktemp("pristine"), tmp_path_factory.mktemp("tasks")
+    for path in ("shop/__init__.py", "shop/basket.py", "tests/test_basket.py"):
+        (pristine / path).parent.mkdir(exist_ok=True)
+        (pristine / path).write_bytes(task.gold.get(path, (task.repo / path).read_bytes()))
+    deleted = {"shop/basket.py": (task.repo / "shop/basket.py").read_bytes()}
+    for name in ("a", "b"):
+        write_task(replace(task.spec, task_id=name), folder / name, pristine=pristine, deleted=deleted)
+    return folder
+
+
+@pytest.fixture
+def environment(folder):
+    made = CodingEnvironmentFactory(folder)()
+    made.reset(task_id="a", prompt=[], anything=1)
+    return made
+
+
+async def play(environment, script):
+    """The answers to a script's calls, made one after the other."""
+    functions = [message["tool_calls"][0]["function"] for message in script]
+    return [await getattr(environment, function["name"])(**function["arguments"]) for function in functions]
+
+
+def tools_of(environment):
+    names = [name for name in vars(type(environment)) if not name.startswith("_") and name not in ("reset", "get_reward")]
+    return {name: getattr(environment, name) for name in names}
+
+
+# --- TRL -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_methods_are_the_declared_tools(environment):
+    methods = tools_of(environment)
+    assert list(methods) == [tool["function"]["name"] for tool in CODING_TOOLS]
+    for tool in CODING_TOOLS:
+        declared, seen = tool["function"], get_json_schema(methods[tool["function"]["name"]])["function"]
+        assert (seen["name"], seen["description"]) == (declared["name"], declared["description"])
+        assert seen["parameters"]["properties"].keys() == declared["parameters"]["properties"].keys()
+        assert seen["parameters"].get("required", []) == declared["parameters"].get("required", [])
+        for name, about in declared["parameters"]["properties"].items():
+            shown = seen["parameters"]["properties"][name]
+            assert shown["type"] == about["type"]
+            assert about.get("description", "") in shown["description"]
+            assert all(str(about[key]) in shown["description"] for key in ("minimum", "minLength") if key in about)
+
+
+def test_solving_earns_one_and_the_next_rollout_starts_afresh(environment, task):
+    answers = asyncio.run(play(environment, oracle_script(task)))
+    assert answers == ["edited shop/basket.py", "edited shop/basket.py", "submitted"]
+    assert asyncio.run(environment.get_reward()) == 1.0
+    assert asyncio.run(play(environment, noop_script())) == ["the work was submitted"]
+    environment.reset(task_id="b")
+    assert asyncio.run(play(environment, noop_script())) == ["submitted"]
+    assert asyncio.run(environment.get_reward()) == 0.0
+
+
+def test_calls_made_at_once_take_effect_in_order(environment, monkeypatch):
+    """The first takes longest, so that without an order it would be the last."""
+    step, calls = CodingEnv.step, itertools.count()
+
+    def slower_at_first(env, call):
+        time.sleep(0.2 / (1 + next(calls)))
+        return step(env, call)
+
+    monkeypatch.setattr(CodingEnv, "step", slower_at_first)
+
+    async def at_once():
+        writes = [environment.write_file(path="shop/basket.py", content=f"N = {number}\n") for number in range(4)]
+        return await asyncio.gather(*writes, environment.read_file(path="shop/basket.py"))
+
+    assert asyncio.run(at_once())[-1] == "N = 3\n"
+
+
+def test_arguments_that_are_null_or_wrong_are_answered(environment):
+    async def answers():
+        return [
+            await environment.read_file(path="shop/basket.py", start=None, end=1),
+            await environment.read_file(path="shop/basket.py", start="x"),
+            await environment.read_file(nothing=1),
+        ]
+
+    first, second, third = asyncio.run(answers())
+    assert first == '"""Baskets."""'
+    assert "start" in second
+    assert "nothing" in third or "path" in third
+
+
+def test_a_broken_box_is_no_reward_at_all(environment, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise SandboxError("the box broke")
+
+    monkeypatch.setattr(CodingEnv, "step", broken)
+    with pytest.raises(SandboxError):
+        asyncio.run(environment.run_tests())
+    assert asyncio.run(environment.get_reward()) is None
+    environment.reset(task_id="a")
+    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=Unscored("the box broke"), outcomes={}))
+    assert asyncio.run(environment.get_reward()) is None
+
+
+def test_the_factory_is_an_address(folder):
+    factory = pickle.loads(pickle.dumps(CodingEnvironmentFactory(folder)))
+    first, second = factory(), factory()
+    assert isinstance(first, CodingEnvironment)
+    assert first._suite is second._suite is shared_suite(folder)
+    assert [row["task_id"] for row in factory.rows()] == ["a", "b"]
+    assert [message["role"] for message in factory.rows()[0]["prompt"]] == ["system", "user"]
+
+
+# --- all -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_suite_names_what_is_wrong(folder, tmp_path):
+    with pytest.raises(ConfigError, match="there is no task c") as caught:
+        shared_suite(folder).task("c")
+    assert "one of a, b" in str(caught.value)
+    with pytest.raises(TaskError, match="cannot be read"):
+        TaskSuite(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("framework", ["openenv", "verifiers", "gymnasium"])
+def test_without_its_framework_a_face_names_the_extra(framework):
+    code = (
+        f"import sys; sys.modules[{framework!r}] = None\n"
+        "from composer_replication.errors import MissingExtraError\n"
+        f"try:\n    import composer_replication.envs.faces.{framework}\n"
+        "except MissingExtraError as error:\n    print(error.fix)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"pip install 'composer-replication[{framework}]'"

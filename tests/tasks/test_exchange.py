@@ -1,0 +1,270 @@
+"""Tasks in other people's formats: what is written works without this package, and what cannot be read is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.errors import TaskError
+from composer_replication.sandbox import open_sandbox
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
+from composer_replication.tasks.exchange.pins import pins_of
+from composer_replication.tasks.report import BuildOptions
+from composer_replication.tasks.store import Task, load_task, load_tasks
+from composer_replication.types import to_json
+
+WriteProject = Callable[[Mapping[str, str]], Path]
+PYTHON = Path(sys.executable)
+PROJECT = {
+    "tide.py": "def slack(x):\n    return x + 1\n\n\ndef ebb(x):\n    return -x\n",
+    "tests/test_slack.py": "import tide\n\n\ndef test_slack():\n    assert tide.slack(1) == 2\n",
+    "tests/test_ebb.py": (
+        "import tide\n\n\ndef test_ebb():\n    assert tide.ebb(1) == -1\n\n\ndef test_both():\n    tide.slack(1)\n"
+    ),
+    "pyproject.toml": '[project]\nname = "tide"\nversion = "1"\ndependencies = ["hypothesis"]\n',
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    out = tmp_path_factory.mktemp("exchange") / "tasks"
+    build_tasks(str(write_project(PROJECT)), out, BuildOptions(jobs=1))
+    found = load_tasks(out)
+    assert len(found) == 2
+    return found
+
+
+@pytest.fixture(scope="module")
+def exported(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return export_harbor(tasks, tmp_path_factory.mktemp("harbor"), python=PYTHON)
+
+
+def graded(root: Path, workspace: Path, logs: Path) -> subprocess.CompletedProcess[str]:
+    """What `tests/test.sh` does, at other paths."""
+    tests = root / "tests"
+    command = [sys.executable, "-I", "-B", str(tests / "grade.py"), str(tests), str(workspace), str(logs)]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": os.defpath}, cwd="/")
+
+
+# --- Harbor out ------------------------------------------------------------------------------------------------------
+
+
+def test_the_exported_grader_agrees_with_ours(exported: list[Path], tmp_path: Path) -> None:
+    for root in exported:
+        workspace, logs = tmp_path / root.name, tmp_path / f"{root.name}.logs"
+        shutil.copytree(root / "environment" / "repo", workspace)
+        assert graded(root, workspace, logs).returncode == 0
+        assert (logs / "reward.txt").read_text() == "0\n"
+        assert json.loads((logs / "report.json").read_text())["reasons"]
+        shutil.copytree(root / "solution" / "files", workspace, dirs_exist_ok=True)
+        for test in (workspace / "tests").glob("*.py"):
+            test.write_text("")
+        assert graded(root, workspace, logs).returncode == 0
+        assert (logs / "reward.txt").read_text() == "1\n"
+        report = json.loads((logs / "report.json").read_text())
+        assert report["rejected"] == ["tests/test_ebb.py", "tests/test_slack.py"]
+        assert report["isolation"]
+
+
+def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp_path: Path) -> None:
+    workspace = tmp_path / "app"
+    shutil.copytree(exported[0] / "environment" / "repo", workspace)
+    for test in (workspace / "tests").glob("*.py"):
+        test.write_text("def test_slack(): pass\ndef test_ebb(): pass\ndef test_both(): pass\n")
+    (workspace / "conftest.py").write_text("import os\nos._exit(0)\n")
+    assert graded(exported[0], workspace, tmp_path / "logs").returncode == 0
+    assert (tmp_path / "logs" / "reward.txt").read_text() == "0\n"
+
+
+def test_the_exported_grader_needs_the_standard_library_only(exported: list[Path]) -> None:
+    """Whoever lets it import more breaks every exported task: containers have pytest and what the tree declares."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import importlib, pkgutil, composer_replication, composer_replication.sandbox as sandbox\n"
+        "assert composer_replication.__file__.startswith(sys.argv[1])\n"
+        "for module in pkgutil.iter_modules(sandbox.__path__):\n"
+        "    if module.name != 'pytest_driver':\n"
+        "        importlib.import_module(f'composer_replication.sandbox.{module.name}')\n"
+    )
+    grader = str(exported[0] / "tests" / "grader")
+    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c", code, grader], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_image_pins_what_the_tree_declares(tasks: list[Task], exported: list[Path]) -> None:
+    pins = pins_of(tasks[0].spec, tasks[0].repo, PYTHON)
+    assert pins.python == "{}.{}".format(*sys.version_info)
+    names = [line.partition("==")[0] for line in pins.requirements]
+    assert {"pytest", "hypothesis", "pluggy"} <= set(names)
+    assert "torch" not in names
+    assert all(version for _, _, version in (line.partition("==") for line in pins.requirements))
+    dockerfile = (exported[0] / "environment" / "Dockerfile").read_text()
+    assert f"FROM python:{pins.python}-slim\n" in dockerfile
+    assert all(line in dockerfile for line in pins.requirements)
+
+
+def test_nothing_of_the_solution_is_where_the_agent_works(tasks: list[Task], exported: list[Path]) -> None:
+    for task, root in zip(tasks, exported, strict=True):
+        for path, gold in task.gold_files().items():
+            assert (root / "environment" / "repo" / path).read_bytes() != gold
+        assert not list((root / "environment").rglob("gold*"))
+
+
+# --- SWE-bench out ---------------------------------------------------------------------------------------------------
+
+
+def test_swebench_rows_do_what_they_say(tasks: list[Task], tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in export_swebench(tasks, tmp_path / "out").read_text().splitlines()]
+    assert [row["instance_id"] for row in rows] == [task.spec.task_id for task in tasks]
+    for row, task in zip(rows, tasks, strict=True):
+        clone = tmp_path / row["instance_id"]
+        git("clone", "--quiet", str(tmp_path / "out" / row["repository_bundle"]), str(clone))
+        assert git("-C", str(clone), "rev-list", "--all").split() == [row["base_commit"]]
+        wanted = json.loads(row["FAIL_TO_PASS"])
+        assert wanted == list(task.spec.fail_to_pass)
+        assert json.loads(row["PASS_TO_PASS"]) == list(task.spec.pass_to_pass)
+        assert not any((clone / test.partition("::")[0]).exists() for test in wanted)
+        apply(clone, row["test_patch"])
+        assert outcome(clone, wanted) != 0
+        apply(clone, row["patch"])
+        assert outcome(clone, [*wanted, *json.loads(row["PASS_TO_PASS"])]) == 0
+
+
+def test_equal_tasks_have_equal_rows(tasks: list[Task], tmp_path: Path) -> None:
+    assert export_swebench(tasks, tmp_path / "a").read_text() == export_swebench(tasks, tmp_path / "b").read_text()
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def apply(clone: Path, patch: str) -> None:
+    subprocess.run(["git", "-C", str(clone), "apply", "-"], input=patch, text=True, check=True)
+
+
+def outcome(clone: Path, ids: list[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ids]
+    return subprocess.run(command, cwd=clone, capture_output=True, env={**os.environ, "PYTHONPATH": str(clone)}).returncode
+
+
+# --- Harbor in -------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_exported_comes_back_as_it_was(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
+    back, refused = import_harbor(exported[0].parent, tmp_path, sandbox=open_sandbox(), python=PYTHON)
+    assert refused == []
+    assert [to_json(task.spec) for task in back] == [to_json(task.spec) for task in tasks]
+    assert [task.gold_files() for task in back] == [task.gold_files() for task in tasks]
+    assert [load_task(task.root).spec for task in back] == [task.spec for task in tasks]
+
+
+FOREIGN = {
+    "task.toml": '[task]\nname = "someone/rates"\n',
+    "instruction.md": "Convert rates, and write the summary.\n",
+    "environment/Dockerfile": "FROM python:3.13-slim\nRUN pip install pytest \\\n  && mkdir -p /x\nWORKDIR /app\nCOPY src/ .\n",
+    "environment/src/rates.py": "def convert(x):\n    raise NotImplementedError\n\n\ndef same(x):\n    return x\n",
+    "solution/solve.sh": "#!/bin/bash\ncp /solution/rates.py /app/rates.py\ncd /app\necho 'TOTAL = 3' > summary.py\n",
+    "solution/rates.py": "def convert(x):\n    return 2 * x\n\n\ndef same(x):\n    return x\n",
+    "tests/test.sh": "#!/bin/bash\ncurl -LsSf https://example.invalid/uv | sh\npytest /tests/test_rates.py\n",
+    "tests/test_rates.py": (
+        "import rates\n\n\ndef test_convert():\n    assert rates.convert(2) == 4\n"
+        "\n\ndef test_same():\n    assert rates.same(1) == 1\n"
+        "\n\ndef test_summary():\n    import summary\n    assert summary.TOTAL == 3\n"
+    ),
+}
+
+
+def foreign(folder: Path, changed: Mapping[str, str | None] | None = None) -> Path:
+    """Write the foreign task with other files, or without some."""
+    for path, text in {**FOREIGN, **(changed or {})}.items():
+        if text is not None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    return folder
+
+
+def test_a_foreign_task_that_can_be_expressed(tmp_path: Path) -> None:
+    (task,), refused = import_harbor(foreign(tmp_path / "rates"), tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
+    assert refused == []
+    assert task.spec.instruction == "Convert rates, and write the summary."
+    assert {test_id.partition("::")[2] for test_id in task.spec.fail_to_pass} == {"test_convert", "test_summary"}
+    assert {test_id.partition("::")[2] for test_id in task.spec.pass_to_pass} == {"test_same"}
+    assert set(task.gold_files()) == {"rates.py", "summary.py"}
+    assert (task.repo / "summary.py").read_bytes() == b""
+    assert load_task(task.root).spec == task.spec
+
+
+REFUSALS = {
+    "several containers": {"environment/docker-compose.yaml": "services: {}\n"},
+    "image registry.invalid/x": {
+        "environment/Dockerfile": None,
+        "task.toml": '[environment]\ndocker_image = "registry.invalid/x"\n',
+    },
+    "built by commands (RUN git clone": {
+        "environment/Dockerfile": "FROM python:3.13\nWORKDIR /app\nRUN git clone https://example.invalid/x .\n"
+    },
+    "files from elsewhere": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY --from=other /x .\n"},
+    "not all below one working directory": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY src /data\n"},
+    "which the image copies, is missing": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nCOPY absent .\n"},
+    "not pytest": {"tests/test.sh": "cmp /app/out.txt /tests/out.txt\n"},
+    "no solution/solve.sh": {"solution/solve.sh": None},
+    "names absolute paths": {"tests/test_rates.py": "def test_x():\n    assert open('/app/rates.py')\n"},
+    "fails without network": {"solution/solve.sh": "curl -sf http://192.0.2.1/ || exit 7\n"},
+    "changes no file": {"solution/solve.sh": "true\n"},
+    "deletes files": {"solution/solve.sh": "rm /app/rates.py\n"},
+    "do not pass with its solution": {"tests/test_rates.py": "def test_x():\n    assert False\n"},
+    "its untouched tree scores 1": {"tests/test_rates.py": "def test_x():\n    assert True\n"},
+    "which no submission may": {
+        "solution/solve.sh": "cp /solution/rates.py /app/\ncd /app\necho 'TOTAL = 3' > summary.py\necho > conftest.py\n"
+    },
+    "several steps": {"task.toml": "[[steps]]\nname = 'one'\n"},
+    "cannot be read": {"task.toml": "["},
+}
+
+
+def test_what_cannot_be_expressed_is_named_with_the_reason(tmp_path: Path) -> None:
+    for number, changed in enumerate(REFUSALS.values()):
+        foreign(tmp_path / "many" / f"{number:02}", changed)
+    tasks, refused = import_harbor(tmp_path / "many", tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
+    assert tasks == []
+    assert [refusal.name for refusal in refused] == [f"{number:02}" for number in range(len(REFUSALS))]
+    for refusal, reason in zip(refused, REFUSALS, strict=True):
+        assert reason in refusal.reason, refusal
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(TaskError, match="holds no Harbor task"):
+        import_harbor(tmp_path / "out", tmp_path, sandbox=open_sandbox(), python=PYTHON)
+
+
+# --- the commands ----------------------------------------------------------------------------------------------------
+
+
+def composer(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_export_and_import_from_the_command_line(tasks: list[Task], tmp_path: Path) -> None:
+    folder = tasks[0].root.parent
+    rows = composer("tasks", "export", folder, "--format", "swebench", "--out", tmp_path / "rows")
+    assert rows.stdout == f"2 SWE-bench rows in {tmp_path / 'rows' / 'tasks.jsonl'}\n", rows.stderr
+    harbor = composer("tasks", "export", folder, "--format", "harbor", "--out", tmp_path / "harbor")
+    assert harbor.stdout == f"2 Harbor tasks in {tmp_path / 'harbor'}\n", harbor.stderr
+    foreign(tmp_path / "harbor" / "strange")
+    (tmp_path / "harbor" / "strange" / "solution" / "solve.sh").unlink()
+    back = composer("tasks", "import", "harbor", tmp_path / "harbor", "--out", tmp_path / "back")
+    assert back.returncode == 0, back.stderr
+    assert back.stdout.splitlines() == [
+        "not imported: strange: it has no solution/solve.sh to prove it with",
+        f"2 of 3 Harbor tasks imported into {tmp_path / 'back'}",
+    ]
+    none = composer("tasks", "import", "harbor", tmp_path / "harbor" / "strange", "--out", tmp_path / "none")
+    assert none.returncode == 3
+    assert "none of 1 Harbor tasks" in none.stderr

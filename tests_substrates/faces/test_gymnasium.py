@@ -1,0 +1,79 @@
+"""The Gymnasium face, checked by Gymnasium's own checker and played."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from composer_replication.envs import CodingEnv, oracle_script
+from composer_replication.errors import ConfigError, SandboxError
+from composer_replication.types import GradeReport, Unscored
+
+ID = "composer_replication.envs.faces.gymnasium:CodingTasks-v0"
+
+
+@pytest.fixture
+def env(folder):
+    made = gymnasium.make(ID, folder=str(folder))
+    yield made
+    made.close()
+
+
+def play(env, script):
+    """The rewards of a script, and the last step."""
+    rewards = []
+    for message in script:
+        function = message["tool_calls"][0]["function"]
+        last = env.step({"tool": function["name"], "arguments": json.dumps(function["arguments"])})
+        rewards.append(last[1])
+    return rewards, last
+
+
+def test_its_own_checker_finds_nothing(env):
+    check_env(env.unwrapped)
+
+
+def test_the_solution_earns_one_and_doing_nothing_nothing(env, tasks):
+    for task in tasks:
+        script = oracle_script(task)
+        observation, info = env.reset(options={"task_id": task.spec.task_id})
+        assert observation == {"status": "ok", "content": task.spec.instruction}
+        assert info["task_id"] == task.spec.task_id
+        rewards, (observation, _, terminated, truncated, info) = play(env, script)
+        assert rewards == [*[0.0] * (len(script) - 1), 1.0]
+        assert (terminated, truncated, info["reasons"]) == (True, False, [])
+        env.reset(options={"task_id": task.spec.task_id})
+        rewards, (_, _, terminated, _, info) = play(env, script[-1:])
+        assert (rewards, terminated) == ([0.0], True)
+        assert info["reasons"]
+
+
+def test_the_seed_chooses_the_task(env, tasks):
+    drawn = [[env.reset(seed=seed)[1]["task_id"], *(env.reset()[1]["task_id"] for _ in range(3))] for seed in range(12)]
+    again = [[env.reset(seed=seed)[1]["task_id"], *(env.reset()[1]["task_id"] for _ in range(3))] for seed in range(12)]
+    assert drawn == again
+    assert {row[0] for row in drawn} == {task.spec.task_id for task in tasks}
+
+
+def test_bad_actions_are_observations_and_an_unknown_task_an_error(env):
+    env.reset(seed=0)
+    for action, status in (
+        ({"tool": "read_file", "arguments": "{"}, "malformed_call"),
+        ({"tool": "read_file", "arguments": "[]"}, "malformed_call"),
+        ({"tool": "no_such_tool", "arguments": "{}"}, "unknown_tool"),
+        ({"tool": "read_file", "arguments": "{}"}, "invalid_arguments"),
+    ):
+        observation, reward, terminated, _, _ = env.step(action)
+        assert (observation["status"], reward, terminated) == (status, 0.0, False)
+    with pytest.raises(ConfigError, match="there is no task x"):
+        env.reset(options={"task_id": "x"})
+
+
+def test_a_broken_box_is_an_error_and_no_reward(env, monkeypatch):
+    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=Unscored("the box broke"), outcomes={}))
+    env.reset(seed=0)
+    with pytest.raises(SandboxError, match="the box broke"):
+        env.step({"tool": "submit", "arguments": "{}"})

@@ -1,0 +1,118 @@
+"""Stock GRPOTrainer over the environment factory: a model made and taught here, real tool calls, real rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.chat_template_utils import add_response_schema
+
+from composer_replication.envs import oracle_script
+from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory
+from composer_replication.tokens import byte_level_tokenizer
+from composer_replication.types import Message
+
+TEACHING_STEPS = 160
+STEPS, GROUP = 3, 8
+THE_END = Message(role="assistant", content="done")
+SUBMITTED = Message(role="tool", name="submit", content="submitted")
+
+
+@pytest.fixture(scope="module")
+def factory(folder):
+    return CodingEnvironmentFactory(folder)
+
+
+@pytest.fixture(scope="module")
+def transcripts(factory, tasks):
+    """For every task the way that solves it, and the way that submits at once."""
+    found = []
+    for row, task in zip(factory.rows(), tasks, strict=True):
+        *edits, submit = oracle_script(task)
+        work = [m for edit in edits for m in (edit, Message(role="tool", name="edit_file", content=edited(edit)))]
+        found += [[*row["prompt"], *work, submit, SUBMITTED, THE_END], [*row["prompt"], submit, SUBMITTED, THE_END]]
+    return found
+
+
+def edited(message):
+    return f"edited {message['tool_calls'][0]['function']['arguments']['path']}"
+
+
+def tools(factory):
+    """As TRL lists them."""
+    names = sorted(name for name in vars(CodingEnvironment) if not name.startswith("_") and name not in ("reset", "get_reward"))
+    return [getattr(factory(), name) for name in names]
+
+
+@pytest.fixture(scope="module")
+def policy(factory, transcripts):
+    """A model of two ways: it solves a task, or submits at once, each about half of the time."""
+    shown = tools(factory)
+    bytewise = byte_level_tokenizer()
+    tokenizer = byte_level_tokenizer(
+        [bytewise.apply_chat_template(t, tools=shown, tokenize=False) for t in transcripts], vocab_size=600
+    )
+    own, tokenizer.chat_template = tokenizer.chat_template, (Path(trl.__file__).parent / "chat_templates/qwen3.jinja").read_text()
+    add_response_schema(tokenizer)  # TRL knows how to parse Qwen3's tool calls, which are ours too
+    tokenizer.chat_template = own
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=96, intermediate_size=192, num_hidden_layers=2)
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.max_position_embeddings = 4, 2, 24, 2048
+    config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    model = Qwen3ForCausalLM(config)
+    rows = [
+        tokenizer.apply_chat_template(t, tools=shown, return_dict=True, return_assistant_tokens_mask=True) for t in transcripts
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(TEACHING_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * (1 - step / TEACHING_STEPS)
+        for row in rows:
+            ids, mask = torch.tensor([row["input_ids"]]), torch.tensor([row["assistant_masks"]])
+            labels = ids.masked_fill(mask == 0, -100)
+            (model(input_ids=ids, labels=labels).loss / len(rows)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, tokenizer
+
+
+def test_a_run_of_the_stock_trainer(policy, factory, tmp_path):
+    model, tokenizer = policy
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path),
+        max_steps=STEPS,
+        per_device_train_batch_size=GROUP,
+        num_generations=GROUP,
+        max_completion_length=400,
+        max_tool_calling_iterations=6,
+        learning_rate=1e-4,
+        temperature=1.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+    )
+    trainer = trl.GRPOTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(factory.rows()),
+        processing_class=tokenizer,
+        environment_factory=factory,
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "rewards/CodingEnvironment/mean" in entry]
+    assert len(logs) == STEPS
+    assert all(0.0 <= entry["rewards/CodingEnvironment/mean"] <= 1.0 for entry in logs)
+    assert any(entry["rewards/CodingEnvironment/std"] > 0.0 for entry in logs), "some siblings solved their task and some did not"
+    assert sum(entry["tools/call_frequency"] for entry in logs) > 0
+    assert len(trainer._environment_pool[None]) == GROUP, "one instance per rollout, used again at every step"
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))

@@ -1,0 +1,129 @@
+"""A real evaluation with verifiers' own command, its own harness and its own runtime, against a local endpoint."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from composer_replication.envs import oracle_script
+from composer_replication.envs.faces.verifiers import _changes, _packed
+from composer_replication.sandbox.submission import read_submission
+from composer_replication.tasks.files import tree_files
+
+COMMANDS = Path(sys.executable).parent
+USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+
+
+class Policy(BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint: of tasks it has a script for it carries out one edit a turn, to others it says no."""
+
+    protocol_version = "HTTP/1.1"
+    scripts: dict[str, list[dict]] = {}  # noqa: RUF012
+
+    def do_GET(self):
+        self.answer("application/json", json.dumps({"object": "list", "data": [{"id": "local", "object": "model"}]}).encode())
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        said = json.dumps([m["content"] for m in request["messages"] if m["role"] == "user"])
+        script = next((edits for instruction, edits in self.scripts.items() if json.dumps(instruction)[1:-1] in said), [])
+        turn = sum(message["role"] == "tool" for message in request["messages"])
+        message, reason = {"role": "assistant", "content": "I am done."}, "stop"
+        if turn < len(script):
+            call = {"id": f"call_{turn}", "type": "function", "index": 0}
+            call["function"] = {"name": "edit", "arguments": json.dumps(script[turn])}
+            message, reason = {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
+        head = {"id": "x", "created": 0, "model": "local"}
+        if not request.get("stream"):
+            choice = {"index": 0, "message": message, "finish_reason": reason}
+            whole = head | {"object": "chat.completion", "choices": [choice], "usage": USAGE}
+            self.answer("application/json", json.dumps(whole).encode())
+            return
+        head["object"] = "chat.completion.chunk"
+        events = [
+            head | {"choices": [{"index": 0, "delta": message, "finish_reason": None}]},
+            head | {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
+            head | {"choices": [], "usage": USAGE},
+        ]
+        stream = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+        self.answer("text/event-stream", stream)
+
+    def answer(self, kind, data):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def endpoint(tasks):
+    """It knows the solution of all tasks but the last."""
+    for task in tasks[:-1]:
+        arguments = [message["tool_calls"][0]["function"]["arguments"] for message in oracle_script(task)[:-1]]
+        Policy.scripts[task.spec.instruction] = [{"path": a["path"], "old_str": a["old"], "new_str": a["new"]} for a in arguments]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Policy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_evaluation_by_its_own_command(endpoint, folder, tasks, tmp_path):
+    command = [
+        *(COMMANDS / "vf-eval", "composer_tasks", "-m", "local", "-r", "1", "--no-push", "--no-rich", "--output-dir", tmp_path),
+        *("--env.taskset.tasks", folder, "--env.agent.harness.id", "bash", "--env.agent.runtime.type", "subprocess"),
+        *("--client.base-url", endpoint, "--client.api-key-var", "LOCAL_API_KEY"),
+    ]
+    done = subprocess.run(
+        [str(word) for word in command], env={**os.environ, "LOCAL_API_KEY": "none"}, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.rglob("traces.jsonl")
+    traces = [trace for line in file.read_text().splitlines() for trace in json.loads(line)["traces"]]
+    rewards = {trace["task"]["data"]["task_id"]: trace["rewards"]["tests_pass"]["score"] for trace in traces}
+    assert rewards == {task.spec.task_id: 1.0 for task in tasks[:-1]} | {tasks[-1].spec.task_id: 0.0}
+
+
+def test_verifiers_finds_every_task_valid(folder, tasks, tmp_path):
+    command = [
+        *(COMMANDS / "vf-validate", "composer_tasks", "--taskset.tasks", folder, "--runtime.type", "subprocess"),
+        *("--no-rich", "--output-dir", tmp_path),
+    ]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.rglob("summary.json")
+    checks = json.loads(file.read_text())["checks"]
+    assert (checks["gold"]["valid"], checks["noop"]["valid"]) == (len(tasks), len(tasks))
+
+
+def test_what_an_agent_leaves_is_only_read(tasks):
+    """Links, devices, paths that lead outside and files of absurd size earn nothing and touch nothing."""
+    task, packed = tasks[0], io.BytesIO()
+    (path,) = task.gold_files()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, kind in (("../outside.py", tarfile.REGTYPE), ("/absolute.py", tarfile.REGTYPE), ("device", tarfile.CHRTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type = kind
+            tar.addfile(member)
+        link = tarfile.TarInfo(f"./{path}")
+        link.type, link.linkname = tarfile.SYMTYPE, str(task.root / "solution" / "files" / path)
+        tar.addfile(link)
+    changes = _changes(packed.getvalue(), task)
+    assert changes[path] is None
+    submission = read_submission(task.spec, task.repo, changes)
+    assert submission.changes[path] is None
+    assert {"../outside.py", "/absolute.py"} <= set(submission.rejected)
+    assert _changes(_packed(task.repo), task) == {p: (task.repo / p).read_bytes() for p in tree_files(task.repo)}
