@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-gpu report-check arms clean
+.PHONY: help env quickstart test test-all oracles triton lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-gpu attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 to
 
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
+
+attack: env ## Try every known attack on grading, against this grader and a naive one
+	@$(BIN)/python tests/attack/table.py
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)

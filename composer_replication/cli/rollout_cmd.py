@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,15 +63,17 @@ def rollout(
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
 
-    `oracle` must score 1 on every task and `noop` 0; otherwise the exit code is 10.
+    `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = load_tasks(tasks)[:limit]
     interpreter = (python or build_python(tasks)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
+    impossible = frozenset(task.spec.task_id for task in chosen if task.spec.impossible)
     if policy not in _REQUIRED:
-        prove_solution(chosen[0], sandbox=box, python=interpreter)
+        for task in [task for task in chosen if not task.spec.impossible][:1]:
+            prove_solution(task, sandbox=box, python=interpreter)
     actor = _actor(policy, chosen)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
     given |= {"context_tokens": context_tokens, "max_turns": max_turns}
@@ -95,7 +97,7 @@ def rollout(
         env_workers=workers,
     )
     groups = _in_parts(terminal, f"{policy}: rollouts", chosen, group_size, collect, out)
-    summary = _summary(policy, groups, box.isolation.summary())
+    summary = _summary(policy, groups, impossible, box.isolation.summary())
     if out is not None:
         _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
     _show(terminal, summary)
@@ -167,12 +169,15 @@ def _model(path: str) -> _Actor:
 # --- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def _summary(policy: str, groups: Sequence[Group], isolation: str) -> dict[str, Any]:
-    """Plain JSON data; a number that cannot be estimated is None."""
+def _summary(policy: str, groups: Sequence[Group], impossible: Set[str], isolation: str) -> dict[str, Any]:
+    """Plain JSON data; a number that cannot be estimated is None. Impossible tasks are no part of the mean reward."""
     rows = [_row(group) for group in groups]
-    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None])
+    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None and row["task_id"] not in impossible])
     required = _REQUIRED.get(policy)
-    deviating = [row["task_id"] for row in rows if required is not None and (row["reward"] != required or row["unscored"])]
+    owed = {row["task_id"]: 0.0 if row["task_id"] in impossible else required for row in rows}
+    deviating = [
+        row["task_id"] for row in rows if required is not None and (row["reward"] != owed[row["task_id"]] or row["unscored"])
+    ]
     return {
         "policy": policy,
         "reward_mean": _finite(mean),
@@ -182,6 +187,8 @@ def _summary(policy: str, groups: Sequence[Group], isolation: str) -> dict[str, 
         "unscored": sum(row["unscored"] for row in rows),
         "turns": sum(row["turns"] for row in rows),
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
+        "impossible": len(impossible),
+        "cheat_alarms": sum(t.grade.alarm for g in groups for t in g.trajectories if t.grade is not None),
         "required": required,
         "deviating": deviating,
         "isolation": isolation,
@@ -227,6 +234,8 @@ def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
     counted = f"{summary['tasks']} tasks, {summary['trajectories']} rollouts, {summary['sampled_tokens']} sampled tokens"
     spread = "" if se is None else f" ± {se:.3f} (standard error over tasks)"
     terminal.note(f"reward {'n/a' if mean is None else f'{mean:.3f}'}{spread}: {counted}, {summary['unscored']} unscored")
+    if summary["cheat_alarms"]:
+        terminal.note(f"CHEAT ALARM: {summary['cheat_alarms']} rollouts passed an impossible task; read their trajectories")
     for task_id in summary["deviating"]:
         row = next(r for r in summary["per_task"] if r["task_id"] == task_id)
         terminal.note(f"{summary['policy']} must score {summary['required']:g} on {task_id}: {row['why'] or 'it scored 1'}")
