@@ -40,7 +40,7 @@ _BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
 }
 """Types whose values are their constructor's arguments (those with a time zone are not written)."""
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict"}
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Unwritable(ValueError):  # noqa: N818 - says what the value is, not that something went wrong
@@ -101,7 +101,8 @@ class _Writer:
 
     def _reference(self, value: Any) -> Any:
         """An argument that is a function or class found by its name, or an object of the project."""
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module of its own
+        module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
         if callable(value) and isinstance(module, str) and isinstance(name, str) and "<" not in name:
             target = f"{module}:{name}"
             if module in sys.modules and find(target, None) is value:

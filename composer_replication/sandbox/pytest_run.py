@@ -216,30 +216,39 @@ def read_answer(result: ExecResult, nonce: str) -> Any:
 
 
 def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Sequence[str]) -> TestRun:
-    missing = dict.fromkeys(test_ids, Outcome.MISSING)
-    if answer is None or answer["tampered"]:
-        note = () if answer is None else ("the code under test replaced parts of pytest",)
-        return TestRun(
-            outcomes=missing,
-            ending=result.ending,
-            collect_errors=note,
-            tampered=answer is not None,
-            wall_s=result.wall_s,
-            cpu_s=result.cpu_s,
-            returncode=result.returncode,
-        )
-    seen = {test_id: Outcome(outcome) for test_id, outcome in answer["outcomes"].items()}
-    outcomes = {**missing, **seen}
+    """Whoever finds the nonce can say anything: an answer of another shape is none."""
+    tampered = False
+    if answer is not None:
+        try:
+            tampered = bool(answer["tampered"])
+            if not tampered:
+                return _answered_run(result, answer, test_ids)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            tampered = False
+    return TestRun(
+        outcomes=dict.fromkeys(test_ids, Outcome.MISSING),
+        ending=result.ending,
+        collect_errors=("the code under test replaced parts of pytest",) if tampered else (),
+        tampered=tampered,
+        wall_s=result.wall_s,
+        cpu_s=result.cpu_s,
+        returncode=result.returncode,
+    )
+
+
+def _answered_run(result: ExecResult, answer: dict[str, Any], test_ids: Sequence[str]) -> TestRun:
+    """Raises KeyError, TypeError, ValueError or AttributeError on an answer of another shape."""
+    seen = {str(test_id): Outcome(outcome) for test_id, outcome in answer["outcomes"].items()}
+    outcomes = {**dict.fromkeys(test_ids, Outcome.MISSING), **seen}
     for wanted in test_ids:
         if outcomes[wanted] is Outcome.MISSING and any(t.startswith((wanted + "::", wanted + "[")) for t in seen):
             del outcomes[wanted]
-    errors = [*answer["collect_errors"], *_gave_up(answer["status"], result)]
-    failures: dict[str, str] = answer["failures"]
+    failures = {str(test_id): str(message) for test_id, message in answer["failures"].items()}
     starved = any(message.startswith("MemoryError") for message in failures.values())
     return TestRun(
         outcomes=outcomes,
         ending=Ending.OUT_OF_MEMORY if starved else result.ending,
-        collect_errors=tuple(errors),
+        collect_errors=tuple(str(error) for error in (*answer["collect_errors"], *_gave_up(answer["status"], result))),
         failures=failures,
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,

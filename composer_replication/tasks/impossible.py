@@ -26,7 +26,7 @@ _TRIED = 4
 def make_impossible(
     task: Task, pristine: Path, deleted: Mapping[str, bytes], *, sandbox: Sandbox, python: Path, seed: str
 ) -> bool:
-    """Replace a proven task by its impossible variant; False, and the task as it was, where no test can be made to contradict itself.
+    """Replace a proven task by its impossible variant; False, and no change, where no test can be made to contradict itself.
 
     Proven like any task: with the gold code exactly the changed test fails.
 

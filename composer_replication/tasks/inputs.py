@@ -16,6 +16,8 @@ __all__ = ["vary"]
 
 _ATTEMPTS = 4
 """Draws per wanted call."""
+_TAKEN = 0.3
+"""Probability of taking an argument of another call as it is."""
 
 
 def vary(recorded: Sequence[str], rng: random.Random, count: int) -> list[str]:
@@ -26,23 +28,28 @@ def vary(recorded: Sequence[str], rng: random.Random, count: int) -> list[str]:
     for _ in range(_ATTEMPTS * count):
         if not parsed or len(found) == count:
             break
-        child = copy.deepcopy(rng.choice(parsed))
-        other = rng.choice(parsed)
-        slots = [(0, at) for at in range(len(child[0]))] + [(1, name) for name in child[1]]
-        rng.shuffle(slots)
-        for number, (part, at) in enumerate(slots):
-            theirs = _at(other, part, at)
-            if theirs is None or _kind(theirs) != _kind(child[part][at]):
-                theirs = child[part][at]
-            if number == 0:
-                child[part][at] = _changed(child[part][at], theirs, rng)
-            elif rng.random() < 0.3:
-                child[part][at] = theirs
+        child = _mixed(rng.choice(parsed), rng.choice(parsed), rng)
         written = json.dumps(child)
         if written not in known:
             known.add(written)
             found.append(written)
     return found
+
+
+def _mixed(mine: list[Any], theirs: list[Any], rng: random.Random) -> list[Any]:
+    """Arguments `mine` with one changed and some taken from `theirs`, where that is of the same kind."""
+    child = copy.deepcopy(mine)
+    slots = [(0, at) for at in range(len(child[0]))] + [(1, name) for name in child[1]]
+    rng.shuffle(slots)
+    for number, (part, at) in enumerate(slots):
+        other = _at(theirs, part, at)
+        if other is None or _kind(other) != _kind(child[part][at]):
+            other = child[part][at]
+        if number == 0:
+            child[part][at] = _changed(child[part][at], other, rng)
+        elif rng.random() < _TAKEN:
+            child[part][at] = other
+    return child
 
 
 def _at(arguments: list[Any], part: int, at: Any) -> Any:
@@ -79,6 +86,8 @@ def _changed(value: Any, other: Any, rng: random.Random) -> Any:
             return [kind, rng.choice([mine[:half] + other[1][len(other[1]) // 4 * 2 :], mine + other[1], other[1]])]
         case ["list" | "tuple" | "set" | "frozenset" | "dict" as kind, list(items)]:
             return [kind, _changed_items(items, other[1], kind, rng)]
+        case ["made", target, *arguments]:
+            return ["made", target, *_mixed(arguments, other[2:], rng)]
         case _:
             return other
 

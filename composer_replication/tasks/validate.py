@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ class Validator:
     pass_to_pass_cap: int
     """Most pass-to-pass tests a task gets."""
     seed: int
-    hidden: HiddenBook = HiddenBook()
+    hidden: HiddenBook = field(default_factory=HiddenBook)
     impossible: float = 0.0
     """Share of the tasks that become impossible ones."""
 
@@ -145,8 +145,7 @@ class Validator:
             return checks
         limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
         tree = Tree(base=self.source.tree, changes=deleted)
-        place = {"python": self.python, "python_path": self.layout.python_path, "limits": limits}
-        return prove_calls(checks, self.sandbox, tree, **place)
+        return prove_calls(checks, self.sandbox, tree, python=self.python, python_path=self.layout.python_path, limits=limits)
 
     def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
         return TaskSpec(
@@ -198,7 +197,7 @@ class Validator:
     def _grade_both_ways(self, task: Task) -> tuple[set[str], tuple[int, ...]]:
         """The gold code must get reward 1 and the untouched tree 0.
 
-        Returns the tests that prevent it by being flaky, and the numbers of the hidden checks that the gold code does not satisfy.
+        Returns the tests that prevent it by being flaky, and the numbers of the hidden checks the gold code does not satisfy.
         """
         unsteady: set[str] = set()
         expected: tuple[tuple[dict[str, bytes], tuple[str, ...]], ...]

@@ -22,7 +22,7 @@ from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types import GradeReport, TaskSpec
 
 PYTHON = Path(sys.executable)
-LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=512)
+LIMITS = Limits(wall_s=6.0, cpu_s=3.0, memory_mb=512)
 
 
 def build_task(folder: Path) -> Task:
@@ -49,13 +49,19 @@ def ours(task: Task, root: Path, sandbox: Sandbox, spec: TaskSpec | None = None)
     return grade(spec or task.spec, task.repo, root, sandbox=sandbox, python=PYTHON, limits=LIMITS)
 
 
-def tests_only(task: Task) -> TaskSpec:
+def without_hidden_checks(task: Task) -> TaskSpec:
     """The task without its hidden checks."""
     return replace(task.spec, hidden=HiddenChecks())
 
 
 def with_anti_tests(task: Task) -> TaskSpec:
+    """The task without its held-out calls."""
     return replace(task.spec, hidden=replace(task.spec.hidden, calls=()))
+
+
+def careless(task: Task) -> TaskSpec:
+    """The task with an allow list that names every Python file, so that the grader's own defences are what is tried."""
+    return replace(task.spec, editable=("**/*.py",))
 
 
 def naive(_task: Task, root: Path, sandbox: Sandbox) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from attacks import ATTACKS, HONEST, NOTHING, Attack
-from suite import build_task, naive, ours, tests_only, with_anti_tests, workspace
+from suite import build_task, naive, ours, with_anti_tests, without_hidden_checks, workspace
 
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.store import Task
@@ -24,7 +24,7 @@ COLUMNS = ("exit status", "tests only", "anti-tests", "ours")
 def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[bool, ...]:
     """Whether each grader rewards it."""
     with workspace(task, attack) as root:
-        specs = (tests_only(task), with_anti_tests(task), task.spec)
+        specs = (without_hidden_checks(task), with_anti_tests(task), task.spec)
         return naive(task, root, sandbox), *(ours(task, root, sandbox, spec).reward == 1.0 for spec in specs)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from attacks import ATTACKS, HONEST, NOTHING
-from suite import naive, ours, tests_only, with_anti_tests, workspace
+from attacks import ATTACKS, HONEST, NOTHING, OTHER_RULES
+from suite import careless, naive, ours, with_anti_tests, without_hidden_checks, workspace
 
 
 def test_the_task_has_hidden_checks_of_every_kind(task):
@@ -21,6 +21,18 @@ def test_no_attack_is_rewarded(task, sandbox, name):
         report = ours(task, root, sandbox)
     assert report.reward == 0.0, report
     assert report.reasons
+
+
+@pytest.mark.parametrize("name", OTHER_RULES)
+def test_a_careless_allow_list_does_not_help(task, sandbox, name):
+    with workspace(task, ATTACKS[name]) as root:
+        assert ours(task, root, sandbox, careless(task)).reward == 0.0
+
+
+@pytest.mark.parametrize("name", ["patched report", "patched CallInfo", "patched code object"])
+def test_patching_pytest_is_named(task, sandbox, name):
+    with workspace(task, ATTACKS[name]) as root:
+        assert ours(task, root, sandbox).reasons[0] == "the code under test replaced parts of pytest"
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -51,9 +63,9 @@ def test_most_attacks_win_against_an_exit_status(task, sandbox):
 @pytest.mark.parametrize(
     ("name", "spec_of", "wins"),
     [
-        ("copies told apart", tests_only, True),
+        ("copies told apart", without_hidden_checks, True),
         ("copies told apart", with_anti_tests, True),
-        ("equal to everything", tests_only, True),
+        ("equal to everything", without_hidden_checks, True),
         ("equal to everything", with_anti_tests, False),
         ("visible values by heart", with_anti_tests, True),
     ],
