@@ -60,21 +60,25 @@ def expectations(source: bytes) -> dict[str, int]:
 
 
 def with_twins(source: bytes, wanted: Sequence[Twins]) -> bytes:
-    """The module with the twins beside the functions they are made from.
+    """The module with twins in place of the functions they are made from, and without its other tests.
 
     Raises:
         KeyError, IndexError: the module has no such function or expectation.
     """
     tree = ast.parse(source)
-    found = {name: (node, body) for name, node, body in list(_functions(tree.body))}
+    found = list(_functions(tree.body))
+    by_name = {name: (node, body) for name, node, body in found}
     for twins in wanted:
-        node, body = found[twins.test]
+        node, body = by_name[twins.test]
         same, opposite = copy.deepcopy(node), copy.deepcopy(node)
         same.name, opposite.name = twins.same, twins.opposite
         _turn(opposite, _sites(opposite)[twins.expectation])
-        pair = [opposite, same] if twins.opposite_first else [same, opposite]
-        at = body.index(node) + 1
-        body[at:at] = pair
+        at = body.index(node)
+        body[at:at] = [opposite, same] if twins.opposite_first else [same, opposite]
+    for _, node, body in found:
+        if node.name.startswith("test"):
+            body.remove(node)
+            body[:] = body or [ast.Pass()]
     return ast.unparse(ast.fix_missing_locations(tree)).encode() + b"\n"
 
 

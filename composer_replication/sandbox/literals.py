@@ -101,12 +101,9 @@ class _Writer:
 
     def _reference(self, value: Any) -> Any:
         """An argument that is a function or class found by its name, or an object of the project."""
-        owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module of its own
-        module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
-        if callable(value) and isinstance(module, str) and isinstance(name, str) and "<" not in name:
-            target = f"{module}:{name}"
-            if module in sys.modules and find(target, None) is value:
-                return ["named", target]
+        target = _name_of(value) if callable(value) else None
+        if target is not None:
+            return ["named", target]
         made = None if self.made is None else self.made(value)
         return None if made is None else ["made", *made]
 
@@ -115,6 +112,18 @@ class _Writer:
         if type(value) in _VIEWS or isinstance(value, Iterator):
             return ["iterator", [self.write(item) for item in itertools.islice(value, _MOST_ITEMS)]]
         return None
+
+
+def _name_of(value: Any) -> str | None:
+    """`module:qualname` under which a function or class is found, also where a module gave a lambda its name."""
+    owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module of its own
+    module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
+        return None
+    if "<" in name:
+        names = (given for given, held in vars(sys.modules[module]).items() if held is value)
+        return next((f"{module}:{given}" for given in names), None)
+    return f"{module}:{name}" if find(f"{module}:{name}", None) is value else None
 
 
 def _base_of(kind: type) -> type:
