@@ -21,7 +21,7 @@ from composer_replication.envs.oracle import prove_solution
 from composer_replication.errors import StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
-from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
@@ -70,10 +70,8 @@ def rollout(
     interpreter = (python or build_python(tasks)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
-    impossible = frozenset(task.spec.task_id for task in chosen if task.spec.impossible)
-    if policy not in _REQUIRED:
-        for task in [task for task in chosen if not task.spec.impossible][:1]:
-            prove_solution(task, sandbox=box, python=interpreter)
+    possible = [task for task in chosen if not task.spec.impossible]
+    _prove(policy, possible, box, interpreter)
     actor = _actor(policy, chosen)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
     given |= {"context_tokens": context_tokens, "max_turns": max_turns}
@@ -97,7 +95,7 @@ def rollout(
         env_workers=workers,
     )
     groups = _in_parts(terminal, f"{policy}: rollouts", chosen, group_size, collect, out)
-    summary = _summary(policy, groups, impossible, box.isolation.summary())
+    summary = _summary(policy, groups, {task.spec.task_id for task in possible}, box.isolation.summary())
     if out is not None:
         _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
     _show(terminal, summary)
@@ -105,6 +103,12 @@ def rollout(
         typer.echo(json.dumps(summary))
     if summary["deviating"]:
         raise typer.Exit(EXIT_UNSOUND)
+
+
+def _prove(policy: str, possible: Sequence[Task], box: Sandbox, interpreter: Path) -> None:
+    """Show with one solution that tests run here; the policies that are required to solve or fail every task show more."""
+    if policy not in _REQUIRED and possible:
+        prove_solution(possible[0], sandbox=box, python=interpreter)
 
 
 def _in_parts(
@@ -169,12 +173,12 @@ def _model(path: str) -> _Actor:
 # --- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def _summary(policy: str, groups: Sequence[Group], impossible: Set[str], isolation: str) -> dict[str, Any]:
+def _summary(policy: str, groups: Sequence[Group], possible: Set[str], isolation: str) -> dict[str, Any]:
     """Plain JSON data; a number that cannot be estimated is None. Impossible tasks are no part of the mean reward."""
     rows = [_row(group) for group in groups]
-    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None and row["task_id"] not in impossible])
+    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None and row["task_id"] in possible])
     required = _REQUIRED.get(policy)
-    owed = {row["task_id"]: 0.0 if row["task_id"] in impossible else required for row in rows}
+    owed = {row["task_id"]: required if row["task_id"] in possible else 0.0 for row in rows}
     deviating = [
         row["task_id"] for row in rows if required is not None and (row["reward"] != owed[row["task_id"]] or row["unscored"])
     ]
@@ -187,7 +191,7 @@ def _summary(policy: str, groups: Sequence[Group], impossible: Set[str], isolati
         "unscored": sum(row["unscored"] for row in rows),
         "turns": sum(row["turns"] for row in rows),
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
-        "impossible": len(impossible),
+        "impossible": len(rows) - len(possible),
         "cheat_alarms": sum(t.grade.alarm for g in groups for t in g.trajectories if t.grade is not None),
         "required": required,
         "deviating": deviating,
