@@ -365,7 +365,7 @@ def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
             "outcomes": {k: Outcome(v) for k, v in data["outcomes"].items()},
             "reasons": tuple(data["reasons"]),
             "rejected": tuple(data["rejected"]),
-            "hidden_broken": tuple(data["hidden_broken"]),
+            "hidden_broken": tuple(data.get("hidden_broken", ())),
         }
     )
 

@@ -21,7 +21,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxError, StorageError, TaskError
 from composer_replication.sandbox.calls import wrong_calls
@@ -128,11 +128,13 @@ def grade(
         task is never rewarded; `alarm` says that its tests passed.
 
     Raises:
-        TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest.
+        TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy
+            of the code installed that the task deletes.
         StorageError: the cache's file cannot be written.
     """
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
+    _refuse_installed_copy(task, python)
     try:
         submission = read_submission(task, pristine, workspace, reserved=installation_of(python).modules)
     except OSError as error:
@@ -147,6 +149,19 @@ def grade(
 
     report = grade_now() if cache is None else cache.get_or_grade(_key(task, submission, python, limits), grade_now)
     return dataclasses.replace(report, rejected=submission.rejected)
+
+
+def _refuse_installed_copy(task: TaskSpec, python: Path) -> None:
+    """An interpreter that can import the deleted code from elsewhere would give it away to the code under test."""
+    modules = installation_of(python).modules
+    for deletion in task.deleted:
+        path = PurePosixPath(deletion.path)
+        folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
+        name = path.relative_to(folder).parts[0].removesuffix(".py")
+        if name in modules:
+            raise TaskError(
+                f"{python} has a copy of {name} installed, the code of {task.task_id}", fix="name one without it: --python PATH"
+            )
 
 
 def _key(task: TaskSpec, submission: Submission, python: Path, limits: Limits) -> str:
