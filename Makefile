@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-sandbox bench-gpu soak report-check arms clean
+.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-sandbox bench-gpu soak attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -73,8 +73,13 @@ bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with a
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
 
+<<<<<<< HEAD
 soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
 	@$(BIN)/python tests/tools/soak.py
+=======
+attack: env ## Try every known attack on grading, against this grader and a naive one
+	@$(BIN)/python tests/attack/table.py
+>>>>>>> mb
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NotRequired, Required, TypeAlias, TypedDict
 
+from composer_replication.hidden_checks import HiddenChecks, hidden_checks_from_json
+
 __all__ = [
     "Deletion",
     "Finding",
@@ -94,6 +96,10 @@ class TaskSpec:
     """Folders, relative to the root, put on `sys.path` for the tests."""
     test_timeout_s: float = 60.0
     """Wall-clock limit of one run of all the task's tests."""
+    hidden: HiddenChecks = field(default_factory=HiddenChecks)
+    """What grading asks besides; never shown to the agent."""
+    impossible: bool = False
+    """A visible test contradicts itself: no work is rewarded, and passing is a cheat alarm. Never shown to the agent."""
 
 
 class Outcome(StrEnum):
@@ -125,7 +131,7 @@ class GradeReport:
     """The grader's verdict on one workspace."""
 
     reward: Reward
-    """1.0 when every expected test passed, 0.0 when not, `Unscored` after an infrastructure fault."""
+    """1.0 when every expected test passed and every hidden check held, else 0.0; `Unscored` after an infrastructure fault."""
     outcomes: Mapping[str, Outcome]
     """Outcome per expected test id (fail-to-pass, then pass-to-pass)."""
     reasons: tuple[str, ...] = ()
@@ -137,6 +143,10 @@ class GradeReport:
     wall_s: float = 0.0
     cached: bool = False
     """True when an identical tree of the same task had been graded before and that verdict was reused."""
+    hidden_broken: tuple[int, ...] = ()
+    """Numbers of the hidden checks that did not hold: the calls, counted from 0, then the anti-tests."""
+    alarm: bool = False
+    """Every visible test of an impossible task passed."""
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -343,7 +353,7 @@ def task_spec_from_json(data: Mapping[str, Any]) -> TaskSpec:
     """Inverse of `to_json` for a `TaskSpec`. Raises KeyError or TypeError on a record of another shape."""
     tuples = {k: tuple(data[k]) for k in ("fail_to_pass", "pass_to_pass", "editable", "python_path")}
     deleted = tuple(Deletion(**d) for d in data["deleted"])
-    return TaskSpec(**{**data, **tuples, "deleted": deleted})
+    return TaskSpec(**{**data, **tuples, "deleted": deleted, "hidden": hidden_checks_from_json(data["hidden"])})
 
 
 def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
@@ -355,6 +365,7 @@ def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
             "outcomes": {k: Outcome(v) for k, v in data["outcomes"].items()},
             "reasons": tuple(data["reasons"]),
             "rejected": tuple(data["rejected"]),
+            "hidden_broken": tuple(data.get("hidden_broken", ())),
         }
     )
 

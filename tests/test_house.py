@@ -108,7 +108,7 @@ def test_every_make_target_has_a_help_line() -> None:
 
 def test_every_tool_of_the_makefile_exists() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    scripts = re.findall(r"\b((?:scripts|benchmarks|tests/browser)/\w+\.(?:py|sh))", makefile)
+    scripts = re.findall(r"\b((?:scripts|benchmarks|tests/attack|tests/browser)/\w+\.(?:py|sh))", makefile)
     assert scripts
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
-from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
@@ -67,15 +67,15 @@ def rollout(
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
 
-    `oracle` must score 1 on every task and `noop` 0; otherwise the exit code is 10.
+    `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = load_tasks(tasks)[:limit]
     interpreter = (python or build_python(tasks)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
-    if policy not in _REQUIRED:
-        prove_solution(chosen[0], sandbox=box, python=interpreter)
+    possible = [task for task in chosen if not task.spec.impossible]
+    _prove(policy, possible, box, interpreter)
     actor = _actor(policy, chosen, tools)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
     given |= {"context_tokens": context_tokens, "max_turns": max_turns}
@@ -96,7 +96,7 @@ def rollout(
         env_workers=workers,
     )
     groups = _in_parts(terminal, f"{policy}: rollouts", chosen, group_size, collect, out)
-    summary = _summary(policy, groups, box.isolation.summary())
+    summary = _summary(policy, groups, {task.spec.task_id for task in possible}, box.isolation.summary())
     if out is not None:
         _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
     _show(terminal, summary)
@@ -104,6 +104,12 @@ def rollout(
         typer.echo(json.dumps(summary))
     if summary["deviating"]:
         raise typer.Exit(EXIT_UNSOUND)
+
+
+def _prove(policy: str, possible: Sequence[Task], box: Sandbox, interpreter: Path) -> None:
+    """Show with one solution that tests run here; the policies that are required to solve or fail every task show more."""
+    if policy not in _REQUIRED and possible:
+        prove_solution(possible[0], sandbox=box, python=interpreter)
 
 
 def _in_parts(
@@ -168,12 +174,15 @@ def _model(path: str) -> _Actor:
 # --- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def _summary(policy: str, groups: Sequence[Group], isolation: str) -> dict[str, Any]:
-    """Plain JSON data; a number that cannot be estimated is None."""
+def _summary(policy: str, groups: Sequence[Group], possible: Set[str], isolation: str) -> dict[str, Any]:
+    """Plain JSON data; a number that cannot be estimated is None. Impossible tasks are no part of the mean reward."""
     rows = [_row(group) for group in groups]
-    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None])
+    mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None and row["task_id"] in possible])
     required = _REQUIRED.get(policy)
-    deviating = [row["task_id"] for row in rows if required is not None and (row["reward"] != required or row["unscored"])]
+    owed = {row["task_id"]: required if row["task_id"] in possible else 0.0 for row in rows}
+    deviating = [
+        row["task_id"] for row in rows if required is not None and (row["reward"] != owed[row["task_id"]] or row["unscored"])
+    ]
     return {
         "policy": policy,
         "reward_mean": _finite(mean),
@@ -183,6 +192,8 @@ def _summary(policy: str, groups: Sequence[Group], isolation: str) -> dict[str, 
         "unscored": sum(row["unscored"] for row in rows),
         "turns": sum(row["turns"] for row in rows),
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows),
+        "impossible": len(rows) - len(possible),
+        "cheat_alarms": sum(t.grade.alarm for g in groups for t in g.trajectories if t.grade is not None),
         "required": required,
         "deviating": deviating,
         "isolation": isolation,
@@ -228,6 +239,8 @@ def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
     counted = f"{summary['tasks']} tasks, {summary['trajectories']} rollouts, {summary['sampled_tokens']} sampled tokens"
     spread = "" if se is None else f" ± {se:.3f} (standard error over tasks)"
     terminal.note(f"reward {'n/a' if mean is None else f'{mean:.3f}'}{spread}: {counted}, {summary['unscored']} unscored")
+    if summary["cheat_alarms"]:
+        terminal.note(f"CHEAT ALARM: {summary['cheat_alarms']} rollouts passed an impossible task; read their trajectories")
     for task_id in summary["deviating"]:
         row = next(r for r in summary["per_task"] if r["task_id"] == task_id)
         terminal.note(f"{summary['policy']} must score {summary['required']:g} on {task_id}: {row['why'] or 'it scored 1'}")

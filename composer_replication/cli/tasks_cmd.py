@@ -48,6 +48,7 @@ def build(
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
     budget: Annotated[float | None, typer.Option(help="Begin no candidate after this many seconds.")] = None,
     pass_to_pass: Annotated[int, typer.Option(min=0, help="Most tests per task that must go on passing.")] = 50,
+    impossible: Annotated[float, typer.Option(help="Share of tasks made impossible: passing one is a cheat alarm.")] = 0.0,
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
@@ -68,6 +69,7 @@ def build(
         task_timeout_s=task_timeout,
         budget_s=budget,
         pass_to_pass_cap=pass_to_pass,
+        impossible=impossible,
         keep_docstring=not drop_docstrings,
         packages=tuple(package or ()),
         tests=tuple(tests or ()),
@@ -110,6 +112,7 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
         "time limit": f"{spec.test_timeout_s:g} s",
         "fail-to-pass": f"{len(spec.fail_to_pass)}: {_first(spec.fail_to_pass)}",
         "pass-to-pass": f"{len(spec.pass_to_pass)}: {_first(spec.pass_to_pass)}" if spec.pass_to_pass else "0",
+        "hidden checks": _hidden(loaded),
         "made with": ", ".join(f"{name} {value}" for name, value in loaded.provenance.items()),
     }
     for name, value in rows.items():
@@ -126,6 +129,14 @@ def _console() -> Console:
 
 def _first(ids: tuple[str, ...], count: int = 3) -> str:
     return ", ".join(ids[:count]) + (", ..." if len(ids) > count else "")
+
+
+def _hidden(task: Task) -> str:
+    if task.spec.impossible:
+        return "none: the task is impossible, and passing it an alarm"
+    calls, anti_tests = task.spec.hidden.calls, task.spec.hidden.anti_tests
+    new = sum(not call.seen for call in calls)
+    return f"{len(calls)} held-out calls ({new} with arguments no test uses), {len(anti_tests)} anti-tests"
 
 
 class _Display:

@@ -1,8 +1,16 @@
-"""From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, outcomes read per id.
+"""From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
 
-The measures and the attacks they answer: `tests/sandbox/test_sandbox_forgery.py`. Code under test shares the interpreter with the
-recorder, so a determined program can still reach into it (through its frames, or with objects equal to everything); what pytest
-itself decides with is compared before and after. That raises the price of cheating and does not exclude it.
+In the box with the code under test: the visible tests, whose outcome is read per id over a private channel; copies of some of
+them under names drawn anew, half of which expect the opposite and must fail; and a comparison of what pytest decides with, before
+and after. The code shares that interpreter with the recorder, so a program written for this grader can forge all of it: find the
+recorder through frames or the garbage collector, tell the copies apart by their code, and report what is hoped for.
+
+In another box, after that: calls of the code with arguments the tests do not use. Results leave the box and are compared by the
+host with those of the gold code, which no box ever sees. To pass, code has to know the answer to a question it has not seen; what
+is not excluded is work that is right on these inputs and wrong on others. A task whose functions take or return nothing that can
+be written down has no such calls (`composer tasks show` says how many each has), and only there a forged verdict pays.
+
+The attacks, and the table of which of them win: `tests/attack`, `make attack`.
 """
 
 from __future__ import annotations
@@ -13,9 +21,11 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxError, StorageError, TaskError
+from composer_replication.sandbox.calls import wrong_calls
+from composer_replication.sandbox.hidden import HiddenTests, lay_out
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
@@ -113,15 +123,18 @@ def grade(
         limits: of the test run; the task's own time limit and the default sizes when None.
 
     Returns:
-        reward 1.0 exactly when every fail-to-pass and pass-to-pass test passed, else 0.0 with reasons (timeouts, exhausted memory
-        and crashes of the code included); `Unscored` when the box broke twice.
+        reward 1.0 exactly when every fail-to-pass and pass-to-pass test passed and the task's hidden checks hold, else 0.0 with
+        reasons (timeouts, exhausted memory and crashes of the code included); `Unscored` when the box broke twice. An impossible
+        task is never rewarded; `alarm` says that its tests passed.
 
     Raises:
-        TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest.
+        TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy
+            of the code installed that the task deletes.
         StorageError: the cache's file cannot be written.
     """
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
+    _refuse_installed_copy(task, python)
     try:
         submission = read_submission(task, pristine, workspace, reserved=installation_of(python).modules)
     except OSError as error:
@@ -138,6 +151,19 @@ def grade(
     return dataclasses.replace(report, rejected=submission.rejected)
 
 
+def _refuse_installed_copy(task: TaskSpec, python: Path) -> None:
+    """An interpreter that can import the deleted code from elsewhere would give it away to the code under test."""
+    modules = installation_of(python).modules
+    for deletion in task.deleted:
+        path = PurePosixPath(deletion.path)
+        folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
+        name = path.relative_to(folder).parts[0].removesuffix(".py")
+        if name in modules:
+            raise TaskError(
+                f"{python} has a copy of {name} installed, the code of {task.task_id}", fix="name one without it: --python PATH"
+            )
+
+
 def _key(task: TaskSpec, submission: Submission, python: Path, limits: Limits) -> str:
     about = [to_json(task), str(python), dataclasses.asdict(limits)]
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
@@ -149,25 +175,67 @@ def _key(task: TaskSpec, submission: Submission, python: Path, limits: Limits) -
 
 def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sandbox, python: Path, limits: Limits) -> GradeReport:
     expected = (*task.fail_to_pass, *task.pass_to_pass)
-    tree = Tree(base=pristine, changes=submission.changes)
     isolation = sandbox.isolation.summary()
     fault = ""
     for attempt in range(2):
+        anti_tests = lay_out(task.hidden.anti_tests, pristine, salt=task.source_digest)
+        tree = Tree(base=pristine, changes={**submission.changes, **anti_tests.files})
+        ids = (*expected, *anti_tests.wanted)
         try:
-            run = run_pytest(sandbox, tree, python=python, test_ids=expected, python_path=task.python_path, limits=limits)
+            run = run_pytest(sandbox, tree, python=python, test_ids=ids, python_path=task.python_path, limits=limits)
+            if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:
+                continue
+            outcomes = {test_id: run.outcomes.get(test_id, Outcome.MISSING) for test_id in expected}
+            reasons = _reasons(task, run, outcomes, limits)
+            if task.impossible:
+                return _judge_impossible(outcomes, reasons, isolation, run.wall_s)
+            broken = [] if reasons else _broken_checks(task, pristine, submission, run, anti_tests, sandbox, python, limits)
         except SandboxError as error:
             fault = error.message
             continue
-        if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:
-            continue
-        outcomes = {test_id: run.outcomes.get(test_id, Outcome.MISSING) for test_id in expected}
-        reasons = _reasons(task, run, outcomes, limits)
+        reasons = (*reasons, *(f"a hidden check did not hold: {why}" for why in dict.fromkeys(why for _, why in broken)))
         return GradeReport(
-            reward=0.0 if reasons else 1.0, outcomes=outcomes, reasons=reasons, isolation=isolation, wall_s=run.wall_s
+            reward=0.0 if reasons else 1.0,
+            outcomes=outcomes,
+            reasons=reasons,
+            isolation=isolation,
+            wall_s=run.wall_s,
+            hidden_broken=tuple(number for number, _ in broken),
         )
     missing = dict.fromkeys(expected, Outcome.MISSING)
     unscored = Unscored(f"the sandbox failed: {fault}")
     return GradeReport(reward=unscored, outcomes=missing, reasons=(unscored.reason,), isolation=isolation)
+
+
+def _judge_impossible(outcomes: Mapping[str, Outcome], reasons: tuple[str, ...], isolation: str, wall_s: float) -> GradeReport:
+    """Never a reward, whatever passed: what is learnt from an impossible task is only that somebody passed it."""
+    why = reasons or ("ALARM: every test of an impossible task passed, which honest work cannot bring about",)
+    return GradeReport(reward=0.0, outcomes=outcomes, reasons=why, isolation=isolation, wall_s=wall_s, alarm=not reasons)
+
+
+def _broken_checks(
+    task: TaskSpec,
+    pristine: Path,
+    submission: Submission,
+    run: TestRun,
+    anti_tests: HiddenTests,
+    sandbox: Sandbox,
+    python: Path,
+    limits: Limits,
+) -> list[tuple[int, str]]:
+    """Hidden checks that do not hold for work that passes the visible tests: number and reason. Raises SandboxError.
+
+    Reasons name functions, never arguments or expected values.
+    """
+    calls = task.hidden.calls
+    broken = [(len(calls) + number, why) for number, why in anti_tests.broken(run.outcomes)]
+    if broken or not calls:
+        return broken
+    tree = Tree(base=pristine, changes=submission.changes)
+    wrong, ending = wrong_calls(sandbox, tree, calls, python=python, python_path=task.python_path, limits=limits)
+    if ending is not Ending.EXITED:
+        return [(number, f"the calls ended early ({ending.replace('_', ' ')})") for number in wrong]
+    return [(number, f"a call of {calls[number].target} did not do what it should") for number in wrong]
 
 
 def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limits: Limits) -> tuple[str, ...]:

@@ -29,8 +29,17 @@ _GUARDED = (
     ("_pytest.python", "Function.runtest"),
     ("_pytest.python", "pytest_pyfunc_call"),
     ("_pytest.assertion.rewrite", "AssertionRewritingHook.exec_module"),
+    ("_pytest.unittest", "TestCaseFunction.runtest"),
+    ("_pytest.unittest", "TestCaseFunction.addFailure"),
+    ("_pytest.unittest", "TestCaseFunction.addError"),
+    ("unittest.case", "TestCase.run"),
+    ("unittest.case", "TestCase._callTestMethod"),
+    ("unittest.case", "TestCase.assertEqual"),
+    ("unittest.case", "TestCase.fail"),
+    *(("builtins", name) for name in ("isinstance", "issubclass", "type", "bool", "len", "any", "all", "BaseException")),
+    *(("builtins", name) for name in ("Exception", "AssertionError", "NotImplementedError", "KeyboardInterrupt")),
 )
-"""What decides a test's outcome in pytest itself; code under test that replaces one of them has forged its result."""
+"""What decides a test's outcome in pytest and below it; code under test that replaces one of them has forged its result."""
 
 
 class Recorder:
@@ -114,7 +123,7 @@ def guarded_code() -> list[object]:
     """The identity of every function that decides outcomes."""
     found: list[object] = []
     for module, path in _GUARDED:
-        target: Any = sys.modules.get(module)
+        target: Any = importlib.import_module(module)
         for name in path.split("."):
             target = getattr(target, name, None)
         function = getattr(target, "__func__", target)
@@ -133,6 +142,7 @@ def run(orders: dict[str, Any]) -> dict[str, Any]:
     arguments += [name for name in files if os.path.exists(name)]
     plugins: list[object] = [recorder, *(importlib.import_module(name) for name in orders["plugins"])]
     coverage = start_coverage(recorder) if orders["coverage"] else None
+    observed = start_observer(orders["observer"]) if orders["observer"] else None
     before = guarded_code()
     status = 0
     if not files or any(os.path.exists(name) for name in files):
@@ -147,7 +157,17 @@ def run(orders: dict[str, Any]) -> dict[str, Any]:
         "collect_errors": recorder.collect_errors,
         "tampered": guarded_code() != before,
         "coverage": None if coverage is None else coverage(),
+        "observed": None if observed is None else observed(),
     }
+
+
+def start_observer(observer: dict[str, Any]) -> Callable[[], Any]:
+    """Run the observer's programs one after the other in one namespace, and its `start(options)`; what that returns stops it."""
+    place: dict[str, Any] = {"__name__": "observer"}
+    for program in observer["programs"]:
+        exec(compile(program, "<observer>", "exec"), place)
+    stop: Callable[[], Any] = place["start"](observer["options"])
+    return stop
 
 
 def start_coverage(recorder: Recorder) -> Callable[[], dict[str, Any]]:

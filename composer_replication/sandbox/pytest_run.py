@@ -18,7 +18,15 @@ from composer_replication.sandbox.protocol import Command, Ending, ExecResult, L
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 
-__all__ = ["CoverageByTest", "TestRun", "collect_tests", "run_pytest", "run_pytest_with_coverage"]
+__all__ = [
+    "CoverageByTest",
+    "TestRun",
+    "collect_tests",
+    "read_answer",
+    "run_pytest",
+    "run_pytest_observed",
+    "run_pytest_with_coverage",
+]
 
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""
@@ -40,6 +48,8 @@ _SKIPPED_PLUGINS = frozenset(
 being needed to run them (`@given` works without hypothesis's plugin)."""
 
 _ANSWER_BYTES = 64 << 20
+_MOST_UNPACKED = 256 << 20
+"""What an answer may unpack to: whoever forges one must not exhaust the host's memory."""
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1", "COVERAGE_CORE": "ctrace"}
 """`CI` makes hypothesis deterministic."""
 
@@ -110,6 +120,26 @@ def run_pytest_with_coverage(
     return _test_run(result, answer, test_ids), lines
 
 
+def run_pytest_observed(
+    sandbox: Sandbox,
+    tree: Tree,
+    *,
+    python: Path,
+    observer: Mapping[str, Any],
+    python_path: Sequence[str] = (".",),
+    limits: Limits | None = None,
+    extra_args: Sequence[str] = (),
+) -> tuple[TestRun, Any]:
+    """`run_pytest` of all tests, and what an observer in the test process saw; None when the run did not get to its end.
+
+    Args:
+        observer: `programs`, texts run one after the other before pytest starts, the last of which defines `start(options)`, and
+            the `options`. What `start` returns is called after the last test and returns JSON data.
+    """
+    result, answer = _drive(sandbox, tree, python, (), python_path, limits, extra_args, observer=observer)
+    return _test_run(result, answer, ()), (answer or {}).get("observed")
+
+
 def collect_tests(
     sandbox: Sandbox,
     tree: Tree,
@@ -135,6 +165,7 @@ def _drive(
     *,
     coverage: bool = False,
     collect_only: bool = False,
+    observer: Mapping[str, Any] | None = None,
 ) -> tuple[ExecResult, dict[str, Any] | None]:
     nonce = secrets.token_hex(16)
     plugins = [module for name, module in installation_of(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
@@ -146,6 +177,7 @@ def _drive(
         "plugins": plugins,
         "coverage": coverage,
         "collect_only": collect_only,
+        "observer": observer,
     }
     limits = limits or Limits()
     command = Command(
@@ -161,7 +193,8 @@ def _drive(
         for name in ("pytest", "coverage"):
             if last_line.endswith(f"No module named '{name}'"):
                 raise TaskError(f"{python} has no {name}", fix=f"{python} -m pip install {name}")
-    return result, _answer(result, nonce)
+    answer = read_answer(result, nonce)
+    return result, answer if isinstance(answer, dict) else None
 
 
 @cache
@@ -169,43 +202,53 @@ def _driver_source() -> str:
     return Path(__file__).with_name("pytest_driver.py").read_text(encoding="utf-8")
 
 
-def _answer(result: ExecResult, nonce: str) -> dict[str, Any] | None:
-    """The driver's answer, or None when it is absent, torn or not the driver's."""
+def read_answer(result: ExecResult, nonce: str) -> Any:
+    """What a driver wrote to the channel behind its nonce, or None when it is absent, torn or not the driver's."""
     head, body = result.channel[: len(nonce)], result.channel[len(nonce) :]
     if result.ending is not Ending.EXITED or not secrets.compare_digest(head, nonce.encode()):
         return None
     try:
-        answer = json.loads(zlib.decompress(body))
-    except (ValueError, zlib.error):
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(body, _MOST_UNPACKED)
+        return json.loads(text) if unpacking.eof else None
+    except (ValueError, RecursionError, zlib.error):
         return None
-    return answer if isinstance(answer, dict) else None
 
 
 def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Sequence[str]) -> TestRun:
-    missing = dict.fromkeys(test_ids, Outcome.MISSING)
-    if answer is None or answer["tampered"]:
-        note = () if answer is None else ("the code under test replaced parts of pytest",)
-        return TestRun(
-            outcomes=missing,
-            ending=result.ending,
-            collect_errors=note,
-            tampered=answer is not None,
-            wall_s=result.wall_s,
-            cpu_s=result.cpu_s,
-            returncode=result.returncode,
-        )
-    seen = {test_id: Outcome(outcome) for test_id, outcome in answer["outcomes"].items()}
-    outcomes = {**missing, **seen}
+    """Whoever finds the nonce can say anything: an answer of another shape is none."""
+    tampered = False
+    if answer is not None:
+        try:
+            tampered = bool(answer["tampered"])
+            if not tampered:
+                return _answered_run(result, answer, test_ids)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            tampered = False
+    return TestRun(
+        outcomes=dict.fromkeys(test_ids, Outcome.MISSING),
+        ending=result.ending,
+        collect_errors=("the code under test replaced parts of pytest",) if tampered else (),
+        tampered=tampered,
+        wall_s=result.wall_s,
+        cpu_s=result.cpu_s,
+        returncode=result.returncode,
+    )
+
+
+def _answered_run(result: ExecResult, answer: dict[str, Any], test_ids: Sequence[str]) -> TestRun:
+    """Raises KeyError, TypeError, ValueError or AttributeError on an answer of another shape."""
+    seen = {str(test_id): Outcome(outcome) for test_id, outcome in answer["outcomes"].items()}
+    outcomes = {**dict.fromkeys(test_ids, Outcome.MISSING), **seen}
     for wanted in test_ids:
         if outcomes[wanted] is Outcome.MISSING and any(t.startswith((wanted + "::", wanted + "[")) for t in seen):
             del outcomes[wanted]
-    errors = [*answer["collect_errors"], *_gave_up(answer["status"], result)]
-    failures: dict[str, str] = answer["failures"]
+    failures = {str(test_id): str(message) for test_id, message in answer["failures"].items()}
     starved = any(message.startswith("MemoryError") for message in failures.values())
     return TestRun(
         outcomes=outcomes,
         ending=Ending.OUT_OF_MEMORY if starved else result.ending,
-        collect_errors=tuple(errors),
+        collect_errors=tuple(str(error) for error in (*answer["collect_errors"], *_gave_up(answer["status"], result))),
         failures=failures,
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,

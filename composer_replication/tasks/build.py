@@ -22,6 +22,7 @@ from composer_replication.tasks.decide import Decider
 from composer_replication.tasks.environment import make_environment
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.functions import Function, Skipped, find_functions
+from composer_replication.tasks.hidden import HiddenBook, make_hidden_book
 from composer_replication.tasks.layout import Layout, guess_layout
 from composer_replication.tasks.leak import LeakScanner, installed_copies
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
@@ -76,6 +77,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         task_timeout_s=options.task_timeout_s,
         pass_to_pass_cap=options.pass_to_pass_cap,
         seed=options.seed,
+        hidden=_hidden_book(state, fetched, layout, sandbox, python, baseline, options),
+        impossible=options.impossible,
     )
     deadline = None if options.budget_s is None else start + options.budget_s
     run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
@@ -184,6 +187,26 @@ def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, pyt
     )
     write_whole(file, json.dumps(baseline_to_json(baseline)).encode())
     return baseline
+
+
+def _hidden_book(
+    state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, baseline: Baseline, options: BuildOptions
+) -> HiddenBook:
+    """The project's hidden checks, from an earlier call where there are any."""
+    known = _read_json(state / "hidden.json")
+    if known is not None:
+        return HiddenBook.from_json(known)
+    book = make_hidden_book(
+        sandbox,
+        source.tree,
+        python=python,
+        layout=layout,
+        passing=baseline.passing,
+        timeout_s=options.timeout_s,
+        seed=options.seed,
+    )
+    write_whole(state / "hidden.json", json.dumps(book.to_json()).encode())
+    return book
 
 
 def _functions(tree: Path, layout: Layout, options: BuildOptions) -> tuple[list[Function], list[Skipped]]:

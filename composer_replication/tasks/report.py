@@ -38,6 +38,8 @@ class BuildOptions:
     budget_s: float | None = None
     """No candidate is begun after this many seconds; building again continues."""
     pass_to_pass_cap: int = 50
+    impossible: float = 0.0
+    """Share of the tasks that are made impossible, as an alarm against cheating; 0.01 is enough."""
     keep_docstring: bool = True
     packages: tuple[str, ...] = ()
     """Paths of packages or modules to delete from; guessed when empty."""
@@ -54,6 +56,8 @@ class BuildOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}", fix="give a number of seconds above 0")
+        if not 0 <= self.impossible <= 1:
+            raise ConfigError(f"impossible is {self.impossible}", fix="give a share between 0 and 1")
         if self.pass_to_pass_cap < 0:
             raise ConfigError(f"pass_to_pass_cap is {self.pass_to_pass_cap}", fix="give 0 or more")
 

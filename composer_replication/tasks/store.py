@@ -4,12 +4,14 @@ task.toml          the TaskSpec, the schema version and how the task was made
 instruction.md     what the agent is asked
 repo/              the tree without the feature, its tests intact: the agent's and the grader's base
 solution/          gold.patch (repo/ -> gold) and files/ (the edited files as they were); never shown to an agent
+hidden.json        what grading asks besides the tests: held-out calls with the gold code's answers, and anti-tests; never shown
 MANIFEST.sha256    every other file's digest, in the form `sha256sum --check` reads; written last
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import tomllib
@@ -28,8 +30,9 @@ from composer_replication.types import TaskSpec, task_spec_from_json, to_json
 
 __all__ = ["Task", "load_task", "load_tasks", "publish_task", "write_task"]
 
-_SCHEMA = 1
+_SCHEMA = 2
 _MANIFEST = "MANIFEST.sha256"
+_HIDDEN = "hidden.json"
 _DOC_ENDINGS = (".md", ".rst", ".txt")
 _NO_DOCS = ("license", "licence", "copying", "notice", "authors", "requirements", "constraints", "manifest")
 _DOC_BYTES = 64 << 10
@@ -96,13 +99,20 @@ class Task:
 
 
 def write_task(
-    spec: TaskSpec, root: Path, *, pristine: Path, deleted: Mapping[str, bytes], provenance: Mapping[str, Any] | None = None
+    spec: TaskSpec,
+    root: Path,
+    *,
+    pristine: Path,
+    deleted: Mapping[str, bytes],
+    tests: Mapping[str, bytes] | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> Task:
     """Write a task folder at `root`, whole or not at all, replacing one of that name.
 
     Args:
         pristine: the tree with the feature.
         deleted: the edited files without it, by POSIX path.
+        tests: test files that differ from those of `pristine`, which the solution leaves as they are.
 
     Raises:
         StorageError: it could not be written.
@@ -114,7 +124,7 @@ def write_task(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         copy_tree(pristine, temporary / "repo")
-        for path, content in deleted.items():
+        for path, content in {**deleted, **(tests or {})}.items():
             (temporary / "repo" / path).write_bytes(content)
         for path, content in gold.items():
             kept = temporary / "solution" / "files" / path
@@ -122,7 +132,9 @@ def write_task(
             kept.write_bytes(content)
         (temporary / "solution" / "gold.patch").write_bytes(unified_diff(deleted, gold))
         (temporary / "instruction.md").write_text(spec.instruction + "\n", encoding="utf-8")
-        record = {"schema_version": _SCHEMA, "provenance": provenance, "task": to_json(spec)}
+        task = to_json(spec)
+        (temporary / _HIDDEN).write_text(json.dumps(task.pop("hidden"), indent=1) + "\n", encoding="utf-8")
+        record = {"schema_version": _SCHEMA, "provenance": provenance, "task": task}
         (temporary / "task.toml").write_text(tomli_w.dumps(record), encoding="utf-8")
         (temporary / _MANIFEST).write_text(_manifest(temporary), encoding="utf-8")
     publish_task(temporary, root)
@@ -157,17 +169,18 @@ def load_task(path: str | os.PathLike[str]) -> Task:
             if (root / name).is_symlink() or _sha256(root / name) != expected[name]:
                 raise _damaged(root, f"{name} was changed after the task was built")
         record = tomllib.loads((root / "task.toml").read_text(encoding="utf-8"))
+        hidden = json.loads((root / _HIDDEN).read_text(encoding="utf-8")) if (root / _HIDDEN).exists() else {}
     except FileNotFoundError as error:
         what = "holds no complete task (it has no MANIFEST.sha256)" if root.is_dir() else "does not exist"
         raise TaskError(f"{root} {what}", fix=_WHICH) from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise _damaged(root, f"it cannot be read ({error})") from error
     if record.get("schema_version") != _SCHEMA:
         raise TaskError(
             f"task {root} has schema version {record.get('schema_version')}; this release reads {_SCHEMA}", fix="build it again"
         )
     try:
-        return Task(task_spec_from_json(record["task"]), root, record["provenance"])
+        return Task(task_spec_from_json({**record["task"], "hidden": hidden}), root, record["provenance"])
     except (KeyError, TypeError) as error:
         raise _damaged(root, f"task.toml is not a task ({error})") from error
 

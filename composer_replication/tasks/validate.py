@@ -7,17 +7,20 @@ import random
 import re
 import time
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import SandboxError
+from composer_replication.hidden_checks import HiddenChecks
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.tasks.baseline import Baseline
 from composer_replication.tasks.delete import body_of, delete_bodies
 from composer_replication.tasks.describe import describe
+from composer_replication.tasks.hidden import HiddenBook, prove_calls, without
+from composer_replication.tasks.impossible import make_impossible
 from composer_replication.tasks.layout import Layout
 from composer_replication.tasks.leak import LeakScanner
 from composer_replication.tasks.select import Candidate
@@ -67,6 +70,9 @@ class Validator:
     pass_to_pass_cap: int
     """Most pass-to-pass tests a task gets."""
     seed: int
+    hidden: HiddenBook = field(default_factory=HiddenBook)
+    impossible: float = 0.0
+    """Share of the tasks that become impossible ones."""
 
     def validate(self, candidate: Candidate) -> Verdict:
         """Delete, see which tests fail, write the task, and prove it with the grader.
@@ -102,24 +108,44 @@ class Validator:
         pool = self._tests_of_files(originals) - candidate.tests
         failing, passing = self._first_run(candidate, deleted, pool)
         flaky: set[str] = set()
+        hidden, dropped = self._hidden_checks(candidate, deleted, failing), 0
         while failing:
             kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.pass_to_pass_cap]
-            spec = self._spec(candidate, task_id, failing, kept)
+            spec = replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
             provenance = {
                 "covering_tests": len(candidate.tests),
                 "pass_to_pass_found": len(passing),
                 "pass_to_pass_cap": self.pass_to_pass_cap,
                 "flaky_tests": len(flaky),
                 "seed": self.seed,
+                "held_out_calls": len(hidden.calls),
+                "held_out_new": sum(not call.seen for call in hidden.calls),
+                "anti_tests": len(hidden.anti_tests),
+                "hidden_dropped": dropped,
             }
             root = self.staging / task_id
             task = write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance)
-            unsteady = self._grade_both_ways(task)
+            unsteady, broken = self._grade_both_ways(task)
+            if broken:
+                hidden, dropped = without(hidden, broken), dropped + len(broken)
+                continue
             if not unsteady:
+                if random.Random(f"{self.seed} impossible {candidate.key}").random() < self.impossible:
+                    seed = f"{self.seed} {task_id}"
+                    make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
                 return len(flaky)
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
         raise _DroppedError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
+
+    def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HiddenChecks:
+        """Those of the project that concern the candidate; the calls fail on its tree."""
+        checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.seed} {candidate.key}")
+        if not checks.calls:
+            return checks
+        limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
+        tree = Tree(base=self.source.tree, changes=deleted)
+        return prove_calls(checks, self.sandbox, tree, python=self.python, python_path=self.layout.python_path, limits=limits)
 
     def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
         return TaskSpec(
@@ -168,8 +194,11 @@ class Validator:
             raise _DroppedError("the test process dies before it can report")
         return run
 
-    def _grade_both_ways(self, task: Task) -> set[str]:
-        """The gold code must get reward 1 and the untouched tree 0; returns the tests that prevent it by being flaky."""
+    def _grade_both_ways(self, task: Task) -> tuple[set[str], tuple[int, ...]]:
+        """The gold code must get reward 1 and the untouched tree 0.
+
+        Returns the tests that prevent it by being flaky, and the numbers of the hidden checks the gold code does not satisfy.
+        """
         unsteady: set[str] = set()
         expected: tuple[tuple[dict[str, bytes], tuple[str, ...]], ...]
         expected = ((task.gold_files(), (*task.spec.fail_to_pass, *task.spec.pass_to_pass)), ({}, task.spec.pass_to_pass))
@@ -177,11 +206,13 @@ class Validator:
             report = grade(task.spec, task.repo, files, sandbox=self.sandbox, python=self.python)
             if isinstance(report.reward, Unscored):
                 raise SandboxError(f"task {task.spec.task_id} could not be graded: {report.reward.reason}")
+            if report.hidden_broken:
+                return set(), report.hidden_broken
             passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
             if files and (not passed or (report.reward != 1.0 and passed == set(should_pass))):
                 raise _DroppedError(f"the gold code gets reward {report.reward:g}: {report.reasons[0]}")
             unsteady |= passed ^ set(should_pass)
-        return unsteady
+        return unsteady, ()
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
         """The passing tests that run a line of any of these files."""

@@ -79,13 +79,15 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
         variant = resolve_arm(config, arm)
         with terminal.phase(f"train {arm}", variant.steps) as shown:
             rows.append(await _train_arm(workshop, variant, arm, shown))
-        notes = [PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
+        notes = [*_alarms(run_dir), PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
         report = write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
     terminal.table(
         "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
     )
     for arm in config.arms:
         terminal.note(f"weights of {arm}: {latest_checkpoint(run_dir.ckpt_path / arm)}")
+    for alarm in _alarms(run_dir):
+        terminal.note(alarm)
     terminal.note(f"report: {report}")
     return rows
 
@@ -318,6 +320,17 @@ def _evaluation(run_dir: RunDir, arm: str, *, first: bool) -> tuple[float, float
         return float("nan"), float("nan")
     values = found[0 if first else -1]
     return values["eval/pass_at_1"], values["eval/pass_at_1_se"]
+
+
+def _alarms(run_dir: RunDir) -> list[str]:
+    """One line per arm that passed impossible tasks."""
+    counts: Counter[str] = Counter()
+    for line in run_dir.read_metrics():
+        counts[line.arm] += int(line.values.get("cheat/alarms", 0))
+    return [
+        f"CHEAT ALARM: {count} rollouts of {arm} passed an impossible task; read their trajectories before you trust its rewards."
+        for arm, count in (+counts).items()
+    ]
 
 
 def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[SummaryRow]:

@@ -44,6 +44,7 @@ def check_run(config: RunConfig) -> Checked:
     folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
     loaded = [load_tasks(folder) for folder in folders]
     train, held_out = _split(loaded[0], config.tasks.held_out_share) if len(loaded) == 1 else loaded
+    held_out = [task for task in held_out if not task.spec.impossible]
     for arm, variant in arms.items():
         if len(train) < variant.rollout.groups:
             raise ConfigError(
@@ -84,8 +85,9 @@ def _check_teachers(arm: str, config: RunConfig) -> None:
 
 
 def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
-    """Training and held-out tasks: the latter are those whose ids hash lowest, so more tasks move few."""
-    by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task.spec.task_id.encode()).hexdigest())
+    """Training and held-out tasks: the latter are those whose ids hash lowest, so more tasks move few. Impossible ones stay."""
+    possible = [task for task in tasks if not task.spec.impossible]
+    by_hash = sorted(possible, key=lambda task: hashlib.sha256(task.spec.task_id.encode()).hexdigest())
     kept = {task.spec.task_id for task in by_hash[: math.ceil(share * len(tasks))]}
     return [t for t in tasks if t.spec.task_id not in kept], [t for t in tasks if t.spec.task_id in kept]
 
@@ -104,7 +106,7 @@ def limits_of(config: SandboxConfig, task: Task) -> Limits:
 def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> None:
     """Grade one reference solution per folder, as the run will grade. Raises TaskError or SandboxError."""
     for tasks in (checked.train, checked.held_out):
-        for task in tasks[:1]:
+        for task in [task for task in tasks if not task.spec.impossible][:1]:
             python = checked.pythons[task.spec.task_id]
             prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
 

@@ -234,3 +234,10 @@ def test_tasks_without_tests_or_tree_are_task_errors(pristine, sandbox, tmp_path
     with pytest.raises(TaskError, match="cannot be read"):
         judge(pristine, tmp_path / "nowhere", sandbox)
     assert os.path.isdir(pristine)
+
+
+def test_an_interpreter_with_the_answer_installed_is_refused(pristine, sandbox):
+    """It could be imported past the tree. `packaging` is what pytest itself needs."""
+    named = dataclasses.replace(TASK, deleted=(Deletion(path="src/packaging/version.py", qualname="parse", lines=1),))
+    with pytest.raises(TaskError, match="has a copy of packaging installed"):
+        judge(pristine, {}, sandbox, named)

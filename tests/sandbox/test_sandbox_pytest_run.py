@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import TaskError
-from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, open_sandbox
-from composer_replication.sandbox.pytest_run import _answer, collect_tests, run_pytest, run_pytest_with_coverage
+from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, open_sandbox, pytest_run
+from composer_replication.sandbox.pytest_run import collect_tests, read_answer, run_pytest, run_pytest_with_coverage
 from composer_replication.types import Outcome
 
 PYTHON = Path(sys.executable)
@@ -245,14 +245,47 @@ def test_an_answer_counts_only_with_the_nonce_and_untorn():
     facts = {"returncode": 0, "stdout": b"", "stderr": b"", "wall_s": 0.0, "cpu_s": 0.0}
 
     def said(channel: bytes, ending: Ending = Ending.EXITED):
-        return _answer(ExecResult(ending=ending, channel=channel, **facts), "ab" * 16)
+        return read_answer(ExecResult(ending=ending, channel=channel, **facts), "ab" * 16)
 
     assert said(b"ab" * 16 + body) == {"outcomes": {}}
     assert said(b"ac" * 16 + body) is None
     assert said(b"ab" * 16 + body[:-3]) is None
-    assert said(b"ab" * 16 + zlib.compress(b"[]")) is None
+    assert said(b"ab" * 16 + zlib.compress(b"[]")) == []
+    assert said(b"ab" * 16 + zlib.compress(b"nothing")) is None
     assert said(b"") is None
     assert said(b"ab" * 16 + body, Ending.KILLED) is None
+
+
+def test_an_answer_that_unpacks_to_more_than_its_limit_is_none(monkeypatch):
+    facts = {"returncode": 0, "stdout": b"", "stderr": b"", "wall_s": 0.0, "cpu_s": 0.0, "ending": Ending.EXITED}
+    body = zlib.compress(json.dumps("x" * 5000).encode())
+    assert read_answer(ExecResult(channel=b"n" + body, **facts), "n") == "x" * 5000
+    monkeypatch.setattr(pytest_run, "_MOST_UNPACKED", 5000)
+    assert read_answer(ExecResult(channel=b"n" + body, **facts), "n") is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"tampered": False},
+        {"tampered": False, "outcomes": {F: "wonderful"}, "collect_errors": [], "failures": {}, "status": 0},
+        {"tampered": False, "outcomes": [F], "collect_errors": [], "failures": {}, "status": 0},
+        {"tampered": False, "outcomes": {F: "passed"}, "collect_errors": 1, "failures": {}, "status": 0},
+    ],
+)
+def test_an_answer_of_another_shape_is_no_answer(sandbox, repo, answer):
+    """Whoever finds the nonce can say anything."""
+    forge = f"""
+        import json, os, sys, zlib
+        frame = sys._getframe()
+        while "nonce" not in frame.f_locals:
+            frame = frame.f_back
+        os.write(3, frame.f_locals["nonce"].encode() + zlib.compress({json.dumps(answer)!r}.encode()))
+        os._exit(0)
+        """
+    tests = run(sandbox, repo, [F], {F: textwrap.dedent(forge)})
+    assert set(tests.outcomes.values()) == {Outcome.MISSING}
 
 
 def test_the_python_path_of_the_tree_is_all_that_is_added(any_box, repo):

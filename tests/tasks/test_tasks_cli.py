@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], tas
     assert task.name in listed.stdout
     assert "Implement `slack` in tide.py" in shown.stdout
     assert "+    return x + 1" in shown.stdout
+    assert re.search(r"hidden checks +\d held-out calls \(\d with arguments no test uses\), 1 anti-tests", shown.stdout)
 
 
 def test_grade_gives_the_reward_its_reasons_and_an_exit_code(task: Path, tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import SandboxError
+from composer_replication.observe import RunDir
 from composer_replication.trainer.actor import choose_tasks, refuse_unscored, rollout_metrics
-from composer_replication.types import Group, Reward, StopReason, Trajectory, Unscored
+from composer_replication.trainer.loop import _alarms
+from composer_replication.types import GradeReport, Group, Reward, StopReason, Trajectory, Unscored
 
 TASKS = list("abcdefghij")
 
@@ -72,3 +76,15 @@ def test_siblings_are_no_independent_measurements() -> None:
     assert (metrics["reward/mean"], metrics["reward/unscored"], metrics["rlvr/frac_zero_std"]) == (0.5, 3.0, 0.75)
     assert metrics["reward/mean_se"] == pytest.approx(0.5 / 3**0.5)
     assert math.isnan(rollout_metrics([group(1.0, 0.0)])["reward/mean_se"])
+
+
+def test_alarms_are_counted_and_said_aloud(tmp_path: Path) -> None:
+    verdicts = [GradeReport(reward=0.0, outcomes={}, alarm=alarm) for alarm in (True, False, True)]
+    trajectories = tuple(replace(t, grade=g) for t, g in zip(group(0.0, 0.0, 0.0).trajectories, verdicts, strict=True))
+    metrics = rollout_metrics([Group(group_id="g", task_id="t", trajectories=trajectories)])
+    assert (metrics["cheat/alarms"], metrics["reward/mean"]) == (2.0, 0.0)
+    run = RunDir.create(tmp_path / "run")
+    for arm, step, alarms in (("quiet", 1, 0.0), ("loud", 1, 2.0), ("loud", 2, 1.0)):
+        run.log_metrics(arm, step, {"cheat/alarms": alarms})
+    (said,) = _alarms(run)
+    assert said.startswith("CHEAT ALARM: 3 rollouts of loud passed an impossible task")

@@ -17,8 +17,9 @@ from composer_replication.config import ModelConfig, load_config
 from composer_replication.errors import ComposerError, ConfigError, TaskError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
+from composer_replication.tasks.store import load_tasks
 from composer_replication.trainer.models import load_policy
-from composer_replication.trainer.preflight import check_run, fingerprint, prove_solutions
+from composer_replication.trainer.preflight import _split, check_run, fingerprint, prove_solutions
 
 
 def test_a_solution_that_fails_stops_the_run(run_file: Path) -> None:
@@ -31,6 +32,14 @@ def test_a_solution_that_fails_stops_the_run(run_file: Path) -> None:
     with pytest.raises(TaskError, match=r"does not pass its tests with .*python") as raised:
         prove_solutions(config, replace(checked, train=[needs_more]), box)
     assert "tasks.python" in str(raised.value)
+
+
+def test_impossible_tasks_are_practised_and_neither_held_out_nor_proven(run_file: Path) -> None:
+    config = load_config(run_file)
+    tasks = [replace(t, spec=replace(t.spec, impossible=True)) for t in load_tasks(config.tasks.train)]
+    train, held_out = _split(tasks, 0.5)
+    assert (len(train), held_out) == (len(tasks), [])
+    prove_solutions(config, replace(check_run(config), train=tasks, held_out=[]), open_sandbox("unsafe-subprocess"))
 
 
 def test_the_limits_are_those_of_the_run(run_file: Path) -> None:

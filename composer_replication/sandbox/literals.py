@@ -1,0 +1,245 @@
+"""Values written down as JSON and read back, without running anything that they bring along.
+
+A scalar that JSON has (None, bool, int, str) stands for itself, everything else is a list that begins with its kind. The text of
+this module also runs inside boxes, in front of the programs that call the code under test: it needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+import importlib
+import inspect
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Unwritable", "decode", "encode_argument", "encode_result", "same"]
+
+_MOST_NODES = 400
+_MOST_CHARACTERS = 4000
+_MOST_BITS = 8192
+_MOST_ITEMS = 200
+"""Read of an iterator that is a result."""
+_CLOSE = 1e-9
+"""Relative difference between equal floats: another order of summation is no other answer."""
+
+_BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
+    datetime.date: lambda v: [v.year, v.month, v.day],
+    datetime.time: lambda v: [v.hour, v.minute, v.second, v.microsecond],
+    datetime.datetime: lambda v: [v.year, v.month, v.day, v.hour, v.minute, v.second, v.microsecond],
+    datetime.timedelta: lambda v: [v.days, v.seconds, v.microseconds],
+    decimal.Decimal: lambda v: [str(v)],
+    fractions.Fraction: lambda v: [v.numerator, v.denominator],
+    range: lambda v: [v.start, v.stop, v.step],
+    slice: lambda v: [v.start, v.stop, v.step],
+}
+"""Types whose values are their constructor's arguments (those with a time zone are not written)."""
+_CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", dict: "dict"}
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+class Unwritable(ValueError):  # noqa: N818 - says what the value is, not that something went wrong
+    """The value cannot be written down."""
+
+
+class _Writer:
+    """Encodes one value. `made` says how an object of the project was constructed, or None; results have no such objects."""
+
+    def __init__(self, made: Callable[[Any], list[Any] | None] | None) -> None:
+        self.made = made
+        self.nodes = 0
+
+    def write(self, value: Any) -> Any:
+        self.nodes += 1
+        if self.nodes > _MOST_NODES:
+            raise Unwritable("too large")
+        if value is None or value is True or value is False:
+            return value
+        kind = type(value) if self.made is not None else _base_of(type(value))
+        written = self._scalar(kind, value)
+        if written is None and kind in _CONTAINERS:
+            written = self._container(kind, value)
+        if written is None:
+            written = self._reference(value) if self.made is not None else self._iterator(value)
+        if written is None:
+            raise Unwritable(type(value).__name__)
+        return written
+
+    def _scalar(self, kind: type, value: Any) -> Any:
+        """None for what is no scalar. The base type's own methods read the value, whatever a subclass says of itself."""
+        if kind is int:
+            if int.bit_length(value) > _MOST_BITS:
+                raise Unwritable("too large")
+            return int.__add__(value, 0)
+        if kind is str:
+            _check_length(str.__len__(value))
+            return str.__str__(value)
+        if kind is float:
+            return ["float", float.__repr__(value)]
+        if kind is complex:
+            return ["complex", repr(value.real), repr(value.imag)]
+        if kind in (bytes, bytearray):
+            _check_length(len(value))
+            return [kind.__name__, value.hex()]
+        if kind in _BUILT_FROM:
+            if getattr(value, "tzinfo", None) is not None:
+                raise Unwritable("time zone")
+            return ["built", f"{kind.__module__}:{kind.__qualname__}", _BUILT_FROM[kind](value)]
+        return None
+
+    def _container(self, kind: type, value: Any) -> Any:
+        name = _CONTAINERS[kind]
+        if kind is dict:
+            return [name, [[self.write(k), self.write(v)] for k, v in dict.items(value)]]
+        items = [self.write(item) for item in kind.__iter__(value)]  # type: ignore[attr-defined]
+        return [name, sorted(items, key=json.dumps) if kind in (set, frozenset) else items]
+
+    def _reference(self, value: Any) -> Any:
+        """An argument that is a function or class found by its name, or an object of the project."""
+        target = _name_of(value) if callable(value) else None
+        if target is not None:
+            return ["named", target]
+        made = None if self.made is None else self.made(value)
+        return None if made is None else ["made", *made]
+
+    def _iterator(self, value: Any) -> Any:
+        """A result that is read to its end, or to the first items."""
+        if type(value) in _VIEWS or isinstance(value, Iterator):
+            return ["iterator", [self.write(item) for item in itertools.islice(value, _MOST_ITEMS)]]
+        return None
+
+
+def _name_of(value: Any) -> str | None:
+    """`module:qualname` under which a function or class is found, also where a module gave a lambda its name."""
+    owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module of its own
+    module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
+        return None
+    if "<" in name:
+        names = (given for given, held in vars(sys.modules[module]).items() if held is value)
+        return next((f"{module}:{given}" for given in names), None)
+    return f"{module}:{name}" if find(f"{module}:{name}", None) is value else None
+
+
+def _base_of(kind: type) -> type:
+    """The built-in type that an object of `kind` is compared as."""
+    known = (int, str, float, complex, bytes, bytearray, *_BUILT_FROM, *_CONTAINERS)
+    return next((base for base in kind.__mro__ if base in known), kind)
+
+
+def _check_length(length: int) -> None:
+    if length > _MOST_CHARACTERS:
+        raise Unwritable("too large")
+
+
+def encode_argument(value: Any, made: Callable[[Any], list[Any] | None]) -> Any:
+    """`value`, exactly as it is, so that `decode` gives an equal one of the same types. Raises Unwritable."""
+    return _Writer(made).write(value)
+
+
+def encode_result(value: Any) -> Any:
+    """What `value` compares equal to; iterators are consumed. Raises Unwritable and whatever its iteration raises."""
+    return _Writer(None).write(value)
+
+
+def find(target: str, default: Any = ...) -> Any:
+    """What `module:qualname` names, a descriptor of a class unwrapped to its function. Raises ImportError or AttributeError."""
+    module_name, _, qualname = target.partition(":")
+    try:
+        place: Any = importlib.import_module(module_name)
+        for part in qualname.split("."):
+            place = inspect.getattr_static(place, part) if isinstance(place, type) else getattr(place, part)
+    except (ImportError, AttributeError):
+        if default is ...:
+            raise
+        return default
+    for attribute in ("__func__", "fget", "func"):
+        if isinstance(place, classmethod | staticmethod | property) or type(place).__name__ == "cached_property":
+            place = getattr(place, attribute, place)
+    return place
+
+
+def decode(written: Any) -> Any:
+    """Inverse of `encode_argument`, inside a box: it calls constructors. Raises what they raise."""
+    if not isinstance(written, list):
+        return written
+    kind, *rest = written
+    match kind:
+        case "list" | "tuple" | "set" | "frozenset":
+            types = {name: of for of, name in _CONTAINERS.items()}
+            return types[kind](decode(item) for item in rest[0])
+        case "dict":
+            return {decode(key): decode(value) for key, value in rest[0]}
+        case "float":
+            return float(rest[0])
+        case "complex":
+            return complex(float(rest[0]), float(rest[1]))
+        case "bytes" | "bytearray":
+            return bytes.fromhex(rest[0]) if kind == "bytes" else bytearray.fromhex(rest[0])
+        case "built":
+            return find(rest[0])(*rest[1])
+        case "named":
+            return find(rest[0])
+        case _:
+            target, positional, keyword = rest
+            return find(target)(*map(decode, positional), **{name: decode(value) for name, value in keyword.items()})
+
+
+def same(expected: Any, got: Any) -> bool:
+    """Whether two encoded results are equal as Python's `==` has it; nothing is decoded.
+
+    Floats may differ by rounding, and where an iterator is expected any sequence of the same items will do.
+    """
+    left, right = _number(expected), _number(got)
+    if left is not None or right is not None:
+        return left is not None and right is not None and _close(left, right)
+    if not (isinstance(expected, list) and isinstance(got, list)):
+        return type(expected) is type(got) and bool(expected == got)
+    kind, other = expected[0], got[0]
+    if kind == "iterator":
+        return other in ("iterator", "list", "tuple") and _same_items(expected[1], got[1][:_MOST_ITEMS])
+    if kind in ("set", "frozenset"):
+        return other in ("set", "frozenset") and _matched(expected[1], got[1])
+    if kind != other:
+        return False
+    if kind == "dict":
+        return _matched([["tuple", pair] for pair in expected[1]], [["tuple", pair] for pair in got[1]])
+    return _same_items(expected[1], got[1]) if kind in ("list", "tuple") else bool(expected == got)
+
+
+def _number(written: Any) -> int | float | None:
+    """A bool is a number too: `True == 1`."""
+    if isinstance(written, int):
+        return written
+    return float(written[1]) if isinstance(written, list) and written[0] == "float" else None
+
+
+def _close(left: int | float, right: int | float) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    if math.isnan(left) or math.isnan(right):
+        return math.isnan(left) and math.isnan(right)
+    try:
+        return math.isclose(left, right, rel_tol=_CLOSE, abs_tol=_CLOSE)
+    except OverflowError:
+        return False
+
+
+def _same_items(expected: list[Any], got: list[Any]) -> bool:
+    return len(expected) == len(got) and all(map(same, expected, got))
+
+
+def _matched(expected: list[Any], got: list[Any]) -> bool:
+    """Equal in some order."""
+    left = list(got)
+    for item in expected:
+        index = next((n for n, other in enumerate(left) if same(item, other)), None)
+        if index is None:
+            return False
+        del left[index]
+    return not left

@@ -1,0 +1,72 @@
+"""A task built by the generator, and the graders that the attacks are tried against."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from attacks import Attack, lay_down
+from project import PROJECT
+
+from composer_replication.hidden_checks import HiddenChecks
+from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.grading import grade
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.report import BuildOptions
+from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.types import GradeReport, TaskSpec
+
+PYTHON = Path(sys.executable)
+LIMITS = Limits(wall_s=6.0, cpu_s=3.0, memory_mb=512)
+
+
+def build_task(folder: Path) -> Task:
+    """The task whose feature is `discounted`."""
+    project = folder / "till"
+    for path, text in PROJECT.items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text)
+    build_tasks(str(project), folder / "tasks", BuildOptions(task_timeout_s=10.0))
+    return next(task for task in load_tasks(folder / "tasks") if task.spec.deleted[0].qualname == "discounted")
+
+
+@contextmanager
+def workspace(task: Task, attack: Attack) -> Iterator[Path]:
+    """What the agent leaves behind, as a folder."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        root = Path(folder) / "work"
+        shutil.copytree(task.repo, root)
+        lay_down(attack, root)
+        yield root
+
+
+def ours(task: Task, root: Path, sandbox: Sandbox, spec: TaskSpec | None = None) -> GradeReport:
+    return grade(spec or task.spec, task.repo, root, sandbox=sandbox, python=PYTHON, limits=LIMITS)
+
+
+def without_hidden_checks(task: Task) -> TaskSpec:
+    """The task without its hidden checks."""
+    return replace(task.spec, hidden=HiddenChecks())
+
+
+def with_anti_tests(task: Task) -> TaskSpec:
+    """The task without its held-out calls."""
+    return replace(task.spec, hidden=replace(task.spec.hidden, calls=()))
+
+
+def careless(task: Task) -> TaskSpec:
+    """The task with an allow list that names every Python file, so that the grader's own defences are what is tried."""
+    return replace(task.spec, editable=("**/*.py",))
+
+
+def naive(_task: Task, root: Path, sandbox: Sandbox) -> bool:
+    """Run pytest where the agent worked, in a box too, and look at its exit status."""
+    argv = (str(PYTHON), "-m", "pytest", "-q", "tests")
+    env = {"PYTHONPATH": ".", "PYTHONSAFEPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
+    result = sandbox.run(Tree(base=root), Command(argv=argv, python=PYTHON, env=env, limits=LIMITS))
+    return result.ending is Ending.EXITED and result.returncode == 0

@@ -1,0 +1,48 @@
+"""Print which attacks on grading win, against a naive grader and against this one; the last line is JSON (`make attack`).
+
+The columns: pytest's exit status in the agent's workspace; the fresh tree with the task's own tests; the same with anti-tests;
+the whole grader, with calls judged outside the box. The exit status is 1 when the whole grader rewards an attack or doing
+nothing, or does not reward honest work.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from attacks import ATTACKS, HONEST, NOTHING, Attack
+from suite import build_task, naive, ours, with_anti_tests, without_hidden_checks, workspace
+
+from composer_replication.sandbox import Sandbox, open_sandbox
+from composer_replication.tasks.store import Task
+
+COLUMNS = ("exit status", "tests only", "anti-tests", "ours")
+
+
+def verdicts(task: Task, attack: Attack, sandbox: Sandbox) -> tuple[bool, ...]:
+    """Whether each grader rewards it."""
+    with workspace(task, attack) as root:
+        specs = (without_hidden_checks(task), with_anti_tests(task), task.spec)
+        return naive(task, root, sandbox), *(ours(task, root, sandbox, spec).reward == 1.0 for spec in specs)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        task, sandbox = build_task(Path(folder)), open_sandbox()
+        print(sandbox.isolation.summary())
+        print(f"{'':42}" + "".join(f"{column:>14}" for column in COLUMNS))
+        found: dict[str, tuple[bool, ...]] = {}
+        for name, attack in {**HONEST, "nothing": NOTHING, **ATTACKS}.items():
+            found[name] = verdicts(task, attack, sandbox)
+            print(f"{name:42}" + "".join(f"{'REWARDED' if won else '-':>14}" for won in found[name]), flush=True)
+    won = {column: sum(found[name][n] for name in ATTACKS) for n, column in enumerate(COLUMNS)}
+    honest, nothing = all(found[name][3] for name in HONEST), found["nothing"][3]
+    summary = {"attacks": len(ATTACKS), "rewarded": won, "honest_rewarded": honest, "nothing_rewarded": nothing}
+    print(json.dumps(summary))
+    return int(won["ours"] > 0 or nothing or not honest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Hidden checks of real builds: what is asked, what is left out, and that honest work passes however it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.grading import grade
+from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.report import BuildOptions
+from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.types import GradeReport
+
+PYTHON = Path(sys.executable)
+SHOP = {
+    "shop/__init__.py": "",
+    "shop/words.py": '''
+        import random
+        import time
+
+        def shout(text, mark="!"):
+            """`text` in capitals with a mark."""
+            text = text.upper()
+            return text + mark
+
+        def spell(text):
+            """Its letters, one after the other."""
+            for letter in text:
+                yield letter.lower()
+
+        def tidy(words):
+            """Sort `words` in place, without doubles."""
+            kept = sorted(set(words))
+            words[:] = kept
+
+        def parse(text):
+            """A number; ValueError for anything else."""
+            if not text.isdigit():
+                raise ValueError(text)
+            return int(text)
+
+        def stamp(text):
+            """`text` and the moment."""
+            now = time.time()
+            return f"{text} {now > 0}"
+
+        def letters(text):
+            """Its letters in no order that is promised."""
+            found = set(text)
+            return list(found)
+
+        def _half(number):
+            doubled = number * 4
+            return doubled // 8
+
+        def halves(numbers):
+            """Half of each."""
+            found = []
+            for number in numbers:
+                found.append(_half(number))
+            return found
+
+        class Purse:
+            """Money."""
+
+            def __init__(self, coins, currency="EUR"):
+                self.coins = list(coins)
+                self.currency = currency
+
+            def total(self):
+                """What is in it."""
+                result = 0
+                for coin in self.coins:
+                    result += coin
+                return result
+
+            @property
+            def label(self):
+                """Amount and currency."""
+                amount = self.total()
+                return f"{amount} {self.currency}"
+
+            @classmethod
+            def of(cls, *coins):
+                """A purse."""
+                coins = sorted(coins)
+                return cls(coins)
+        ''',
+    "tests/test_words.py": """
+        import pytest
+        from shop.words import Purse, halves, letters, parse, shout, spell, stamp, tidy
+
+        def test_shout():
+            assert shout("ab") == "AB!"
+            assert shout("cd ef", mark="?") == "CD EF?"
+
+        def test_spell():
+            assert list(spell("AbC")) == ["a", "b", "c"]
+            assert "".join(spell("XY")) == "xy"
+
+        def test_tidy():
+            words = ["b", "a", "b"]
+            tidy(words)
+            assert words == ["a", "b"]
+
+        def test_parse():
+            assert parse("12") == 12
+            assert parse("7") == 7
+            with pytest.raises(ValueError):
+                parse("x")
+
+        def test_stamp():
+            assert stamp("a") == "a True"
+
+        def test_letters():
+            assert sorted(letters("hello")) == ["e", "h", "l", "o"]
+
+        def test_halves():
+            assert halves([4, 6]) == [2, 3]
+            assert halves([10]) == [5]
+
+        def test_purse():
+            assert Purse([1, 2]).total() == 3
+            assert Purse((5, 6, 7), "CHF").label == "18 CHF"
+            assert Purse.of(3, 1).coins == [1, 3]
+        """,
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(write_project: Callable[[Mapping[str, str]], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
+    out = tmp_path_factory.mktemp("out")
+    build_tasks(str(write_project(SHOP)), out, BuildOptions())
+    return {task.spec.deleted[0].qualname: task for task in load_tasks(out)}
+
+
+def judge(task: Task, solution: str) -> GradeReport:
+    files = {"shop/words.py": solution.encode()}
+    return grade(task.spec, task.repo, files, sandbox=open_sandbox(), python=PYTHON)
+
+
+def rewritten(task: Task, body: str) -> str:
+    """The task's file with another body for what was deleted, indented like the stub."""
+    text = (task.repo / "shop/words.py").read_text()
+    line = next(line for line in text.splitlines() if "raise NotImplementedError" in line)
+    indent = line[: len(line) - len(line.lstrip())]
+    return text.replace(line, textwrap.indent(body, indent))
+
+
+def asked(task: Task) -> dict[str, list[tuple[object, object]]]:
+    """Arguments and expected answers by target."""
+    found: dict[str, list[tuple[object, object]]] = {}
+    for call in task.spec.hidden.calls:
+        found.setdefault(call.target.partition(":")[2], []).append((json.loads(call.arguments)[0], json.loads(call.expected)))
+    return found
+
+
+ANOTHER_WAY = {
+    "shout": "return ''.join([*text.upper(), mark])",
+    "spell": "return [letter.lower() for letter in text]",
+    "tidy": "for word in [*words]:\n    words.remove(word)\n    if word not in words:\n        words.append(word)\nwords.sort()",
+    "parse": "import re\nif re.fullmatch(r'\\d+', text):\n    return int(text)\nraise type('Bad', (ValueError,), {})(text)",
+    "stamp": "return text + ' True'",
+    "letters": "return sorted(set(text))[::-1]",
+    "_half": "return number // 2",
+    "halves": "return [number // 2 for number in numbers]",
+    "Purse.total": "return sum(self.coins)",
+    "Purse.label": "return str(sum(self.coins)) + ' ' + self.currency",
+    "Purse.of": "return cls(sorted(coins))",
+}
+WRONG = {
+    "shout": "return {'ab': 'AB!', 'cd ef': 'CD EF?'}[text]",
+    "spell": "return iter({'AbC': 'abc', 'XY': 'xy'}[text])",
+    "tidy": "words[:] = ['a', 'b']",
+    "parse": "return {'12': 12, '7': 7}.get(text) or int('x')",
+    "_half": "return {4: 2, 6: 3, 10: 5}.get(number, 0)",
+    "halves": "return {2: [2, 3], 1: [5]}[len(numbers)]",
+    "Purse.total": "return 3 if len(self.coins) == 2 else 18",
+    "Purse.label": "return '18 CHF'",
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER_WAY)
+def test_honest_work_is_rewarded_however_it_is_written(tasks, name):
+    report = judge(tasks[name], rewritten(tasks[name], ANOTHER_WAY[name]))
+    assert report.reward == 1.0, (report, asked(tasks[name]))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_visible_answers_by_heart_are_not(tasks, name):
+    task, solution = tasks[name], rewritten(tasks[name], WRONG[name])
+    visible = dataclasses.replace(task, spec=dataclasses.replace(task.spec, hidden=type(task.spec.hidden)()))
+    assert judge(visible, solution).reward == 1.0
+    report = judge(task, solution)
+    assert report.reward == 0.0
+    assert report.hidden_broken
+    assert "did not do what it should" in report.reasons[0]
+
+
+def test_what_has_no_answer_of_its_own_is_not_asked(tasks):
+    assert asked(tasks["stamp"]) == {}
+    assert asked(tasks["letters"]) == {}
+    assert "_half" not in asked(tasks["_half"])
+    assert set(asked(tasks["_half"])) == {"halves"}
+
+
+def test_every_kind_of_call_is_asked(tasks):
+    assert all(
+        list(answer) == ["returns", "after"] and answer["returns"][0] == "iterator"
+        for _, answer in asked(tasks["spell"])["spell"]
+    )
+    assert all("0" in answer["after"] for _, answer in asked(tasks["tidy"])["tidy"])
+    assert {"raises": ["ValueError"]} in [answer for _, answer in asked(tasks["parse"])["parse"]]
+    made = [arguments[0] for arguments, _ in asked(tasks["Purse.total"])["Purse.total"]]
+    assert made
+    assert all(value[:2] == ["made", "shop.words:Purse"] for value in made)
+
+
+def test_new_arguments_are_new_and_the_numbers_are_kept(tasks):
+    for task in tasks.values():
+        hidden, provenance = task.spec.hidden, task.provenance
+        seen = {(call.target, call.arguments) for call in hidden.calls if call.seen}
+        new = {(call.target, call.arguments) for call in hidden.calls if not call.seen}
+        assert not seen & new
+        assert len(seen) + len(new) == len(hidden.calls) == provenance["held_out_calls"]
+        assert (len(new), len(hidden.anti_tests)) == (provenance["held_out_new"], provenance["anti_tests"])
+    assert sum(task.provenance["held_out_new"] for task in tasks.values()) >= 15
+
+
+PASS_ALL = """
+import gc
+class Passed(dict):
+    def __setitem__(self, key, value): dict.__setitem__(self, key, "passed")
+for found in [o for o in gc.get_objects() if type(o).__name__ == "Recorder"]:
+    found.outcomes = Passed()
+"""
+
+
+def test_impossible_tasks_are_never_rewarded(write_project, tmp_path):
+    build_tasks(str(write_project(SHOP)), tmp_path / "out", BuildOptions(impossible=1.0, max_tasks=4))
+    made = load_tasks(tmp_path / "out")
+    impossible = [task for task in made if task.spec.impossible]
+    assert len(impossible) >= 3
+    for task in impossible:
+        assert "mpossible" not in task.spec.instruction + task.spec.task_id
+        gold = grade(task.spec, task.repo, task.gold_files(), sandbox=open_sandbox(), python=PYTHON)
+        assert (gold.reward, gold.alarm) == (0.0, False)
+        name = task.spec.deleted[0].path
+        text = PASS_ALL + task.gold_files()[name].decode()
+        forged = grade(task.spec, task.repo, {name: text.encode()}, sandbox=open_sandbox(), python=PYTHON)
+        assert (forged.reward, forged.alarm) == (0.0, True)
+        assert forged.reasons[0].startswith("ALARM")
