@@ -73,13 +73,10 @@ bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with a
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
 
-<<<<<<< HEAD
 soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
 	@$(BIN)/python tests/tools/soak.py
-=======
 attack: env ## Try every known attack on grading, against this grader and a naive one
 	@$(BIN)/python tests/attack/table.py
->>>>>>> mb
 
 report-check: env ## Check a report in headless Chromium (RUN=runs/NAME, or a made-up run)
 	@$(BIN)/python tests/browser/check_report.py $(RUN)
