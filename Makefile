@@ -75,6 +75,7 @@ bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch pas
 
 soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
 	@$(BIN)/python tests/tools/soak.py
+
 attack: env ## Try every known attack on grading, against this grader and a naive one
 	@$(BIN)/python tests/attack/table.py
 
