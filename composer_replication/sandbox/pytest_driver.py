@@ -50,9 +50,9 @@ class Recorder:
         if self.wanted:
             exact = set(self.wanted)
             wholes = tuple(w + end for w in self.wanted for end in ("::", "["))
-            kept = [item for item in items if item.nodeid in exact or item.nodeid.startswith(wholes)]
-            config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-            items[:] = kept
+            chosen = [item.nodeid in exact or item.nodeid.startswith(wholes) for item in items]
+            config.hook.pytest_deselected(items=[item for item, taken in zip(items, chosen, strict=True) if not taken])
+            items[:] = [item for item, taken in zip(items, chosen, strict=True) if taken]
         self.collected = [item.nodeid for item in items]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -128,7 +128,7 @@ def run(orders: dict[str, Any]) -> dict[str, Any]:
     recorder = Recorder(wanted, cleaner())
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
     files = list(dict.fromkeys(w.partition("::")[0] for w in wanted))
-    arguments = ["-q", "--tb=short", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
+    arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
     arguments += ["--continue-on-collection-errors", *(["--collect-only"] if orders["collect_only"] else []), *orders["extra"]]
     arguments += [name for name in files if os.path.exists(name)]
     plugins: list[object] = [recorder, *(importlib.import_module(name) for name in orders["plugins"])]

@@ -18,7 +18,7 @@ from composer_replication.sandbox.protocol import Command, Ending, ExecResult, L
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 
-__all__ = ["CoverageByTest", "TestRun", "collect_tests", "run_pytest", "run_pytest_with_coverage"]
+__all__ = ["CoverageByTest", "TestRun", "collect_tests", "plugins_of", "run_pytest", "run_pytest_with_coverage"]
 
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""
@@ -124,6 +124,11 @@ def collect_tests(
     return tuple((answer or {}).get("collected", ())), _test_run(result, answer, ())
 
 
+def plugins_of(python: Path) -> list[str]:
+    """The modules of the installed pytest plugins that runs load. Raises TaskError when `python` does not run."""
+    return [module for name, module in installation_of(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
+
+
 def _drive(
     sandbox: Sandbox,
     tree: Tree,
@@ -137,13 +142,12 @@ def _drive(
     collect_only: bool = False,
 ) -> tuple[ExecResult, dict[str, Any] | None]:
     nonce = secrets.token_hex(16)
-    plugins = [module for name, module in installation_of(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
     orders = {
         "nonce": nonce,
         "ids": list(test_ids),
         "python_path": list(python_path),
         "extra": list(extra_args),
-        "plugins": plugins,
+        "plugins": plugins_of(python),
         "coverage": coverage,
         "collect_only": collect_only,
     }

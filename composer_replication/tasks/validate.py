@@ -16,13 +16,16 @@ from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.tasks.baseline import Baseline
+from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.delete import body_of, delete_bodies
-from composer_replication.tasks.describe import describe
+from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.layout import Layout
 from composer_replication.tasks.leak import LeakScanner
+from composer_replication.tasks.mutate import mutants_of
+from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.select import Candidate
 from composer_replication.tasks.source import Source
-from composer_replication.tasks.store import Task, write_task
+from composer_replication.tasks.store import write_task
 from composer_replication.types import Deletion, Outcome, TaskSpec, Unscored
 
 __all__ = ["Validator", "Verdict"]
@@ -57,19 +60,25 @@ class Validator:
 
     source: Source
     layout: Layout
+    options: BuildOptions
     baseline: Baseline
+    compiled: Path
+    """The source's tree with its bytecode (`compile_tree`): what the tests run on."""
+    files: Mapping[str, bytes]
+    """The layout's sources, by POSIX path."""
+    digests: Mapping[str, str]
+    """Of the source's tree (`digests_of`)."""
+    docs: Mapping[str, str]
+    """The project's documentation, by path."""
+    licence: str
+    benchmarks: Benchmarks
     scanner: LeakScanner
     sandbox: Sandbox
     python: Path
     staging: Path
-    task_timeout_s: float
-    """Wall-clock limit of one run of a task's tests, in seconds; kept in the task."""
-    pass_to_pass_cap: int
-    """Most pass-to-pass tests a task gets."""
-    seed: int
 
     def validate(self, candidate: Candidate) -> Verdict:
-        """Delete, see which tests fail, write the task, and prove it with the grader.
+        """Delete, see which tests fail, prove it with the grader, and write the task.
 
         A fail-to-pass test has failed twice without the feature (in the first run and when the untouched tree was graded) and
         passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
@@ -90,59 +99,107 @@ class Validator:
         return Verdict(candidate=candidate.key, task_id=task_id, dropped=dropped, flaky=flaky, seconds=seconds)
 
     def _build(self, candidate: Candidate, task_id: str) -> int:
-        """Write a proven task or raise; returns the number of flaky tests left out."""
-        originals = {f.path: (self.source.tree / f.path).read_bytes() for f in candidate.functions}
-        deleted = {
-            path: delete_bodies(content, [f for f in candidate.functions if f.path == path])
-            for path, content in originals.items()
-        }
-        leak = self.scanner.find([body_of(originals[f.path], f) for f in candidate.functions], deleted)
+        """Prove a task and write it, or raise; returns the number of flaky tests left out."""
+        deleted = self._delete(candidate)
+        bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
+        if self.benchmarks.instance_with(bodies) is not None:
+            raise _DroppedError("a benchmark has it (--benchmark)")
+        leak = self.scanner.find(bodies, deleted)
         if leak is not None:
             raise _DroppedError(leak)
-        pool = self._tests_of_files(originals) - candidate.tests
-        failing, passing = self._first_run(candidate, deleted, pool)
+        failing, passing = self._first_run(candidate, deleted)
         flaky: set[str] = set()
         while failing:
-            kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.pass_to_pass_cap]
+            kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
             spec = self._spec(candidate, task_id, failing, kept)
-            provenance = {
-                "covering_tests": len(candidate.tests),
-                "pass_to_pass_found": len(passing),
-                "pass_to_pass_cap": self.pass_to_pass_cap,
-                "flaky_tests": len(flaky),
-                "seed": self.seed,
-            }
-            root = self.staging / task_id
-            task = write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance)
-            unsteady = self._grade_both_ways(task)
+            unsteady = self._grade_both_ways(spec, deleted)
             if not unsteady:
+                facts = {"pass_to_pass_found": len(passing), "flaky_tests": len(flaky), **self._check_strength(candidate, spec)}
+                self._write(spec, candidate, deleted, facts)
                 return len(flaky)
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
         raise _DroppedError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
 
+    def _delete(self, candidate: Candidate) -> dict[str, bytes]:
+        """The files without the feature."""
+        if self.options.mode == "stub":
+            by_file = {f.path: [g for g in candidate.functions if g.path == f.path] for f in candidate.functions}
+            return {path: delete_bodies(self.files[path], functions) for path, functions in by_file.items()}
+        from composer_replication.tasks.remove import remove_functions
+
+        return remove_functions(self.files, candidate.functions, self.layout.python_path)
+
+    def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
+        """How many mutants of the gold code there were and how many the fail-to-pass tests killed; drops what kills too few."""
+        if not self.options.mutants:
+            return {}
+        path = candidate.functions[0].path
+        functions = [f for f in candidate.functions if f.path == path]
+        mutants = mutants_of(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
+        killed = sum(self._is_killed(Tree(base=self.compiled, changes={path: mutant}), spec) for mutant in mutants)
+        if killed < self.options.kill_rate * len(mutants):
+            raise _DroppedError("its tests are weak (--mutants, --kill-rate)")
+        return {"mutants": len(mutants), "mutants_killed": killed}
+
+    def _is_killed(self, tree: Tree, spec: TaskSpec) -> bool:
+        """Whether a fail-to-pass test does not pass; the first that fails ends the run."""
+        limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
+        run = run_pytest(
+            self.sandbox,
+            tree,
+            python=self.python,
+            test_ids=spec.fail_to_pass,
+            python_path=spec.python_path,
+            limits=limits,
+            extra_args=("-x",),
+        )
+        return not run.passed
+
+    def _write(
+        self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]
+    ) -> None:
+        provenance = {
+            "mode": self.options.mode,
+            "difficulty": candidate.difficulty,
+            "licence": self.licence,
+            "covering_tests": len(candidate.tests),
+            "pass_to_pass_cap": self.options.pass_to_pass_cap,
+            "seed": self.options.seed,
+            **facts,
+        }
+        root = self.staging / spec.task_id
+        write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance, digests=self.digests)
+
     def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
+        fail_to_pass = tuple(sorted(failing))
+        feature = Feature(
+            functions=candidate.functions,
+            sources=self.files,
+            fail_to_pass=fail_to_pass,
+            docs=self.docs,
+            removed=self.options.mode != "stub",
+        )
         return TaskSpec(
             task_id=task_id,
             source=self.source.label,
             source_digest=self.source.digest,
-            instruction=describe(candidate.functions),
+            instruction=describe(feature, self.options.instruction),
             deleted=tuple(Deletion(path=f.path, qualname=f.qualname, lines=f.lines) for f in candidate.functions),
-            fail_to_pass=tuple(sorted(failing)),
+            fail_to_pass=fail_to_pass,
             pass_to_pass=tuple(sorted(passing)),
             editable=self.layout.editable,
             python_path=self.layout.python_path,
-            test_timeout_s=self.task_timeout_s,
+            test_timeout_s=self.options.task_timeout_s,
         )
 
-    def _first_run(
-        self, candidate: Candidate, deleted: Mapping[str, bytes], pool: frozenset[str]
-    ) -> tuple[frozenset[str], frozenset[str]]:
+    def _first_run(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> tuple[frozenset[str], frozenset[str]]:
         """The covering and sampled tests that fail and those that pass without the feature.
 
         When a test file cannot be imported, all its tests count, and fail.
         """
-        tree = Tree(base=self.source.tree, changes=deleted)
+        tree = Tree(base=self.compiled, changes=deleted)
+        pool = self._tests_of_files(deleted) - candidate.tests
         ids = sorted(candidate.tests | self._sample(pool, candidate.key))
         run = self._run(tree, ids)
         broken_files = {error.partition(": ")[0].partition("::")[0] for error in run.collect_errors}
@@ -151,10 +208,13 @@ class Validator:
             ids = sorted({*ids, *lost})
             run = self._run(tree, ids)
         passing = frozenset(i for i in ids if run.outcomes.get(i) is Outcome.PASSED)
+        if self.options.mode != "stub" and broken_files and not passing:
+            raise _DroppedError("no test file can be imported without it")
         return frozenset(ids) - passing, passing
 
     def _run(self, tree: Tree, ids: list[str]) -> TestRun:
-        limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
+        seconds = self.options.task_timeout_s
+        limits = Limits(wall_s=seconds, cpu_s=seconds)
         run = run_pytest(self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits)
         match run.ending:
             case Ending.TIMEOUT:
@@ -168,19 +228,20 @@ class Validator:
             raise _DroppedError("the test process dies before it can report")
         return run
 
-    def _grade_both_ways(self, task: Task) -> set[str]:
-        """The gold code must get reward 1 and the untouched tree 0; returns the tests that prevent it by being flaky."""
+    def _grade_both_ways(self, spec: TaskSpec, deleted: Mapping[str, bytes]) -> set[str]:
+        """The gold code must get reward 1 and the tree without it 0; returns the tests that prevent it by being flaky.
+
+        Both are graded as changes to the compiled tree: none are the gold code, the deletion is an empty submission.
+        """
         unsteady: set[str] = set()
-        expected: tuple[tuple[dict[str, bytes], tuple[str, ...]], ...]
-        expected = ((task.gold_files(), (*task.spec.fail_to_pass, *task.spec.pass_to_pass)), ({}, task.spec.pass_to_pass))
-        for files, should_pass in expected:
-            report = grade(task.spec, task.repo, files, sandbox=self.sandbox, python=self.python)
+        for changes, should_pass in (({}, {*spec.fail_to_pass, *spec.pass_to_pass}), (deleted, {*spec.pass_to_pass})):
+            report = grade(spec, self.compiled, changes, sandbox=self.sandbox, python=self.python)
             if isinstance(report.reward, Unscored):
-                raise SandboxError(f"task {task.spec.task_id} could not be graded: {report.reward.reason}")
+                raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
             passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
-            if files and (not passed or (report.reward != 1.0 and passed == set(should_pass))):
+            if not changes and (not passed or (report.reward != 1.0 and passed == should_pass)):
                 raise _DroppedError(f"the gold code gets reward {report.reward:g}: {report.reasons[0]}")
-            unsteady |= passed ^ set(should_pass)
+            unsteady |= passed ^ should_pass
         return unsteady
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
@@ -190,13 +251,14 @@ class Validator:
 
     def _sample(self, pool: frozenset[str], key: str) -> frozenset[str]:
         """At most `pass_to_pass_cap` ids, the same for the same candidate and seed."""
-        rng = random.Random(f"{self.seed} {key}")
-        return frozenset(rng.sample(sorted(pool), min(len(pool), self.pass_to_pass_cap)))
+        rng = random.Random(f"{self.options.seed} {key}")
+        return frozenset(rng.sample(sorted(pool), min(len(pool), self.options.pass_to_pass_cap)))
 
     def _task_id(self, candidate: Candidate) -> str:
         """Readable, fit for a file name, and the same for the same deletion from the same tree."""
         feature, others = candidate.functions[0], len(candidate.functions) - 1
         name = f"{self.source.name}-{feature.qualname}" + (f"-and-{others}" if others else "")
         slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]
-        digest = hashlib.sha256(f"{self.source.digest} {candidate.key}".encode()).hexdigest()
+        mode = "" if self.options.mode == "stub" else f"{self.options.mode} "
+        digest = hashlib.sha256(f"{mode}{self.source.digest} {candidate.key}".encode()).hexdigest()
         return f"{slug}-{digest[:8]}"
