@@ -33,8 +33,8 @@ from composer_replication.tasks.baseline import baseline_from_json, baseline_to_
 PACKAGES = (
     "inflection==0.5.1",
     "toolz==1.0.0",
-    "boltons==25.0.0",
-    "humanize==4.13.0",
+    "boltons==26.2.0",
+    "humanize==4.17.0",
     "pyrsistent==0.20.0",
     "itsdangerous==2.2.0",
     "tomlkit==0.13.3",

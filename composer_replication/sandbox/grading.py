@@ -22,7 +22,7 @@ from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.submission import Submission, read_submission
 from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, grade_from_json, to_json
 
-__all__ = ["GradeCache", "grade"]
+__all__ = ["GradeCache", "grade", "judge"]
 
 _NAMED_TESTS = 5
 """How many failed tests a report's reasons name."""
@@ -160,14 +160,18 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sand
             continue
         if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:
             continue
-        outcomes = {test_id: run.outcomes.get(test_id, Outcome.MISSING) for test_id in expected}
-        reasons = _reasons(task, run, outcomes, limits)
-        return GradeReport(
-            reward=0.0 if reasons else 1.0, outcomes=outcomes, reasons=reasons, isolation=isolation, wall_s=run.wall_s
-        )
+        return judge(task, run, limits, isolation=isolation)
     missing = dict.fromkeys(expected, Outcome.MISSING)
     unscored = Unscored(f"the sandbox failed: {fault}")
     return GradeReport(reward=unscored, outcomes=missing, reasons=(unscored.reason,), isolation=isolation)
+
+
+def judge(task: TaskSpec, run: TestRun, limits: Limits, *, isolation: str = "") -> GradeReport:
+    """The verdict on a finished run of at least the task's tests, by the rule of `grade`."""
+    outcomes = {test_id: run.outcomes.get(test_id, Outcome.MISSING) for test_id in (*task.fail_to_pass, *task.pass_to_pass)}
+    reasons = _reasons(task, run, outcomes, limits)
+    reward = 0.0 if reasons else 1.0
+    return GradeReport(reward=reward, outcomes=outcomes, reasons=reasons, isolation=isolation, wall_s=run.wall_s)
 
 
 def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limits: Limits) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from composer_replication.sandbox.protocol import Command, Ending, ExecResult, L
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 
-__all__ = ["CoverageByTest", "TestRun", "collect_tests", "plugins_of", "run_pytest", "run_pytest_with_coverage"]
+__all__ = ["CoverageByTest", "TestRun", "collect_tests", "plugins_of", "run_pytest", "run_pytest_twice", "run_pytest_with_coverage"]
 
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""
@@ -92,6 +92,28 @@ def run_pytest(
     return _test_run(result, answer, test_ids)
 
 
+def run_pytest_twice(
+    sandbox: Sandbox,
+    tree: Tree,
+    *,
+    python: Path,
+    test_ids: Sequence[str],
+    python_path: Sequence[str] = (".",),
+    limits: Limits | None = None,
+) -> tuple[TestRun, TestRun]:
+    """`run_pytest`, two times in one box: the tests are collected once, and each run starts from a fork of that state.
+
+    `limits` are those of both runs together. They share the files of the box, so a test that trips over what it left behind
+    fails in the second. A first run that died has only `MISSING` outcomes.
+    """
+    result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, (), twice=True)
+    second = _test_run(result, answer, test_ids)
+    if answer is None or second.tampered:
+        return second, second
+    first = _test_run(result, {**answer, "outcomes": answer["earlier"], "failures": {}}, test_ids)
+    return first, second
+
+
 def run_pytest_with_coverage(
     sandbox: Sandbox,
     tree: Tree,
@@ -140,6 +162,7 @@ def _drive(
     *,
     coverage: bool = False,
     collect_only: bool = False,
+    twice: bool = False,
 ) -> tuple[ExecResult, dict[str, Any] | None]:
     nonce = secrets.token_hex(16)
     orders = {
@@ -150,6 +173,7 @@ def _drive(
         "plugins": plugins_of(python),
         "coverage": coverage,
         "collect_only": collect_only,
+        "twice": twice,
     }
     limits = limits or Limits()
     command = Command(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import SandboxError
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading import grade, judge
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
-from composer_replication.sandbox.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.pytest_run import TestRun, run_pytest, run_pytest_twice
 from composer_replication.tasks.baseline import Baseline
 from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.delete import body_of, delete_bodies
@@ -54,6 +54,18 @@ class _DroppedError(Exception):
     """The candidate is no task; the message says why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Without:
+    """Two equal runs of tests without the feature."""
+
+    failing: frozenset[str]
+    passing: frozenset[str]
+    """In both runs."""
+    unsteady: frozenset[str]
+    """In one of them."""
+    second: TestRun
+
+
 @dataclass(frozen=True, kw_only=True)
 class Validator:
     """Turns candidates into task folders below `staging`. Safe to call from several threads."""
@@ -80,8 +92,8 @@ class Validator:
     def validate(self, candidate: Candidate) -> Verdict:
         """Delete, see which tests fail, prove it with the grader, and write the task.
 
-        A fail-to-pass test has failed twice without the feature (in the first run and when the untouched tree was graded) and
-        passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
+        A fail-to-pass test has failed twice without the feature (the second run is the one that the untouched tree is graded by)
+        and passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
         passed in all five. Tests that did otherwise are left out and what remains is proven again.
 
         Raises:
@@ -107,12 +119,12 @@ class Validator:
         leak = self.scanner.find(bodies, deleted)
         if leak is not None:
             raise _DroppedError(leak)
-        failing, passing = self._first_run(candidate, deleted)
-        flaky: set[str] = set()
+        without = self._run_without(candidate, deleted)
+        failing, passing, flaky = without.failing, without.passing, set(without.unsteady)
         while failing:
             kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
             spec = self._spec(candidate, task_id, failing, kept)
-            unsteady = self._grade_both_ways(spec, deleted)
+            unsteady = self._grade_both_ways(spec, without.second)
             if not unsteady:
                 facts = {"pass_to_pass_found": len(passing), "flaky_tests": len(flaky), **self._check_strength(candidate, spec)}
                 self._write(spec, candidate, deleted, facts)
@@ -193,55 +205,63 @@ class Validator:
             test_timeout_s=self.options.task_timeout_s,
         )
 
-    def _first_run(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> tuple[frozenset[str], frozenset[str]]:
-        """The covering and sampled tests that fail and those that pass without the feature.
+    def _run_without(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> _Without:
+        """Run the covering tests and a sample of others of the same files without the feature, twice.
 
         When a test file cannot be imported, all its tests count, and fail.
         """
         tree = Tree(base=self.compiled, changes=deleted)
         pool = self._tests_of_files(deleted) - candidate.tests
-        ids = sorted(candidate.tests | self._sample(pool, candidate.key))
-        run = self._run(tree, ids)
-        broken_files = {error.partition(": ")[0].partition("::")[0] for error in run.collect_errors}
+        ids = sorted(candidate.tests | self._sample(pool, candidate))
+        first, second = self._run_twice(tree, ids)
+        broken_files = {error.partition(": ")[0].partition("::")[0] for error in second.collect_errors}
         lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
         if lost - set(ids):
             ids = sorted({*ids, *lost})
-            run = self._run(tree, ids)
-        passing = frozenset(i for i in ids if run.outcomes.get(i) is Outcome.PASSED)
-        if self.options.mode != "stub" and broken_files and not passing:
+            first, second = self._run_twice(tree, ids)
+        passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second)]
+        if self.options.mode != "stub" and broken_files and not passed[1]:
             raise _DroppedError("no test file can be imported without it")
-        return frozenset(ids) - passing, passing
+        return _Without(
+            failing=frozenset(ids) - passed[0] - passed[1],
+            passing=frozenset(passed[0] & passed[1]),
+            unsteady=frozenset(passed[0] ^ passed[1]),
+            second=second,
+        )
 
-    def _run(self, tree: Tree, ids: list[str]) -> TestRun:
+    def _run_twice(self, tree: Tree, ids: list[str]) -> tuple[TestRun, TestRun]:
         seconds = self.options.task_timeout_s
-        limits = Limits(wall_s=seconds, cpu_s=seconds)
-        run = run_pytest(self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits)
-        match run.ending:
+        limits = Limits(wall_s=2 * seconds, cpu_s=2 * seconds)
+        first, second = run_pytest_twice(
+            self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits
+        )
+        match second.ending:
             case Ending.TIMEOUT:
-                raise _DroppedError(f"its tests do not finish within {limits.wall_s:g} s (--task-timeout)")
+                raise _DroppedError(f"its tests do not finish within {seconds:g} s (--task-timeout)")
             case Ending.OUT_OF_MEMORY:
                 raise _DroppedError(f"its tests need more than {limits.memory_mb} MB of memory")
             case Ending.OUTPUT_LIMIT:
                 raise _DroppedError(f"its tests write more than {limits.disk_mb} MB to disk")
-        ended_early = not run.collect_errors and all(o is Outcome.MISSING for o in run.outcomes.values())
-        if run.ending is not Ending.EXITED or run.tampered or ended_early:
+        ended_early = not second.collect_errors and all(o is Outcome.MISSING for o in second.outcomes.values())
+        if second.ending is not Ending.EXITED or second.tampered or ended_early:
             raise _DroppedError("the test process dies before it can report")
-        return run
+        return first, second
 
-    def _grade_both_ways(self, spec: TaskSpec, deleted: Mapping[str, bytes]) -> set[str]:
+    def _grade_both_ways(self, spec: TaskSpec, without: TestRun) -> set[str]:
         """The gold code must get reward 1 and the tree without it 0; returns the tests that prevent it by being flaky.
 
-        Both are graded as changes to the compiled tree: none are the gold code, the deletion is an empty submission.
+        The gold code is graded as the compiled tree without a change, the other tree by its run.
         """
-        unsteady: set[str] = set()
-        for changes, should_pass in (({}, {*spec.fail_to_pass, *spec.pass_to_pass}), (deleted, {*spec.pass_to_pass})):
-            report = grade(spec, self.compiled, changes, sandbox=self.sandbox, python=self.python)
-            if isinstance(report.reward, Unscored):
-                raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
-            passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
-            if not changes and (not passed or (report.reward != 1.0 and passed == should_pass)):
-                raise _DroppedError(f"the gold code gets reward {report.reward:g}: {report.reasons[0]}")
-            unsteady |= passed ^ should_pass
+        gold = grade(spec, self.compiled, {}, sandbox=self.sandbox, python=self.python)
+        if isinstance(gold.reward, Unscored):
+            raise SandboxError(f"task {spec.task_id} could not be graded: {gold.reward.reason}")
+        passed = {i for i, outcome in gold.outcomes.items() if outcome is Outcome.PASSED}
+        unsteady = gold.outcomes.keys() - passed
+        if not passed or (gold.reward != 1.0 and not unsteady):
+            raise _DroppedError(f"the gold code gets reward {gold.reward:g}: {gold.reasons[0]}")
+        empty = judge(spec, without, Limits(wall_s=spec.test_timeout_s))
+        if empty.reward != 0.0:
+            raise _DroppedError("no test fails without it")
         return unsteady
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
@@ -249,10 +269,24 @@ class Validator:
         found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
         return frozenset().union(*found) & self.baseline.passing
 
-    def _sample(self, pool: frozenset[str], key: str) -> frozenset[str]:
-        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed."""
-        rng = random.Random(f"{self.options.seed} {key}")
-        return frozenset(rng.sample(sorted(pool), min(len(pool), self.options.pass_to_pass_cap)))
+    def _sample(self, pool: frozenset[str], candidate: Candidate) -> frozenset[str]:
+        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed.
+
+        They come from few test files, because each costs its collection in every run: those of the covering tests first.
+        """
+        rng = random.Random(f"{self.options.seed} {candidate.key}")
+        near = {test_id.partition("::")[0] for test_id in candidate.tests}
+        by_file: dict[str, list[str]] = {}
+        for test_id in sorted(pool):
+            by_file.setdefault(test_id.partition("::")[0], []).append(test_id)
+        files = sorted(by_file)
+        rng.shuffle(files)
+        files.sort(key=lambda file: file not in near)
+        taken: list[str] = []
+        for file in files:
+            room = self.options.pass_to_pass_cap - len(taken)
+            taken += by_file[file] if len(by_file[file]) <= room else rng.sample(by_file[file], room)
+        return frozenset(taken)
 
     def _task_id(self, candidate: Candidate) -> str:
         """Readable, fit for a file name, and the same for the same deletion from the same tree."""
