@@ -2,8 +2,8 @@
 
 The comparison proves every candidate with all of the project's tests, as SWE-smith does (2504.21798, section 3): the same
 validator, told that every test covers every line. CPU time is that of everything: this process, the launcher, the boxes, the
-kernel's work for them, counted by a control group. What a repository costs once (fetching, installing, the baseline with coverage,
-compiling) is reported beside it. `--write docs/figures/tasks.json` and then `make figures` draw what was measured.
+kernel's work for them, counted by a control group. What a repository costs once (fetching, installing, the baseline with
+coverage, compiling) is reported beside it. `--write docs/figures/tasks.json` and then `make figures` draw what was measured.
 """
 
 from __future__ import annotations

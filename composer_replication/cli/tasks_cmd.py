@@ -109,7 +109,9 @@ def revert(
     rows: Annotated[Path, typer.Argument(help="JSONL file with the columns of SWE-bench.")],
     out: Annotated[Path, typer.Option(help="Folder for the tasks; those already there are not built again.")],
     instance: Annotated[str, typer.Option(help="Id of one instance; all by default.")] = "",
-    checkout: Annotated[str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")] = "",
+    checkout: Annotated[
+        str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
+    ] = "",
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
@@ -121,9 +123,7 @@ def revert(
     """
     options = BuildOptions(max_tasks=max_tasks, python=python, task_timeout_s=task_timeout, sandbox=sandbox)
     with _Display() as display:
-        tasks, dropped = build_instances(
-            rows, out, only=instance, checkout=checkout, options=options, progress=display.show
-        )
+        tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
     console = _console()
     if tasks:
         console.print(_table(tasks))

@@ -18,7 +18,15 @@ from composer_replication.sandbox.protocol import Command, Ending, ExecResult, L
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 
-__all__ = ["CoverageByTest", "TestRun", "collect_tests", "plugins_of", "run_pytest", "run_pytest_twice", "run_pytest_with_coverage"]
+__all__ = [
+    "CoverageByTest",
+    "TestRun",
+    "collect_tests",
+    "plugins_of",
+    "run_pytest",
+    "run_pytest_twice",
+    "run_pytest_with_coverage",
+]
 
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""

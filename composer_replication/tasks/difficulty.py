@@ -24,6 +24,6 @@ def difficulty_of(functions: Sequence[Function], covering_tests: int) -> float:
     branches = sum(function.branches for function in functions)
     calls = len(frozenset().union(*(function.calls for function in functions)))
     files = len({function.path for function in functions})
-    effort = lines + 2 * branches + calls + 5 * (len(functions) - 1) + 10 * (files - 1)
-    effort *= 1 + 1 / math.sqrt(max(1, covering_tests))
+    size = lines + 2 * branches + calls + 5 * (len(functions) - 1) + 10 * (files - 1)
+    effort = size * (1 + 1 / math.sqrt(max(1, covering_tests)))
     return round(effort / (effort + _MIDDLE), 2)

@@ -1,4 +1,4 @@
-"""Removing whole functions: definitions go, and with them every import of them, their `__all__` entries, and imports only they used.
+"""Removing whole functions, every import of them, their entries in `__all__`, and imports that only they used.
 
 Files are edited with libcst, so what stays keeps its bytes. Calls of a removed function stay: they are part of what the agent
 must make work again. Tests are not edited.
@@ -21,7 +21,9 @@ _Import = TypeVar("_Import", cst.Import, cst.ImportFrom)
 _Assignment = TypeVar("_Assignment", cst.Assign, cst.AugAssign, cst.AnnAssign)
 
 
-def remove_functions(sources: Mapping[str, bytes], functions: Iterable[Function], import_roots: Sequence[str]) -> dict[str, bytes]:
+def remove_functions(
+    sources: Mapping[str, bytes], functions: Iterable[Function], import_roots: Sequence[str]
+) -> dict[str, bytes]:
     """The files that change when `functions` are removed, with their new content.
 
     Second accessors of a removed property and overloads of a removed function go too: they have its qualified name.
@@ -152,7 +154,9 @@ class _Exports(cst.CSTTransformer):
         value = node.value
         if not isinstance(value, cst.List | cst.Tuple) or not any(m.matches(target, m.Name("__all__")) for target in targets):
             return node
-        kept = [e for e in value.elements if not (isinstance(e.value, cst.SimpleString) and e.value.evaluated_value in self._lost)]
+        kept = [
+            e for e in value.elements if not (isinstance(e.value, cst.SimpleString) and e.value.evaluated_value in self._lost)
+        ]
         if len(kept) == len(value.elements):
             return node
         return node.with_changes(value=value.with_changes(elements=kept))

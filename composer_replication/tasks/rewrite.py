@@ -1,8 +1,8 @@
 """Instructions in a model's words: outside models write them from what the project itself says, and never give the code away.
 
 A writer is shown what a `full` instruction holds (signatures, docstrings, names of tests, pages of documentation) and not the
-deleted code. It may remember the code all the same, so a text with a run of six of a body's tokens that the writer was not shown is
-not used.
+deleted code. It may remember the code all the same, so a text with a run of six of a body's tokens that the writer was not shown
+is not used.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def facts_of(task: Task) -> str | None:
     if not found or len(found) < len(functions):
         return None
     removed = task.provenance.get("mode", "stub") != "stub"
-    feature = Feature(
-        functions=found, sources=sources, fail_to_pass=task.spec.fail_to_pass, docs=task.docs(), removed=removed
-    )
+    feature = Feature(functions=found, sources=sources, fail_to_pass=task.spec.fail_to_pass, docs=task.docs(), removed=removed)
     return describe(feature, "full")
 
 

@@ -1,9 +1,9 @@
 """The second source: SWE-bench-style instances, turned into tasks by reverting their gold patch.
 
 A row says which commit of a repository a patch solved an issue in, and which tests tell (`patch`, `test_patch`, `FAIL_TO_PASS`,
-`PASS_TO_PASS`; 2310.06770, section 2). Its tree with both patches is the solved one; the task's is the same without the gold patch,
-its tests in place. That is a reversion, not a feature deletion, and `provenance` says so. What a row claims about its tests is
-believed only as far as real runs confirm it here.
+`PASS_TO_PASS`; 2310.06770, section 2). Its tree with both patches is the solved one; the task's is the same without the gold
+patch, its tests in place. That is a reversion, not a feature deletion, and `provenance` says so. What a row claims about its
+tests is believed only as far as real runs confirm it here.
 """
 
 from __future__ import annotations
@@ -102,13 +102,20 @@ def build_instances(
         if len(tasks) == options.max_tasks:
             break
         try:
-            tasks.append(_built(out / task_id_of(instance)) or revert(
-                instance, checkout or instance.repo, out, sandbox=sandbox, python=python, timeout_s=options.task_timeout_s
-            ))
+            tasks.append(
+                _built(out / task_id_of(instance))
+                or revert(
+                    instance, checkout or instance.repo, out, sandbox=sandbox, python=python, timeout_s=options.task_timeout_s
+                )
+            )
         except SourceError as error:
             dropped.append(Skipped(instance.instance_id, error.message))
-    record = {"source": file.name, "python": str(python), "tasks": [t.spec.task_id for t in tasks]}
-    record["dropped"] = [asdict(entry) for entry in dropped]
+    record = {
+        "source": file.name,
+        "python": str(python),
+        "tasks": [task.spec.task_id for task in tasks],
+        "dropped": [asdict(entry) for entry in dropped],
+    }
     write_whole(out / "build.json", json.dumps(record, indent=1).encode() + b"\n")
     return tasks, dropped
 
@@ -121,9 +128,7 @@ def _built(root: Path) -> Task | None:
         return None
 
 
-def revert(
-    instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, timeout_s: float
-) -> Task:
+def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, timeout_s: float) -> Task:
     """Write the task of one instance below `out`, proven with the grader: gold code 1 and untouched tree 0, twice each.
 
     Pass-to-pass tests that do not pass every time are left out, and what remains is proven again.
@@ -201,7 +206,7 @@ def _spec(instance: Instance, source: Source, paths: list[str], timeout_s: float
     named = {test_id.partition("::")[0] for test_id in (*instance.fail_to_pass, *instance.pass_to_pass)}
     return TaskSpec(
         task_id=task_id_of(instance),
-        source=f"{instance.repo or source.name}",
+        source=f"{instance.repo or source.name}@{instance.base_commit}",
         source_digest=digest_of(source.tree),
         instruction=instance.problem_statement.strip(),
         deleted=(),

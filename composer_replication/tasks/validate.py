@@ -168,9 +168,7 @@ class Validator:
         )
         return not run.passed
 
-    def _write(
-        self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]
-    ) -> None:
+    def _write(self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]) -> None:
         provenance = {
             "mode": self.options.mode,
             "difficulty": candidate.difficulty,

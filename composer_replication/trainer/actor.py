@@ -62,7 +62,11 @@ class Actor:
 
     def _choose(self, step: int) -> list[Task]:
         train, seed, count = self.workshop.train, self.config.seed, self.config.rollout.groups
-        return choose_tasks(train, seed, step, count) if self.curriculum is None else self.curriculum.choose(train, seed, step, count)
+        return (
+            choose_tasks(train, seed, step, count)
+            if self.curriculum is None
+            else self.curriculum.choose(train, seed, step, count)
+        )
 
     def _refill(self, left: Sequence[Task], step: int, refill: int, count: int) -> list[Task]:
         if self.curriculum is not None:

@@ -42,9 +42,9 @@ class Curriculum:
     """Pass rates of one arm, and the choice of tasks that follows from them.
 
     Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is practised on; the next is added when
-    at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups of functions are estimated as harder, so a
-    folder of several sizes is a curriculum by itself. A task on which every sibling failed for `quarantine_after` visits in a
-    row is left alone but for one visit every `probe_every` steps.
+    at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups
+    of functions are estimated as harder, so a folder of several sizes is a curriculum by itself. A task on which every sibling
+    failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps.
     """
 
     def __init__(self, config: CurriculumConfig, tasks: Sequence[Task]) -> None:

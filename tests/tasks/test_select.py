@@ -86,7 +86,9 @@ def test_groups_join_helpers_and_siblings_once() -> None:
 def test_sizes_alternate_and_the_seed_fixes_the_order() -> None:
     first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=1)
     again, _ = choose_candidates(list(FUNCTIONS), COVERAGE, set(PASSING), wanted=Wanted(most=2), seed=1)
-    orders = {tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=s)[0]) for s in range(8)}
+    orders = {
+        tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=s)[0]) for s in range(8)
+    }
     assert first == again
     assert len(orders) > 1
     assert [len(c.functions) for c in first] == [1, 2, 1, 2, 1, 1, 1]

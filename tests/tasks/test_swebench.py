@@ -59,9 +59,7 @@ class Repository:
 
     def git(self, *arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-        return subprocess.run(
-            ["git", *identity, *arguments], cwd=self.path, check=True, capture_output=True, text=True
-        ).stdout
+        return subprocess.run(["git", *identity, *arguments], cwd=self.path, check=True, capture_output=True, text=True).stdout
 
     def row(self, **changes: object) -> dict[str, Any]:
         return {

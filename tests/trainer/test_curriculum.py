@@ -23,7 +23,8 @@ SEED = 0
 
 def task(name: str, difficulty: float = 0.0) -> Task:
     spec = TaskSpec(
-        task_id=name, source="s", source_digest="0", instruction="i", deleted=(), fail_to_pass=("t",), pass_to_pass=(), editable=()
+        task_id=name, source="s", source_digest="0", instruction="i", deleted=(), fail_to_pass=("t",), pass_to_pass=(),
+        editable=(),
     )  # fmt: skip
     return Task(spec, Path(name), {"difficulty": difficulty})
 
