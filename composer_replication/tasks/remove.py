@@ -32,6 +32,9 @@ def remove_functions(
         sources: every source file of the project, by POSIX path.
         functions: found in them by `find_functions`.
         import_roots: folders that are put on `sys.path`.
+
+    Raises:
+        SyntaxError: libcst cannot read a file that has to change, or one that mentions a function by name.
     """
     gone: dict[str, set[str]] = {}
     for function in functions:
@@ -48,7 +51,10 @@ def remove_functions(
 
 
 def _edit(path: str, content: bytes, gone: set[str], homes: Mapping[str, set[str]], import_roots: Sequence[str]) -> bytes:
-    module = _parsed(content)
+    try:
+        module = _parsed(content)
+    except (cst.ParserSyntaxError, UnicodeDecodeError) as error:
+        raise SyntaxError(f"libcst cannot read {path}") from error
     is_package = path.endswith("__init__.py")
     package = _module_of(path, import_roots).split(".")
     remover = _Remover(gone, homes, package if is_package else package[:-1])

@@ -140,7 +140,10 @@ class Validator:
             return {path: delete_bodies(self.files[path], functions) for path, functions in by_file.items()}
         from composer_replication.tasks.remove import remove_functions
 
-        return remove_functions(self.files, candidate.functions, self.layout.python_path)
+        try:
+            return remove_functions(self.files, candidate.functions, self.layout.python_path)
+        except SyntaxError as error:
+            raise _DroppedError(str(error)) from error
 
     def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
         """How many mutants of the gold code there were and how many the fail-to-pass tests killed; drops what kills too few."""

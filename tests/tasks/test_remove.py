@@ -113,6 +113,14 @@ def test_a_class_or_module_that_is_left_empty_stays_valid() -> None:
     assert changed["n.py"].strip() == b""
 
 
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    sources = {"m.py": b"def g():\n    return 1\n", "old.py": b"print 'g'\n", "other.py": b"print 'h'\n"}
+    functions = find_functions("m.py", sources["m.py"])[0]
+    with pytest.raises(SyntaxError, match=r"libcst cannot read old\.py"):
+        remove_functions(sources, functions, (".",))
+    assert set(remove_functions(sources | {"old.py": b""}, functions, (".",))) == {"m.py"}
+
+
 @pytest.mark.parametrize("line", ["from . import total\n", "from .. import total\n", "from .nothing import total as t\n"])
 def test_relative_imports_of_other_things_stay(line: str) -> None:
     sources = {"pkg/sub/mod.py": line.encode(), "pkg/basket.py": b"def total(x):\n    return x\n"}
