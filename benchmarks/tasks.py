@@ -3,7 +3,7 @@
 The comparison proves every candidate with all of the project's tests, as SWE-smith does (2504.21798, section 3): the same
 validator, told that every test covers every line. CPU time is that of everything: this process, the launcher, the boxes, the
 kernel's work for them, counted by a control group. What a repository costs once (fetching, installing, the baseline with
-coverage, compiling) is reported beside it. `--write docs/figures/tasks.json` and then `make figures` draw what was measured.
+coverage, compiling) is reported beside it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max", type=int, default=40, help="tasks per package and size; a quarter with the whole suite")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", type=Path, help="keep the figures here, for `make figures`")
+    parser.add_argument("--write", type=Path, help="keep the figures here")
     parser.add_argument("packages", nargs="*", default=PACKAGES, metavar="NAME==VERSION")
     arguments = parser.parse_args()
     results: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/knobs.md with the library's own functions, so that they show what the code does; two are
-of what benchmarks measured (memory.json, tasks.json).
+"""Draw the pictures of docs/knobs.md with the library's own functions, so that they show what the code does; one is
+of what a benchmark measured (memory.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -198,22 +198,6 @@ def taid_schedule() -> list[Panel]:
     ]
 
 
-def tasks() -> list[Panel]:
-    """What `make bench-tasks` measured: the gain from running the covering tests only, over the size of the suite."""
-    packages = json.loads((FOLDER / "tasks.json").read_text("utf-8"))["packages"].values()
-    measured = sorted((found["tests"], found["ratio"]) for found in packages if "ratio" in found)
-    return [
-        Panel(
-            title="Validating with the covering tests instead of all",
-            x_label="tests of the project (log)",
-            y_label="times less CPU per task",
-            x_ticks=[(math.log10(value), f"{value:g}") for value in (100, 200, 500, 1000, 2000)],
-            y_ticks=ticks(0, 2, 4, 6, 8, 10, 12),
-            lines=[Line("ratio", [(math.log10(count), ratio) for count, ratio in measured])],
-        )
-    ]
-
-
 def memory() -> list[Panel]:
     """What `make bench-memory` measured."""
     peaks = json.loads((FOLDER / "memory.json").read_text("utf-8"))["peak_mb"]
@@ -239,7 +223,6 @@ FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "memory": memory,
     "preference_losses": preference_losses,
     "taid_schedule": taid_schedule,
-    "tasks": tasks,
     "token_weights": token_weights,
 }
 
