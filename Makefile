@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-sandbox bench-gpu soak attack report-check arms clean
+.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ bench-hint: env ## Measure what the hint channel adds to a step, in time and mem
 
 bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
 	@$(BIN)/python benchmarks/memory.py
+
+bench-tasks: env ## Measure validated tasks per minute and core on public packages (needs the package index)
+	@$(BIN)/python benchmarks/tasks.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -14,11 +16,17 @@ from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
-from composer_replication.errors import TaskError
+from composer_replication.errors import ConfigError, TaskError
 from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport
+from composer_replication.tasks.describe import InstructionStyle
+from composer_replication.tasks.functions import Skipped
+from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
 from composer_replication.tasks.store import Task, load_task, load_tasks
+from composer_replication.tasks.swebench import build_instances
+
+if TYPE_CHECKING:
+    from composer_replication.teachers import Teacher
 
 __all__ = ["app"]
 
@@ -39,7 +47,14 @@ def build(
     source: Annotated[str, typer.Argument(help="A folder, pypi:NAME==VERSION, or a git URL (URL@REV).")],
     out: Annotated[Path, typer.Option(help="Folder for the tasks; the same command continues an interrupted build.")],
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
-    group_size: Annotated[int, typer.Option(min=1, help="Delete up to this many functions together; sizes alternate.")] = 1,
+    mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
+    size: Annotated[str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10.")] = "1",
+    difficulty: Annotated[str, typer.Option(help="Range of the estimated difficulty, such as 0.3-0.8.")] = "0-1",
+    instruction: Annotated[InstructionStyle, typer.Option(help="How much the agent is told.")] = "terse",
+    mutants: Annotated[int, typer.Option(min=0, help="Try a task's tests on this many wrong versions of its code.")] = 0,
+    kill_rate: Annotated[float, typer.Option(help="Share of them that the tests must tell from the right one.")] = 0.5,
+    licence: Annotated[list[str] | None, typer.Option(help="Allow this licence (SPDX) and no other; repeatable.")] = None,
+    benchmark: Annotated[list[Path] | None, typer.Option(help="File of benchmark rows or repositories to avoid.")] = None,
     seed: Annotated[int, typer.Option(help="Of the order of candidates and of samples of tests.")] = 0,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Install the declared dependencies into OUT/.venv.")] = False,
@@ -58,9 +73,20 @@ def build(
 
     Exits with 3 when no task could be validated.
     """
+    fewest, most = _range(size, "--size")
+    easiest, hardest = _range(difficulty, "--difficulty")
     options = BuildOptions(
         max_tasks=max_tasks,
-        group_size=group_size,
+        mode=mode,
+        min_group_size=int(fewest),
+        group_size=int(most),
+        min_difficulty=easiest,
+        max_difficulty=hardest,
+        instruction=instruction,
+        mutants=mutants,
+        kill_rate=kill_rate,
+        licences=tuple(licence or ()),
+        benchmarks=tuple(benchmark or ()),
         seed=seed,
         python=python,
         install=install,
@@ -77,16 +103,78 @@ def build(
     )
     with _Display() as display:
         report = build_tasks(source, out, options, progress=display.show)
+    _show_report(report, out)
+
+
+@app.command()
+def revert(
+    rows: Annotated[Path, typer.Argument(help="JSONL file with the columns of SWE-bench.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tasks; those already there are not built again.")],
+    instance: Annotated[str, typer.Option(help="Id of one instance; all by default.")] = "",
+    checkout: Annotated[
+        str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
+    ] = "",
+    max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
+    python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
+    task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
+    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+) -> None:
+    """Turn SWE-bench-style rows into tasks by reverting their gold patches; what a row claims is confirmed by real runs.
+
+    Exits with 3 when no instance could be confirmed.
+    """
+    options = BuildOptions(max_tasks=max_tasks, python=python, task_timeout_s=task_timeout, sandbox=sandbox)
+    with _Display() as display:
+        tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
     console = _console()
-    if report.tasks:
-        console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
-    _print_reasons(console, report)
-    console.print(_summary(report, out), soft_wrap=True, highlight=False)
-    if not report.tasks:
-        raise TaskError(
-            f"no task of {report.source} could be validated ({report.candidates} candidates)",
-            fix="see the reasons above; --package and --tests choose other code, --task-timeout and --budget give more time",
-        )
+    if tasks:
+        console.print(_table(tasks))
+    _print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
+    console.print(f"{len(tasks)} tasks from {len(tasks) + len(dropped)} instances\n{escape(str(out))}", soft_wrap=True)
+    if not tasks:
+        raise TaskError(f"no instance of {rows} could be confirmed", fix="see the reasons above")
+
+
+@app.command()
+def describe(
+    folder: Annotated[Path, typer.Argument(help="Folder of tasks.")],
+    model: Annotated[str, typer.Option(help="The endpoint's name of the model that writes.")],
+    base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible endpoint.")] = "https://openrouter.ai/api/v1",
+    api_key_env: Annotated[str, typer.Option(help="Environment variable with the key; empty for none.")] = "OPENROUTER_API_KEY",
+    max_usd: Annotated[float | None, typer.Option(help="Cap on the cost of all calls; needs the prices.")] = None,
+    usd_per_million_input: Annotated[float | None, typer.Option(help="Price of prompt tokens.")] = None,
+    usd_per_million_output: Annotated[float | None, typer.Option(help="Price of answer tokens.")] = None,
+) -> None:
+    """Let a model write the instructions of a folder's tasks; texts that give the deleted code away are not used.
+
+    Answers are kept in FOLDER/.build/writer.sqlite and never paid for twice.
+    """
+    from composer_replication.teachers import Teacher
+
+    writer = Teacher(
+        name=model,
+        model=model,
+        base_url=base_url,
+        api_key_env=api_key_env or None,
+        usd_per_million_input=usd_per_million_input,
+        usd_per_million_output=usd_per_million_output,
+        max_tokens=1024,
+    )
+    tasks = [task for task in load_tasks(folder) if "instruction_by" not in task.provenance]
+    done, skipped = asyncio.run(_rewrite(tasks, writer, folder / ".build" / "writer.sqlite", max_usd))
+    console = _console()
+    _print_reasons(console, Counter(entry.reason for entry in skipped).most_common())
+    console.print(f"{len(done)} of {len(tasks)} instructions written by {model}", soft_wrap=True, highlight=False)
+
+
+async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: float | None) -> tuple[list[Task], list[Skipped]]:
+    from composer_replication.tasks.rewrite import rewrite_instructions
+    from composer_replication.teachers import Ledger, TeacherPool
+
+    ledger.parent.mkdir(exist_ok=True)
+    with Ledger(ledger) as kept:
+        async with TeacherPool([writer], ledger=kept, max_total_usd=max_usd) as pool:
+            return await rewrite_instructions(tasks, pool)
 
 
 @app.command("list")
@@ -125,6 +213,15 @@ def _console() -> Console:
     """Stdout; wide where it is not a terminal, so that ids stay whole."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPED_WIDTH)
+
+
+def _range(text: str, option: str) -> tuple[float, float]:
+    """`N` or `N-M` in two numbers."""
+    low, _, high = text.partition("-")
+    try:
+        return float(low), float(high or low)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text} is no range", fix=f"write for example {option} 3-10") from error
 
 
 def _first(ids: tuple[str, ...], count: int = 3) -> str:
@@ -187,8 +284,20 @@ def _table(tasks: list[Task]) -> Table:
     return table
 
 
-def _print_reasons(console: Console, report: BuildReport) -> None:
-    reasons = report.reasons()
+def _show_report(report: BuildReport, out: Path) -> None:
+    console = _console()
+    if report.tasks:
+        console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
+    _print_reasons(console, report.reasons())
+    console.print(_summary(report, out), soft_wrap=True, highlight=False)
+    if not report.tasks:
+        raise TaskError(
+            f"no task of {report.source} could be validated ({report.candidates} candidates)",
+            fix="see the reasons above; --package and --tests choose other code, --task-timeout and --budget give more time",
+        )
+
+
+def _print_reasons(console: Console, reasons: list[tuple[str, int]]) -> None:
     if not reasons:
         return
     table = Table("no task, because", "functions", box=box.SIMPLE_HEAD)
@@ -207,5 +316,5 @@ def _summary(report: BuildReport, out: Path) -> str:
     tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
     return (
         f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
-        f"{escape(report.isolation)}\n{escape(str(out))}"
+        f"licence {escape(report.licence)}; {escape(report.isolation)}\n{escape(str(out))}"
     )

@@ -13,6 +13,7 @@ from composer_replication.config.loss import (
     RlvrConfig,
 )
 from composer_replication.config.run import (
+    CurriculumConfig,
     EvalConfig,
     ModelConfig,
     OptimizerConfig,
@@ -25,6 +26,7 @@ from composer_replication.config.run import (
 from composer_replication.config.section import is_name
 
 __all__ = [
+    "CurriculumConfig",
     "EffortConfig",
     "EvalConfig",
     "FieldLine",

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from composer_replication.config.loss import LossConfig, RewardConfig
-from composer_replication.config.section import Decay, Name, Positive, Section, Weight, refuse
+from composer_replication.config.section import Decay, Name, Positive, Section, Share, Weight, refuse
 
 __all__ = [
+    "CurriculumConfig",
     "EvalConfig",
     "ModelConfig",
     "OptimizerConfig",
@@ -101,6 +102,25 @@ class RolloutConfig(Section):
     """Threads for tools, tests and grades."""
 
 
+class CurriculumConfig(Section):
+    """Choosing tasks by how often the policy solves them, instead of all in turn."""
+
+    enabled: bool = False
+    """Off, every pass takes every task once. On, tasks are drawn by their pass rates in this run, `4 p (1 - p)`."""
+    levels: Positive = 1
+    """Parts of the tasks, sorted by estimated difficulty, that are taken up one after the other."""
+    promote_at: Share = 0.7
+    """Mean pass rate of the tasks taken up, at which the next part is added."""
+    floor: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
+    """Least weight of a task, so that what is solved is still looked at."""
+    decay: Decay = 0.8
+    """How much of what was seen of a task counts at its next visit."""
+    quarantine_after: Positive = 3
+    """Visits in a row on which every sibling failed, after which a task is left alone."""
+    probe_every: Positive = 20
+    """Steps after which such a task may be drawn again."""
+
+
 class OptimizerConfig(Section):
     """AdamW with linear warm-up."""
 
@@ -174,6 +194,7 @@ class RunConfig(Section):
     tasks: TasksConfig
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     reward: RewardConfig = RewardConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -16,7 +16,7 @@ from composer_replication.embedded.language import HOUSE_TERMS, OPERATIONS, WORD
 from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.hints import template_hint
-from composer_replication.tasks.describe import describe
+from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.functions import find_functions
 from composer_replication.types import Message
 
@@ -94,7 +94,7 @@ def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None)
 def instruction(path: str, name: str) -> str:
     """What the generator asks of the agent when it has deleted `name` from `path`."""
     deleted, _ = find_functions(path, f"def {name}(a, b):\n    return a\n".encode())
-    return describe(deleted)
+    return describe(Feature(functions=deleted, sources={}, fail_to_pass=()))
 
 
 def call(name: str, **arguments: str) -> Message:

@@ -45,8 +45,12 @@ _GUARDED = (
 class Recorder:
     """A pytest plugin that selects the ordered tests and writes down what became of each."""
 
-    def __init__(self, wanted: list[str], clean: Callable[[str], str]) -> None:
+    def __init__(self, wanted: list[str], clean: Callable[[str], str], *, twice: bool = False) -> None:
         self.wanted = wanted
+        self.names = {part.partition("[")[0] for node_id in wanted for part in node_id.split("::")[1:]}
+        self.whole_files = {node_id for node_id in wanted if "::" not in node_id}
+        self.twice = twice
+        self.earlier: dict[str, str] = {}
         self.clean = clean
         self.collected: list[str] = []
         self.outcomes: dict[str, str] = {}
@@ -54,14 +58,38 @@ class Recorder:
         self.collect_errors: list[str] = []
         self.switch_context: Callable[[str], object] = str
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
+        """Make no item of a function that nothing ordered names; which names of a class are ordered is not looked at."""
+        if not self.wanted or name in self.names or not isinstance(collector, pytest.Module):
+            return None
+        return None if collector.nodeid in self.whole_files else []
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """When ordered, run everything once before: in a fork, so that both runs start from what was collected."""
+        if self.twice and not session.config.option.collectonly:
+            told = os.memfd_create("outcomes")
+            child = os.fork()
+            if child == 0:
+                try:
+                    yield
+                    os.pwrite(told, json.dumps(self.outcomes).encode(), 0)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            with open(told, "rb") as file:
+                self.earlier = json.loads(file.read() or b"{}")
+        return (yield)
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if self.wanted:
             exact = set(self.wanted)
             wholes = tuple(w + end for w in self.wanted for end in ("::", "["))
-            kept = [item for item in items if item.nodeid in exact or item.nodeid.startswith(wholes)]
-            config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-            items[:] = kept
+            chosen = [item.nodeid in exact or item.nodeid.startswith(wholes) for item in items]
+            config.hook.pytest_deselected(items=[item for item, taken in zip(items, chosen, strict=True) if not taken])
+            items[:] = [item for item, taken in zip(items, chosen, strict=True) if taken]
         self.collected = [item.nodeid for item in items]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -134,10 +162,10 @@ def guarded_code() -> list[object]:
 def run(orders: dict[str, Any]) -> dict[str, Any]:
     """Carry the orders out and return the answer."""
     wanted: list[str] = orders["ids"]
-    recorder = Recorder(wanted, cleaner())
+    recorder = Recorder(wanted, cleaner(), twice=orders["twice"])
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
     files = list(dict.fromkeys(w.partition("::")[0] for w in wanted))
-    arguments = ["-q", "--tb=short", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
+    arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
     arguments += ["--continue-on-collection-errors", *(["--collect-only"] if orders["collect_only"] else []), *orders["extra"]]
     arguments += [name for name in files if os.path.exists(name)]
     plugins: list[object] = [recorder, *(importlib.import_module(name) for name in orders["plugins"])]
@@ -153,6 +181,7 @@ def run(orders: dict[str, Any]) -> dict[str, Any]:
         "status": status,
         "collected": recorder.collected,
         "outcomes": recorder.outcomes,
+        "earlier": recorder.earlier,
         "failures": recorder.failures,
         "collect_errors": recorder.collect_errors,
         "tampered": guarded_code() != before,

@@ -22,9 +22,11 @@ __all__ = [
     "CoverageByTest",
     "TestRun",
     "collect_tests",
+    "plugins_of",
     "read_answer",
     "run_pytest",
     "run_pytest_observed",
+    "run_pytest_twice",
     "run_pytest_with_coverage",
 ]
 
@@ -102,6 +104,28 @@ def run_pytest(
     return _test_run(result, answer, test_ids)
 
 
+def run_pytest_twice(
+    sandbox: Sandbox,
+    tree: Tree,
+    *,
+    python: Path,
+    test_ids: Sequence[str],
+    python_path: Sequence[str] = (".",),
+    limits: Limits | None = None,
+) -> tuple[TestRun, TestRun]:
+    """`run_pytest`, two times in one box: the tests are collected once, and each run starts from a fork of that state.
+
+    `limits` are those of both runs together. They share the files of the box, so a test that trips over what it left behind
+    fails in the second. A first run that died has only `MISSING` outcomes.
+    """
+    result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, (), twice=True)
+    second = _test_run(result, answer, test_ids)
+    if answer is None or second.tampered:
+        return second, second
+    first = _test_run(result, {**answer, "outcomes": answer.get("earlier"), "failures": {}}, test_ids)
+    return first, second
+
+
 def run_pytest_with_coverage(
     sandbox: Sandbox,
     tree: Tree,
@@ -154,6 +178,11 @@ def collect_tests(
     return tuple((answer or {}).get("collected", ())), _test_run(result, answer, ())
 
 
+def plugins_of(python: Path) -> list[str]:
+    """The modules of the installed pytest plugins that runs load. Raises TaskError when `python` does not run."""
+    return [module for name, module in installation_of(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
+
+
 def _drive(
     sandbox: Sandbox,
     tree: Tree,
@@ -166,18 +195,19 @@ def _drive(
     coverage: bool = False,
     collect_only: bool = False,
     observer: Mapping[str, Any] | None = None,
+    twice: bool = False,
 ) -> tuple[ExecResult, dict[str, Any] | None]:
     nonce = secrets.token_hex(16)
-    plugins = [module for name, module in installation_of(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
     orders = {
         "nonce": nonce,
         "ids": list(test_ids),
         "python_path": list(python_path),
         "extra": list(extra_args),
-        "plugins": plugins,
+        "plugins": plugins_of(python),
         "coverage": coverage,
         "collect_only": collect_only,
         "observer": observer,
+        "twice": twice,
     }
     limits = limits or Limits()
     command = Command(

@@ -18,6 +18,8 @@ from typing import Any
 from composer_replication.errors import SourceError, TaskError
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
+from composer_replication.tasks.benchmarks import Benchmarks
+from composer_replication.tasks.bytecode import compile_tree
 from composer_replication.tasks.decide import Decider
 from composer_replication.tasks.environment import make_environment
 from composer_replication.tasks.files import storage_errors, write_whole
@@ -25,9 +27,11 @@ from composer_replication.tasks.functions import Function, Skipped, find_functio
 from composer_replication.tasks.hidden import HiddenBook, make_hidden_book
 from composer_replication.tasks.layout import Layout, guess_layout
 from composer_replication.tasks.leak import LeakScanner, installed_copies
+from composer_replication.tasks.licence import check_licence, licence_of
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
-from composer_replication.tasks.select import choose_candidates
+from composer_replication.tasks.select import Wanted, choose_candidates
 from composer_replication.tasks.source import Source, digest_of, fetch_source
+from composer_replication.tasks.store import digests_of, docs_of
 from composer_replication.tasks.validate import Validator
 
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_python", "build_tasks"]
@@ -57,6 +61,9 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     state = out / _STATE
     tell(BuildEvent("fetching"))
     fetched = _pristine(source, state, options, out)
+    benchmarks = Benchmarks(options.benchmarks)
+    benchmarks.check(fetched)
+    check_licence(licence_of(fetched.tree), options.licences, fetched.label)
     layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
     sandbox = open_sandbox(options.sandbox)
     python = _interpreter(fetched, out, options, tell)
@@ -64,28 +71,17 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     baseline = _baseline(state, fetched, layout, sandbox, python, options)
     functions, skipped = _functions(fetched.tree, layout, options)
     candidates, uncovered = choose_candidates(
-        functions, baseline.coverage, baseline.passing, group_size=options.group_size, seed=options.seed
+        functions, baseline.coverage, baseline.passing, wanted=_wanted(options), seed=options.seed
     )
-    validator = Validator(
-        source=fetched,
-        layout=layout,
-        baseline=baseline,
-        scanner=LeakScanner(fetched.tree),
-        sandbox=sandbox,
-        python=python,
-        staging=state / "staged",
-        task_timeout_s=options.task_timeout_s,
-        pass_to_pass_cap=options.pass_to_pass_cap,
-        seed=options.seed,
-        hidden=_hidden_book(state, fetched, layout, sandbox, python, baseline, options),
-        impossible=options.impossible,
-    )
+    hidden = _hidden_book(state, fetched, layout, sandbox, python, baseline, options)
+    validator = _validator(fetched, layout, baseline, hidden, benchmarks, sandbox, python, state, options)
     deadline = None if options.budget_s is None else start + options.budget_s
     run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
     stopped = run.decide_all()
     report = BuildReport(
         source=fetched.label,
         source_digest=fetched.digest,
+        licence=validator.licence,
         python=str(python),
         isolation=sandbox.isolation.summary(),
         tasks=tuple(run.tasks),
@@ -101,6 +97,38 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     )
     write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
     return report
+
+
+def _validator(
+    source: Source,
+    layout: Layout,
+    baseline: Baseline,
+    hidden: HiddenBook,
+    benchmarks: Benchmarks,
+    sandbox: Sandbox,
+    python: Path,
+    state: Path,
+    options: BuildOptions,
+) -> Validator:
+    """Everything that is read, hashed and compiled once."""
+    tree = source.tree
+    return Validator(
+        source=source,
+        layout=layout,
+        options=options,
+        baseline=baseline,
+        hidden=hidden,
+        compiled=compile_tree(sandbox, tree, state / "compiled", python=python, layout=layout, timeout_s=options.timeout_s),
+        files={path: (tree / path).read_bytes() for path in layout.sources},
+        digests=digests_of(tree),
+        docs=docs_of(tree),
+        licence=licence_of(tree),
+        benchmarks=benchmarks,
+        scanner=LeakScanner(tree),
+        sandbox=sandbox,
+        python=python,
+        staging=state / "staged",
+    )
 
 
 def _silent(_event: BuildEvent) -> None:
@@ -217,6 +245,16 @@ def _functions(tree: Path, layout: Layout, options: BuildOptions) -> tuple[list[
         functions += found
         skipped += left
     return functions, skipped
+
+
+def _wanted(options: BuildOptions) -> Wanted:
+    return Wanted(
+        fewest=options.min_group_size,
+        most=options.group_size,
+        whole_features=options.mode == "feature",
+        easiest=options.min_difficulty,
+        hardest=options.max_difficulty,
+    )
 
 
 def _read_json(path: Path) -> Any:

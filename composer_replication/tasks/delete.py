@@ -30,15 +30,19 @@ def body_of(source: bytes, function: Function) -> bytes:
     return b"".join(split_lines(source)[function.first_line - 1 : function.last_line])
 
 
-def unified_diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
+def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes]) -> bytes:
     r"""A patch that `git apply` and `patch -p1` take, from the files of `before` to those of `after` (same paths).
+
+    None is a file that is not there yet.
 
     Lines are what ends in ``\n``, byte for byte; nothing is decoded.
     """
     pieces: list[bytes] = []
     for path in sorted(before):
-        old, new, name = before[path].split(b"\n"), after[path].split(b"\n"), path.encode()
-        rows = difflib.diff_bytes(difflib.unified_diff, _ended(old), _ended(new), b"a/" + name, b"b/" + name)
+        was, name = before[path], path.encode()
+        old, new = (was or b"").split(b"\n"), after[path].split(b"\n")
+        from_name = b"/dev/null" if was is None else b"a/" + name
+        rows = difflib.diff_bytes(difflib.unified_diff, _ended(old), _ended(new), from_name, b"b/" + name)
         pieces += [row if row.endswith(b"\n") else row + b"\n\\ No newline at end of file\n" for row in rows]
     return b"".join(pieces)
 

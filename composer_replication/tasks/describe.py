@@ -1,21 +1,108 @@
-"""What the agent is asked: one or two short sentences, because a small model reads them."""
+"""What the agent is asked: a sentence, a specification, or a hint that leaves most to find out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from composer_replication.tasks.functions import Function
 
-__all__ = ["describe"]
+__all__ = ["Feature", "InstructionStyle", "describe"]
+
+InstructionStyle: TypeAlias = Literal["terse", "full", "ambiguous"]
+_MOST_TESTS = 5
+_MOST_PAGES = 3
 
 
-def describe(functions: Sequence[Function]) -> str:
-    """The instruction for bringing `functions` back, by path and qualified name, in order of file and line."""
-    ordered = sorted(functions, key=lambda f: (f.path, f.first_line))
-    if len(ordered) == 1:
-        return f"Implement `{ordered[0].qualname}` in {ordered[0].path}: its body was removed. Make its tests pass."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """What is known about functions that were deleted."""
+
+    functions: Sequence[Function]
+    sources: Mapping[str, bytes]
+    """The files they were in, as they were."""
+    fail_to_pass: Sequence[str]
+    docs: Mapping[str, str] = field(default_factory=dict)
+    """The project's documentation by path."""
+    removed: bool = False
+    """The functions are gone, not only their bodies."""
+
+
+def describe(feature: Feature, style: InstructionStyle = "terse") -> str:
+    """The instruction for bringing a feature back.
+
+    `terse` names the functions, in order of file and line; a small model can read it. `full` adds signature, docstring, tests and
+    pages of documentation. `ambiguous` names no function: it gives the purpose as the docstrings state it and the test files.
+    """
+    functions = sorted(feature.functions, key=lambda f: (f.path, f.first_line))
+    if style == "ambiguous":
+        return _ambiguous(feature, functions)
+    terse = _terse(functions, feature.removed)
+    if style == "terse":
+        return terse
+    return "\n".join([terse, "", *(_specified(function, feature) for function in functions), *_tests(feature)])
+
+
+def _terse(functions: Sequence[Function], removed: bool) -> str:
+    if len(functions) == 1:
+        what = "it was removed, with every import of it" if removed else "its body was removed"
+        return f"Implement `{functions[0].qualname}` in {functions[0].path}: {what}. Make its tests pass."
     places: dict[str, list[str]] = {}
-    for function in ordered:
+    for function in functions:
         places.setdefault(function.path, []).append(f"`{function.qualname}`")
     named = "; ".join(f"{', '.join(names)} in {path}" for path, names in places.items())
-    return f"Implement {named}: their bodies were removed. Make their tests pass."
+    what = "they were removed, with every import of them" if removed else "their bodies were removed"
+    return f"Implement {named}: {what}. Make their tests pass."
+
+
+def _specified(function: Function, feature: Feature) -> str:
+    """One function: where it belongs, its signature, its docstring, and the pages that mention it."""
+    signature, docstring = _outline(feature.sources[function.path], function.qualname)
+    lines = [f"`{function.qualname}` in {function.path}:", f"    {signature}"]
+    if docstring:
+        lines += ["", textwrap.indent(docstring, "    ")]
+    name = re.compile(rf"\b{re.escape(function.qualname.rpartition('.')[2])}\b")
+    pages = [path for path, text in feature.docs.items() if name.search(text)]
+    if pages:
+        lines.append(f"    Documentation: {', '.join(pages[:_MOST_PAGES])}")
+    return "\n".join([*lines, ""])
+
+
+def _tests(feature: Feature) -> list[str]:
+    count = len(feature.fail_to_pass)
+    shown = [f"- {test_id}" for test_id in feature.fail_to_pass[:_MOST_TESTS]]
+    more = [f"- and {count - _MOST_TESTS} more"] if count > _MOST_TESTS else []
+    return ["Tests that fail without it:", *shown, *more]
+
+
+def _ambiguous(feature: Feature, functions: Sequence[Function]) -> str:
+    files = list(dict.fromkeys(test_id.partition("::")[0] for test_id in feature.fail_to_pass))
+    named = ", ".join(files[:_MOST_TESTS]) + (", ..." if len(files) > _MOST_TESTS else "")
+    purposes: list[str] = []
+    for function in functions:
+        _, docstring = _outline(feature.sources[function.path], function.qualname)
+        sentence = " ".join(docstring.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        if sentence and not any(re.search(rf"\b{re.escape(f.qualname.rpartition('.')[2])}\b", sentence) for f in functions):
+            purposes.append(sentence)
+    folder = "the project" if len({f.path for f in functions}) > 1 else functions[0].path
+    purpose = f" It used to do this: {'; '.join(purposes)}." if purposes else ""
+    return f"Something is missing from {folder}: tests in {named} fail.{purpose} Find out what, and bring it back."
+
+
+def _outline(source: bytes, qualname: str) -> tuple[str, str]:
+    """Signature in one line, and docstring (empty when there is none)."""
+    node: ast.AST = ast.parse(source)
+    for name in qualname.split("."):
+        node = next(
+            inner
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and inner.name == name
+        )
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    returned = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+    return f"{word} {node.name}({ast.unparse(node.args)}){returned}", ast.get_docstring(node) or ""

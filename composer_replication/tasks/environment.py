@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from composer_replication.errors import SourceError
 
-__all__ = ["declared_requirements", "make_environment"]
+__all__ = ["declared_requirements", "make_environment", "pkg_info", "pyproject"]
 
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
 _REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
@@ -86,18 +86,20 @@ def _call(command: list[str], problem: str) -> None:
 
 def _declared_version(tree: Path) -> str:
     """The version in PKG-INFO or `pyproject.toml`; `0` when it is computed at build time."""
-    version = _pkg_info(tree).get("Version") or _pyproject(tree).get("project", {}).get("version")
+    version = pkg_info(tree).get("Version") or pyproject(tree).get("project", {}).get("version")
     return version if isinstance(version, str) and re.fullmatch(r"[\w.+!-]+", version) else "0"
 
 
-def _pyproject(tree: Path) -> dict[str, Any]:
+def pyproject(tree: Path) -> dict[str, Any]:
+    """What `pyproject.toml` says; nothing when there is none that can be read."""
     try:
         return tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return {}
 
 
-def _pkg_info(tree: Path) -> Message:
+def pkg_info(tree: Path) -> Message:
+    """The headers of a source archive's `PKG-INFO`; none when there is no such file."""
     try:
         text = (tree / "PKG-INFO").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -106,7 +108,7 @@ def _pkg_info(tree: Path) -> Message:
 
 
 def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
-    data = _pyproject(tree)
+    data = pyproject(tree)
     project = data.get("project", {})
     if isinstance(project.get("name"), str):
         own.add(canonicalize_name(project["name"]))
@@ -118,7 +120,7 @@ def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
 
 
 def _from_pkg_info(tree: Path) -> Iterator[str]:
-    for line in _pkg_info(tree).get_all("Requires-Dist", []):
+    for line in pkg_info(tree).get_all("Requires-Dist", []):
         requirement, _, marker = line.partition(";")
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
         if extra is None:

@@ -16,6 +16,9 @@ __all__ = ["Function", "Skipped", "find_functions", "split_lines"]
 
 _Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _UTF8 = frozenset({"utf-8", "utf-8-sig", "ascii", "us-ascii"})
+_BRANCHES = (
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case, ast.BoolOp, ast.comprehension,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Function:
     """The body's indentation."""
     calls: frozenset[str]
     """Names and attributes the body calls."""
+    branches: int
+    """Conditions, loops, handlers, cases, boolean operators and comprehensions in it."""
 
     @property
     def key(self) -> str:
@@ -119,6 +124,7 @@ def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docs
         last_line=last,
         indent=indent,
         calls=frozenset(_called_names(node)),
+        branches=sum(isinstance(inner, _BRANCHES) for inner in ast.walk(node)),
     )
 
 

@@ -28,7 +28,7 @@ from composer_replication.tasks.functions import Function
 from composer_replication.tasks.inputs import vary
 from composer_replication.tasks.layout import Layout
 
-__all__ = ["HiddenBook", "make_hidden_book", "prove_calls", "without"]
+__all__ = ["HiddenBook", "make_hidden_book", "prove_calls", "without_broken"]
 
 _NEW_PER_TARGET = 16
 _MOST_CALLS = 20_000
@@ -105,7 +105,7 @@ class HiddenBook:
         return cls(calls=calls, anti_tests=[AntiTest(**test) for test in data["anti_tests"]], notes=data["notes"])
 
 
-def without(checks: HiddenChecks, broken: Iterable[int]) -> HiddenChecks:
+def without_broken(checks: HiddenChecks, broken: Iterable[int]) -> HiddenChecks:
     """The checks but those numbered as in `GradeReport.hidden_broken`."""
     lost, first = set(broken), len(checks.calls)
     return HiddenChecks(

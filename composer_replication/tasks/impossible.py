@@ -37,7 +37,7 @@ def make_impossible(
         StorageError: the task cannot be written.
     """
     spec = replace(task.spec, hidden=HiddenChecks(), impossible=True)
-    provenance = {"seed": task.provenance.get("seed", 0)}
+    provenance = {**task.provenance, "held_out_calls": 0, "held_out_new": 0, "anti_tests": 0}
     for _, (test, content) in zip(range(_TRIED), _contradictions(pristine, frozenset(spec.fail_to_pass), seed), strict=False):
         path = test.partition("::")[0]
         made = write_task(spec, task.root, pristine=pristine, deleted=deleted, tests={path: content}, provenance=provenance)

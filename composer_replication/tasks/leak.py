@@ -21,7 +21,7 @@ from composer_replication.sandbox.protocol import Command, Sandbox, Tree
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.source import is_litter
 
-__all__ = ["LeakScanner", "installed_copies"]
+__all__ = ["LeakScanner", "body_shingles", "gives_away", "installed_copies"]
 
 _SHINGLE = 6
 _MIN_TOKENS = 12
@@ -51,6 +51,7 @@ class LeakScanner:
 
     def __init__(self, tree: Path) -> None:
         self._files = tree_files(tree)
+        self._litter = next((path for path in self._files if is_litter(path)), None)
         self._holders: dict[int, list[int]] = {}
         for number, path in enumerate(self._files):
             for shingle in _shingles(_texts(path, (tree / path).read_bytes())):
@@ -63,14 +64,12 @@ class LeakScanner:
             bodies: the removed lines of each function.
             deleted: POSIX path -> content without the feature.
         """
-        for path in self._files:
-            if is_litter(path):
-                return f"caches, bytecode or build outputs are in the tree: {path}"
+        if self._litter is not None:
+            return f"caches, bytecode or build outputs are in the tree: {self._litter}"
         edited = {path: _shingles(_texts(path, content)) for path, content in deleted.items()}
         for body in bodies:
-            tokens = _tokens(body.decode(errors="replace"))
-            wanted = _shingles([" ".join(tokens)])
-            if len(tokens) < _MIN_TOKENS:
+            wanted = body_shingles(body.decode(errors="replace"))
+            if not wanted:
                 continue
             counts = Counter(self._files[number] for shingle in wanted for number in self._holders.get(shingle, ()))
             counts.update({path: len(wanted & present) - counts[path] for path, present in edited.items()})
@@ -98,6 +97,26 @@ def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequen
 
 def _tokens(text: str) -> list[str]:
     return _TOKEN.findall(_COMMENT.sub("", text))
+
+
+def body_shingles(text: str) -> set[int]:
+    """Hashes, good in this process, of every run of tokens in a body; none when it is too short to be distinctive."""
+    return _shingles([text]) if len(_tokens(text)) >= _MIN_TOKENS else set()
+
+
+def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
+    """Whether `text` holds a run of a body's tokens that is not in what was `shown` (the whole body, where it is shorter)."""
+    for body in bodies:
+        tokens = _tokens(body)
+        length = min(_SHINGLE, len(tokens))
+        told, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
+        if tokens and (_runs(tokens, length) & told) - known:
+            return True
+    return False
+
+
+def _runs(tokens: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    return {tuple(tokens[n : n + length]) for n in range(len(tokens) - length + 1)}
 
 
 def _shingles(texts: Iterable[str]) -> set[int]:

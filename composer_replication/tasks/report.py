@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from composer_replication.errors import ConfigError
 from composer_replication.sandbox import SandboxKind
+from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.functions import Skipped
 
-__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "Progress"]
+__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "DeletionMode", "Progress"]
+
+DeletionMode: TypeAlias = Literal["stub", "delete", "feature"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +24,24 @@ class BuildOptions:
 
     max_tasks: int | None = None
     """Stop after this many validated tasks; a later build with more continues."""
+    mode: DeletionMode = "stub"
+    """`stub` replaces bodies; `delete` removes functions with their imports; `feature` removes in this way every function that
+    only a feature's tests reach."""
+    min_group_size: int = 1
     group_size: int = 1
-    """Most functions deleted together; sizes from 1 to this alternate."""
+    """Fewest and most functions deleted together; sizes between them alternate."""
+    min_difficulty: float = 0.0
+    max_difficulty: float = 1.0
+    """Bounds of the estimate (`difficulty_of`)."""
+    instruction: InstructionStyle = "terse"
+    mutants: int = 0
+    """Wrong versions of a task's gold code that its tests are tried on."""
+    kill_rate: float = 0.5
+    """The share of them that the tests must tell from it."""
+    licences: tuple[str, ...] = ()
+    """SPDX expressions a project may be under; empty allows all."""
+    benchmarks: tuple[Path, ...] = ()
+    """Files that name repositories and patches to keep clear of (`Benchmarks`)."""
     seed: int = 0
     """Of the candidates' order and the samples of pass-to-pass tests."""
     python: Path | None = None
@@ -48,7 +67,7 @@ class BuildOptions:
     sandbox: SandboxKind = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("group_size", "jobs", "max_tasks"):
+        for name in ("min_group_size", "group_size", "jobs", "max_tasks"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}", fix="give a number of at least 1")
@@ -56,10 +75,22 @@ class BuildOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {value}", fix="give a number of seconds above 0")
+        if self.min_group_size > self.group_size:
+            raise ConfigError(
+                f"min_group_size is {self.min_group_size} and group_size {self.group_size}", fix="give the smaller number first"
+            )
+        if not 0 <= self.min_difficulty <= self.max_difficulty <= 1:
+            raise ConfigError(
+                f"the difficulty is to lie between {self.min_difficulty} and {self.max_difficulty}",
+                fix="give two numbers between 0 and 1, the smaller first",
+            )
+        for name in ("pass_to_pass_cap", "mutants"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}", fix="give 0 or more")
+        if not 0 <= self.kill_rate <= 1:
+            raise ConfigError(f"kill_rate is {self.kill_rate}", fix="give a share between 0 and 1")
         if not 0 <= self.impossible <= 1:
             raise ConfigError(f"impossible is {self.impossible}", fix="give a share between 0 and 1")
-        if self.pass_to_pass_cap < 0:
-            raise ConfigError(f"pass_to_pass_cap is {self.pass_to_pass_cap}", fix="give 0 or more")
 
     @property
     def shaping(self) -> dict[str, Any]:
@@ -88,6 +119,8 @@ class BuildReport:
 
     source: str
     source_digest: str
+    licence: str
+    """`licence_of` the project."""
     python: str
     isolation: str
     tasks: tuple[str, ...]

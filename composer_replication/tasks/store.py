@@ -16,7 +16,7 @@ import os
 import shutil
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +28,7 @@ from composer_replication.tasks.files import copy_tree, storage_errors, tree_fil
 from composer_replication.tasks.functions import find_functions
 from composer_replication.types import TaskSpec, task_spec_from_json, to_json
 
-__all__ = ["Task", "load_task", "load_tasks", "publish_task", "write_task"]
+__all__ = ["Task", "digests_of", "docs_of", "load_task", "load_tasks", "publish_task", "reworded", "write_task"]
 
 _SCHEMA = 2
 _MANIFEST = "MANIFEST.sha256"
@@ -71,6 +71,8 @@ class Task:
         bodies: list[bytes] = []
         for path, source in self.gold_files().items():
             wanted = {d.qualname for d in self.spec.deleted if d.path == path}
+            if self.spec.deleted and not wanted:
+                continue  # only imports went
             found = [f for f in find_functions(path, source)[0] if f.qualname in wanted]
             bodies += [body_of(source, f) for f in found] if found and len(found) == len(wanted) else [source]
         return tuple(body.decode(errors="replace") for body in bodies)
@@ -80,22 +82,27 @@ class Task:
         return (self.root / "solution" / "gold.patch").read_text(errors="replace")
 
     def docs(self) -> dict[str, str]:
-        """The repository's documentation: `.md`, `.rst` and `.txt` files outside tests, by path.
+        """The documentation in `repo` (`docs_of`)."""
+        return docs_of(self.repo)
 
-        Licences and lists of requirements are left out. A file is cut at 64 KiB, and no file is begun after 512 KiB.
-        """
-        found: dict[str, str] = {}
-        room = _ALL_DOCS_BYTES
-        for path in sorted(tree_files(self.repo), key=lambda p: (p.count("/"), p)):
-            pure = PurePosixPath(path)
-            tested = any(part in ("test", "tests") for part in pure.parts[:-1])
-            if tested or pure.suffix.lower() not in _DOC_ENDINGS or pure.name.lower().startswith(_NO_DOCS) or room <= 0:
-                continue
-            with (self.repo / path).open("rb") as file:
-                content = file.read(_DOC_BYTES)
-            room -= len(content)
-            found[path] = content.decode(errors="replace")
-        return found
+
+def docs_of(tree: Path) -> dict[str, str]:
+    """A project's documentation: `.md`, `.rst` and `.txt` files outside tests, by path.
+
+    Licences and lists of requirements are left out. A file is cut at 64 KiB, and no file is begun after 512 KiB.
+    """
+    found: dict[str, str] = {}
+    room = _ALL_DOCS_BYTES
+    for path in sorted(tree_files(tree), key=lambda p: (p.count("/"), p)):
+        pure = PurePosixPath(path)
+        tested = any(part in ("test", "tests") for part in pure.parts[:-1])
+        if tested or pure.suffix.lower() not in _DOC_ENDINGS or pure.name.lower().startswith(_NO_DOCS) or room <= 0:
+            continue
+        with (tree / path).open("rb") as file:
+            content = file.read(_DOC_BYTES)
+        room -= len(content)
+        found[path] = content.decode(errors="replace")
+    return found
 
 
 def write_task(
@@ -103,16 +110,18 @@ def write_task(
     root: Path,
     *,
     pristine: Path,
-    deleted: Mapping[str, bytes],
+    deleted: Mapping[str, bytes | None],
     tests: Mapping[str, bytes] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Task:
     """Write a task folder at `root`, whole or not at all, replacing one of that name.
 
     Args:
         pristine: the tree with the feature.
-        deleted: the edited files without it, by POSIX path.
+        deleted: the edited files without it, by POSIX path; None for one that the feature brings with it.
         tests: test files that differ from those of `pristine`, which the solution leaves as they are.
+        digests: `digests_of(pristine)`, where many tasks are written from one tree.
 
     Raises:
         StorageError: it could not be written.
@@ -120,25 +129,59 @@ def write_task(
     provenance = dict(provenance or {})
     temporary = root.with_name(f".{root.name}.tmp")
     gold = {path: (pristine / path).read_bytes() for path in deleted}
+    task = to_json(spec)
+    hidden = json.dumps(task.pop("hidden"), indent=1) + "\n"
+    record = {"schema_version": _SCHEMA, "provenance": provenance, "task": task}
+    written = {
+        **{f"repo/{path}": content for path, content in {**deleted, **(tests or {})}.items() if content is not None},
+        **{f"solution/files/{path}": content for path, content in gold.items()},
+        "solution/gold.patch": unified_diff(deleted, gold),
+        "instruction.md": f"{spec.instruction}\n".encode(),
+        _HIDDEN: hidden.encode(),
+        "task.toml": tomli_w.dumps(record).encode(),
+    }
+    kept = {path: digest for path, digest in (digests or digests_of(pristine)).items() if path not in deleted}
+    copied = {f"repo/{path}": digest for path, digest in kept.items()}
+    sealed = copied | {name: hashlib.sha256(content).hexdigest() for name, content in written.items()}
     with storage_errors(root.parent):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         copy_tree(pristine, temporary / "repo")
-        for path, content in {**deleted, **(tests or {})}.items():
-            (temporary / "repo" / path).write_bytes(content)
-        for path, content in gold.items():
-            kept = temporary / "solution" / "files" / path
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_bytes(content)
-        (temporary / "solution" / "gold.patch").write_bytes(unified_diff(deleted, gold))
-        (temporary / "instruction.md").write_text(spec.instruction + "\n", encoding="utf-8")
-        task = to_json(spec)
-        (temporary / _HIDDEN).write_text(json.dumps(task.pop("hidden"), indent=1) + "\n", encoding="utf-8")
-        record = {"schema_version": _SCHEMA, "provenance": provenance, "task": task}
-        (temporary / "task.toml").write_text(tomli_w.dumps(record), encoding="utf-8")
-        (temporary / _MANIFEST).write_text(_manifest(temporary), encoding="utf-8")
+        for path, content in deleted.items():
+            if content is None:
+                (temporary / "repo" / path).unlink()
+        for name, data in written.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(data)
+        lines = (f"{digest}  {name}\n" for name, digest in sorted(sealed.items()))
+        (temporary / _MANIFEST).write_text("".join(lines), encoding="utf-8")
     publish_task(temporary, root)
     return Task(spec, root, provenance)
+
+
+def reworded(task: Task, instruction: str, *, by: str) -> Task:
+    """The same task with another instruction, in the same place; `provenance` says who wrote it. Raises StorageError."""
+    spec = replace(task.spec, instruction=instruction)
+    provenance = {**task.provenance, "instruction_by": by}
+    gold, repo = task.gold_files(), task.repo
+    deleted = {path: (repo / path).read_bytes() if (repo / path).exists() else None for path in gold}
+    solved = task.root.with_name(f".{task.root.name}.solved")
+    with storage_errors(solved):
+        shutil.rmtree(solved, ignore_errors=True)
+    try:
+        copy_tree(repo, solved)
+        with storage_errors(solved):
+            for path, content in gold.items():
+                (solved / path).parent.mkdir(parents=True, exist_ok=True)
+                (solved / path).write_bytes(content)
+        return write_task(spec, task.root, pristine=solved, deleted=deleted, provenance=provenance)
+    finally:
+        shutil.rmtree(solved, ignore_errors=True)
+
+
+def digests_of(tree: Path) -> dict[str, str]:
+    """SHA-256 of every file below `tree`, by POSIX path."""
+    return {path: _sha256(tree / path) for path in tree_files(tree)}
 
 
 def publish_task(staged: Path, root: Path) -> None:
@@ -201,10 +244,6 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     if not found:
         raise TaskError(f"{root} holds no tasks", fix=f"composer tasks build SOURCE --out {root}")
     return [load_task(path) for path in found]
-
-
-def _manifest(root: Path) -> str:
-    return "".join(f"{_sha256(root / name)}  {name}\n" for name in tree_files(root))
 
 
 def _sha256(path: Path) -> str:

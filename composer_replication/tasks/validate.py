@@ -7,22 +7,26 @@ import random
 import re
 import time
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import SandboxError
 from composer_replication.hidden_checks import HiddenChecks
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading import grade, judge
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
-from composer_replication.sandbox.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.pytest_run import TestRun, run_pytest, run_pytest_twice
+from composer_replication.sandbox.submission import is_editable
 from composer_replication.tasks.baseline import Baseline
+from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.delete import body_of, delete_bodies
-from composer_replication.tasks.describe import describe
-from composer_replication.tasks.hidden import HiddenBook, prove_calls, without
+from composer_replication.tasks.describe import Feature, describe
+from composer_replication.tasks.hidden import HiddenBook, prove_calls, without_broken
 from composer_replication.tasks.impossible import make_impossible
 from composer_replication.tasks.layout import Layout
 from composer_replication.tasks.leak import LeakScanner
+from composer_replication.tasks.mutate import mutants_of
+from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.select import Candidate
 from composer_replication.tasks.source import Source
 from composer_replication.tasks.store import Task, write_task
@@ -54,31 +58,47 @@ class _DroppedError(Exception):
     """The candidate is no task; the message says why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Without:
+    """Two equal runs of tests without the feature."""
+
+    failing: frozenset[str]
+    passing: frozenset[str]
+    """In both runs."""
+    unsteady: frozenset[str]
+    """In one of them."""
+    second: TestRun
+
+
 @dataclass(frozen=True, kw_only=True)
 class Validator:
     """Turns candidates into task folders below `staging`. Safe to call from several threads."""
 
     source: Source
     layout: Layout
+    options: BuildOptions
     baseline: Baseline
+    hidden: HiddenBook
+    compiled: Path
+    """The source's tree with its bytecode (`compile_tree`): what the tests run on."""
+    files: Mapping[str, bytes]
+    """The layout's sources, by POSIX path."""
+    digests: Mapping[str, str]
+    """Of the source's tree (`digests_of`)."""
+    docs: Mapping[str, str]
+    """The project's documentation, by path."""
+    licence: str
+    benchmarks: Benchmarks
     scanner: LeakScanner
     sandbox: Sandbox
     python: Path
     staging: Path
-    task_timeout_s: float
-    """Wall-clock limit of one run of a task's tests, in seconds; kept in the task."""
-    pass_to_pass_cap: int
-    """Most pass-to-pass tests a task gets."""
-    seed: int
-    hidden: HiddenBook = field(default_factory=HiddenBook)
-    impossible: float = 0.0
-    """Share of the tasks that become impossible ones."""
 
     def validate(self, candidate: Candidate) -> Verdict:
-        """Delete, see which tests fail, write the task, and prove it with the grader.
+        """Delete, see which tests fail, prove it with the grader, and write the task.
 
-        A fail-to-pass test has failed twice without the feature (in the first run and when the untouched tree was graded) and
-        passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
+        A fail-to-pass test has failed twice without the feature (the second run is the one that the untouched tree is graded by)
+        and passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
         passed in all five. Tests that did otherwise are left out and what remains is proven again.
 
         Raises:
@@ -96,43 +116,30 @@ class Validator:
         return Verdict(candidate=candidate.key, task_id=task_id, dropped=dropped, flaky=flaky, seconds=seconds)
 
     def _build(self, candidate: Candidate, task_id: str) -> int:
-        """Write a proven task or raise; returns the number of flaky tests left out."""
-        originals = {f.path: (self.source.tree / f.path).read_bytes() for f in candidate.functions}
-        deleted = {
-            path: delete_bodies(content, [f for f in candidate.functions if f.path == path])
-            for path, content in originals.items()
-        }
-        leak = self.scanner.find([body_of(originals[f.path], f) for f in candidate.functions], deleted)
+        """Prove a task and write it, or raise; returns the number of flaky tests left out."""
+        deleted = self._delete(candidate)
+        bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
+        if self.benchmarks.instance_with(bodies) is not None:
+            raise _DroppedError("a benchmark has it (--benchmark)")
+        leak = self.scanner.find(bodies, deleted)
         if leak is not None:
             raise _DroppedError(leak)
-        pool = self._tests_of_files(originals) - candidate.tests
-        failing, passing = self._first_run(candidate, deleted, pool)
-        flaky: set[str] = set()
+        without = self._run_without(candidate, deleted)
+        failing, passing, flaky = without.failing, without.passing, set(without.unsteady)
         hidden, dropped = self._hidden_checks(candidate, deleted, failing), 0
         while failing:
-            kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.pass_to_pass_cap]
+            kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
             spec = replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
-            provenance = {
-                "covering_tests": len(candidate.tests),
-                "pass_to_pass_found": len(passing),
-                "pass_to_pass_cap": self.pass_to_pass_cap,
-                "flaky_tests": len(flaky),
-                "seed": self.seed,
-                "held_out_calls": len(hidden.calls),
-                "held_out_new": sum(not call.seen for call in hidden.calls),
-                "anti_tests": len(hidden.anti_tests),
-                "hidden_dropped": dropped,
-            }
-            root = self.staging / task_id
-            task = write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance)
-            unsteady, broken = self._grade_both_ways(task)
+            if not all(is_editable(spec, path) for path in deleted):
+                raise _DroppedError("its code lies where no submission may write")
+            unsteady, broken = self._grade_both_ways(spec, without.second)
             if broken:
-                hidden, dropped = without(hidden, broken), dropped + len(broken)
+                hidden, dropped = without_broken(hidden, broken), dropped + len(broken)
                 continue
             if not unsteady:
-                if random.Random(f"{self.seed} impossible {candidate.key}").random() < self.impossible:
-                    seed = f"{self.seed} {task_id}"
-                    make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
+                facts = {"pass_to_pass_found": len(passing), "flaky_tests": len(flaky), "hidden_dropped": dropped}
+                task = self._write(spec, candidate, deleted, {**facts, **self._check_strength(candidate, spec)})
+                self._perhaps_impossible(task, candidate, deleted)
                 return len(flaky)
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
@@ -140,78 +147,155 @@ class Validator:
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HiddenChecks:
         """Those of the project that concern the candidate; the calls fail on its tree."""
-        checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.seed} {candidate.key}")
+        checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.options.seed} {candidate.key}")
         if not checks.calls:
             return checks
-        limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
-        tree = Tree(base=self.source.tree, changes=deleted)
+        limits = Limits(wall_s=self.options.task_timeout_s, cpu_s=self.options.task_timeout_s)
+        tree = Tree(base=self.compiled, changes=deleted)
         return prove_calls(checks, self.sandbox, tree, python=self.python, python_path=self.layout.python_path, limits=limits)
 
+    def _delete(self, candidate: Candidate) -> dict[str, bytes]:
+        """The files without the feature."""
+        if self.options.mode == "stub":
+            by_file = {f.path: [g for g in candidate.functions if g.path == f.path] for f in candidate.functions}
+            return {path: delete_bodies(self.files[path], functions) for path, functions in by_file.items()}
+        from composer_replication.tasks.remove import remove_functions
+
+        try:
+            return remove_functions(self.files, candidate.functions, self.layout.python_path)
+        except SyntaxError as error:
+            raise _DroppedError(str(error)) from error
+
+    def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
+        """How many mutants of the gold code there were and how many the fail-to-pass tests killed; drops what kills too few."""
+        if not self.options.mutants:
+            return {}
+        path = candidate.functions[0].path
+        functions = [f for f in candidate.functions if f.path == path]
+        mutants = mutants_of(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
+        killed = sum(self._is_killed(Tree(base=self.compiled, changes={path: mutant}), spec) for mutant in mutants)
+        if killed < self.options.kill_rate * len(mutants):
+            raise _DroppedError("its tests are weak (--mutants, --kill-rate)")
+        return {"mutants": len(mutants), "mutants_killed": killed}
+
+    def _is_killed(self, tree: Tree, spec: TaskSpec) -> bool:
+        """Whether a fail-to-pass test does not pass; the first that fails ends the run."""
+        limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
+        run = run_pytest(
+            self.sandbox,
+            tree,
+            python=self.python,
+            test_ids=spec.fail_to_pass,
+            python_path=spec.python_path,
+            limits=limits,
+            extra_args=("-x",),
+        )
+        return not run.passed
+
+    def _write(self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]) -> Task:
+        provenance = {
+            "mode": self.options.mode,
+            "difficulty": candidate.difficulty,
+            "licence": self.licence,
+            "covering_tests": len(candidate.tests),
+            "pass_to_pass_cap": self.options.pass_to_pass_cap,
+            "seed": self.options.seed,
+            "held_out_calls": len(spec.hidden.calls),
+            "held_out_new": sum(not call.seen for call in spec.hidden.calls),
+            "anti_tests": len(spec.hidden.anti_tests),
+            **facts,
+        }
+        root = self.staging / spec.task_id
+        return write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance, digests=self.digests)
+
+    def _perhaps_impossible(self, task: Task, candidate: Candidate, deleted: Mapping[str, bytes]) -> None:
+        """Make the share of the tasks that is asked for impossible ones."""
+        if random.Random(f"{self.options.seed} impossible {candidate.key}").random() < self.options.impossible:
+            seed = f"{self.options.seed} {task.spec.task_id}"
+            make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
+
     def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
+        fail_to_pass = tuple(sorted(failing))
+        feature = Feature(
+            functions=candidate.functions,
+            sources=self.files,
+            fail_to_pass=fail_to_pass,
+            docs=self.docs,
+            removed=self.options.mode != "stub",
+        )
         return TaskSpec(
             task_id=task_id,
             source=self.source.label,
             source_digest=self.source.digest,
-            instruction=describe(candidate.functions),
+            instruction=describe(feature, self.options.instruction),
             deleted=tuple(Deletion(path=f.path, qualname=f.qualname, lines=f.lines) for f in candidate.functions),
-            fail_to_pass=tuple(sorted(failing)),
+            fail_to_pass=fail_to_pass,
             pass_to_pass=tuple(sorted(passing)),
             editable=self.layout.editable,
             python_path=self.layout.python_path,
-            test_timeout_s=self.task_timeout_s,
+            test_timeout_s=self.options.task_timeout_s,
         )
 
-    def _first_run(
-        self, candidate: Candidate, deleted: Mapping[str, bytes], pool: frozenset[str]
-    ) -> tuple[frozenset[str], frozenset[str]]:
-        """The covering and sampled tests that fail and those that pass without the feature.
+    def _run_without(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> _Without:
+        """Run the covering tests and a sample of others of the same files without the feature, twice.
 
         When a test file cannot be imported, all its tests count, and fail.
         """
-        tree = Tree(base=self.source.tree, changes=deleted)
-        ids = sorted(candidate.tests | self._sample(pool, candidate.key))
-        run = self._run(tree, ids)
-        broken_files = {error.partition(": ")[0].partition("::")[0] for error in run.collect_errors}
+        tree = Tree(base=self.compiled, changes=deleted)
+        pool = self._tests_of_files(deleted) - candidate.tests
+        ids = sorted(candidate.tests | self._sample(pool, candidate))
+        first, second = self._run_twice(tree, ids)
+        broken_files = {error.partition(": ")[0].partition("::")[0] for error in second.collect_errors}
         lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
         if lost - set(ids):
             ids = sorted({*ids, *lost})
-            run = self._run(tree, ids)
-        passing = frozenset(i for i in ids if run.outcomes.get(i) is Outcome.PASSED)
-        return frozenset(ids) - passing, passing
+            first, second = self._run_twice(tree, ids)
+        passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second)]
+        if self.options.mode != "stub" and broken_files and not passed[1]:
+            raise _DroppedError("no test file can be imported without it")
+        return _Without(
+            failing=frozenset(ids) - passed[0] - passed[1],
+            passing=frozenset(passed[0] & passed[1]),
+            unsteady=frozenset(passed[0] ^ passed[1]),
+            second=second,
+        )
 
-    def _run(self, tree: Tree, ids: list[str]) -> TestRun:
-        limits = Limits(wall_s=self.task_timeout_s, cpu_s=self.task_timeout_s)
-        run = run_pytest(self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits)
-        match run.ending:
+    def _run_twice(self, tree: Tree, ids: list[str]) -> tuple[TestRun, TestRun]:
+        seconds = self.options.task_timeout_s
+        limits = Limits(wall_s=2 * seconds, cpu_s=2 * seconds)
+        first, second = run_pytest_twice(
+            self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits
+        )
+        match second.ending:
             case Ending.TIMEOUT:
-                raise _DroppedError(f"its tests do not finish within {limits.wall_s:g} s (--task-timeout)")
+                raise _DroppedError(f"its tests do not finish within {seconds:g} s (--task-timeout)")
             case Ending.OUT_OF_MEMORY:
                 raise _DroppedError(f"its tests need more than {limits.memory_mb} MB of memory")
             case Ending.OUTPUT_LIMIT:
                 raise _DroppedError(f"its tests write more than {limits.disk_mb} MB to disk")
-        ended_early = not run.collect_errors and all(o is Outcome.MISSING for o in run.outcomes.values())
-        if run.ending is not Ending.EXITED or run.tampered or ended_early:
+        ended_early = not second.collect_errors and all(o is Outcome.MISSING for o in second.outcomes.values())
+        if second.ending is not Ending.EXITED or second.tampered or ended_early:
             raise _DroppedError("the test process dies before it can report")
-        return run
+        return first, second
 
-    def _grade_both_ways(self, task: Task) -> tuple[set[str], tuple[int, ...]]:
-        """The gold code must get reward 1 and the untouched tree 0.
+    def _grade_both_ways(self, spec: TaskSpec, without: TestRun) -> tuple[set[str], tuple[int, ...]]:
+        """The gold code must get reward 1 and the tree without it 0.
 
         Returns the tests that prevent it by being flaky, and the numbers of the hidden checks the gold code does not satisfy.
+        The gold code is graded as the compiled tree without a change, the other tree by its run.
         """
-        unsteady: set[str] = set()
-        expected: tuple[tuple[dict[str, bytes], tuple[str, ...]], ...]
-        expected = ((task.gold_files(), (*task.spec.fail_to_pass, *task.spec.pass_to_pass)), ({}, task.spec.pass_to_pass))
-        for files, should_pass in expected:
-            report = grade(task.spec, task.repo, files, sandbox=self.sandbox, python=self.python)
-            if isinstance(report.reward, Unscored):
-                raise SandboxError(f"task {task.spec.task_id} could not be graded: {report.reward.reason}")
-            if report.hidden_broken:
-                return set(), report.hidden_broken
-            passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
-            if files and (not passed or (report.reward != 1.0 and passed == set(should_pass))):
-                raise _DroppedError(f"the gold code gets reward {report.reward:g}: {report.reasons[0]}")
-            unsteady |= passed ^ set(should_pass)
+        gold = grade(spec, self.compiled, {}, sandbox=self.sandbox, python=self.python)
+        if isinstance(gold.reward, Unscored):
+            raise SandboxError(f"task {spec.task_id} could not be graded: {gold.reward.reason}")
+        if gold.hidden_broken:
+            return set(), gold.hidden_broken
+        passed = {i for i, outcome in gold.outcomes.items() if outcome is Outcome.PASSED}
+        unsteady = gold.outcomes.keys() - passed
+        if not passed or (gold.reward != 1.0 and not unsteady):
+            raise _DroppedError(f"the gold code gets reward {gold.reward:g}: {gold.reasons[0]}")
+        empty = judge(spec, without, Limits(wall_s=spec.test_timeout_s))
+        if empty.reward != 0.0:
+            raise _DroppedError("no test fails without it")
         return unsteady, ()
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
@@ -219,15 +303,30 @@ class Validator:
         found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
         return frozenset().union(*found) & self.baseline.passing
 
-    def _sample(self, pool: frozenset[str], key: str) -> frozenset[str]:
-        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed."""
-        rng = random.Random(f"{self.seed} {key}")
-        return frozenset(rng.sample(sorted(pool), min(len(pool), self.pass_to_pass_cap)))
+    def _sample(self, pool: frozenset[str], candidate: Candidate) -> frozenset[str]:
+        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed.
+
+        They come from few test files, because each costs its collection in every run: those of the covering tests first.
+        """
+        rng = random.Random(f"{self.options.seed} {candidate.key}")
+        near = {test_id.partition("::")[0] for test_id in candidate.tests}
+        by_file: dict[str, list[str]] = {}
+        for test_id in sorted(pool):
+            by_file.setdefault(test_id.partition("::")[0], []).append(test_id)
+        files = sorted(by_file)
+        rng.shuffle(files)
+        files.sort(key=lambda file: file not in near)
+        taken: list[str] = []
+        for file in files:
+            room = self.options.pass_to_pass_cap - len(taken)
+            taken += by_file[file] if len(by_file[file]) <= room else rng.sample(by_file[file], room)
+        return frozenset(taken)
 
     def _task_id(self, candidate: Candidate) -> str:
         """Readable, fit for a file name, and the same for the same deletion from the same tree."""
         feature, others = candidate.functions[0], len(candidate.functions) - 1
         name = f"{self.source.name}-{feature.qualname}" + (f"-and-{others}" if others else "")
         slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]
-        digest = hashlib.sha256(f"{self.source.digest} {candidate.key}".encode()).hexdigest()
+        mode = "" if self.options.mode == "stub" else f"{self.options.mode} "
+        digest = hashlib.sha256(f"{mode}{self.source.digest} {candidate.key}".encode()).hexdigest()
         return f"{slug}-{digest[:8]}"

@@ -15,6 +15,7 @@ from composer_replication.rollout.collect import Progress, collect_groups
 from composer_replication.rollout.protocol import Budgets, Engine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.shaping import group_verdicts
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Unscored
@@ -38,21 +39,39 @@ class Actor:
         """Trajectories collected so far, evaluation included."""
         self.tokens = 0
         """Tokens sampled in them."""
+        chosen = config.curriculum
+        self.curriculum = Curriculum(chosen, workshop.train) if chosen.enabled else None
+        """What chooses the tasks; None: all in turn."""
 
     async def practise(self, step: int, version: int) -> list[Group]:
         """The groups of one training step; with `rollout.refills`, those of further tasks for each that taught nothing."""
         rollout = self.config.rollout
-        tasks = choose_tasks(self.workshop.train, self.config.seed, step, rollout.groups)
+        tasks = self._choose(step)
         groups: list[Group] = []
         for refill in range(rollout.refills + 1):
             groups += await self._collect(tasks, rollout.group_size, step=step, version=version, phase="rollout")
             missing = rollout.groups - sum(has_signal(group_verdicts(g)) for g in groups)
             tried = {g.task_id for g in groups}
             left = [t for t in self.workshop.train if t.spec.task_id not in tried]
-            tasks = random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, min(missing, len(left)))
+            tasks = self._refill(left, step, refill, min(missing, len(left)))
             if not tasks:
                 break
+        if self.curriculum is not None:
+            self.curriculum.learn(groups, step)
         return groups
+
+    def _choose(self, step: int) -> list[Task]:
+        train, seed, count = self.workshop.train, self.config.seed, self.config.rollout.groups
+        return (
+            choose_tasks(train, seed, step, count)
+            if self.curriculum is None
+            else self.curriculum.choose(train, seed, step, count)
+        )
+
+    def _refill(self, left: Sequence[Task], step: int, refill: int, count: int) -> list[Task]:
+        if self.curriculum is not None:
+            return self.curriculum.choose(left, self.config.seed, step, count, refill=refill + 1)
+        return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
     async def record_traces(self) -> list[Group]:
         """Trajectories of the starting policy on every training task, to be frozen for replay; kept in the run directory."""

@@ -115,7 +115,8 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
         result = learner.update(trainee.batch(groups, signals, taken))
         trainee.engine.reset()
         times = {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
-        metrics = {**rollout_metrics(groups), **signals.metrics, **result.metrics, **times}
+        learnt = {} if actor.curriculum is None else actor.curriculum.metrics()
+        metrics = {**rollout_metrics(groups), **learnt, **signals.metrics, **result.metrics, **times}
         off = dict(result.off) | trainee.why_off(pairs, signals)
         if step % config.eval.every == 0 or step == config.steps:
             metrics |= await actor.evaluate(learner.version)
@@ -192,6 +193,8 @@ class _Trainee:
         load_checkpoint(saved, self.learner)
         self.workshop.run_dir.truncate_after(self.arm, self.learner.version)
         self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
+        if self.actor.curriculum is not None:
+            self.actor.curriculum.load_state_dict(state["curriculum"])
         self.spending.start_from(state["cpu_s"])
         torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
         self.workshop.terminal.note(
@@ -277,6 +280,7 @@ class _Trainee:
         state = {
             "rollouts": self.actor.rollouts,
             "tokens": self.actor.tokens,
+            "curriculum": None if self.actor.curriculum is None else self.actor.curriculum.state_dict(),
             "cpu_s": self.spending.cpu_s(),
             "rng": torch.get_rng_state().tolist(),
             "fingerprint": dict(self.fingerprint),

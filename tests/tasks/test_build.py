@@ -356,6 +356,31 @@ def test_a_killed_build_goes_on_to_the_same_result(small: Built, tmp_path: Path,
     assert all((out / name / "MANIFEST.sha256").stat().st_mtime_ns == when for name, when in done_before.items())
 
 
+def test_killed_again_and_again_nothing_is_lost_and_nothing_half_written_is_read(small: Built, tmp_path: Path) -> None:
+    """After every kill what can be seen is whole, and what was decided is never decided again."""
+    out = tmp_path / "tasks"
+    verdicts = out / ".build" / "verdicts.jsonl"
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(small.project), str(out)]
+    decided: list[bytes] = []
+    for wanted in (1, 2, 4):
+        process = subprocess.Popen(command, start_new_session=True)
+        while process.poll() is None and not (verdicts.exists() and verdicts.read_bytes().count(b"\n") >= wanted):
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        lines = [line for line in verdicts.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        assert lines[: len(decided)] == decided
+        decided = lines
+        for folder in out.iterdir():
+            if not folder.name.startswith("."):
+                load_task(folder)
+    report = build_tasks(str(small.project), out, BuildOptions(jobs=2))
+    assert verdicts.read_bytes().splitlines(keepends=True)[: len(decided)] == decided
+    assert len(verdicts.read_bytes().splitlines()) == len(small.report.tasks)
+    assert report.tasks == small.report.tasks
+    assert contents(out) == contents(small.out)
+
+
 def is_reached(out: Path, tasks: int) -> bool:
     """The build has fetched its source and published that many tasks."""
     return (out / ".build" / "source.json").exists() and sum(not p.name.startswith(".") for p in out.iterdir()) >= tasks

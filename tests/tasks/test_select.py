@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from composer_replication.sandbox.pytest_run import CoverageByTest
-from composer_replication.tasks.describe import describe
+from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.functions import Function, find_functions
-from composer_replication.tasks.select import choose_candidates, covering_tests
+from composer_replication.tasks.select import Wanted, choose_candidates, covering_tests
 
 SOURCE = b"""\
 def feature(x):
@@ -53,6 +53,10 @@ COVERAGE: CoverageByTest = {
 }
 
 
+def feature(*names: str) -> Feature:
+    return Feature(functions=[BY_NAME[name] for name in names], sources={"m.py": SOURCE}, fail_to_pass=("test_m.py::test_a",))
+
+
 def names(functions: tuple[Function, ...]) -> list[str]:
     return [function.qualname for function in functions]
 
@@ -71,7 +75,7 @@ def test_single_functions() -> None:
 
 
 def test_groups_join_helpers_and_siblings_once() -> None:
-    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, group_size=3)
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=3))
     groups = sorted(sorted(names(c.functions)) for c in candidates if len(c.functions) > 1)
     assert groups == [["Basket.count", "Basket.total"], ["feature", "helper"]]
     assert len({c.key for c in candidates}) == len(candidates) == 7
@@ -80,16 +84,104 @@ def test_groups_join_helpers_and_siblings_once() -> None:
 
 
 def test_sizes_alternate_and_the_seed_fixes_the_order() -> None:
-    first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, group_size=2, seed=1)
-    again, _ = choose_candidates(list(FUNCTIONS), COVERAGE, set(PASSING), group_size=2, seed=1)
-    orders = {tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, group_size=2, seed=s)[0]) for s in range(8)}
+    first, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=1)
+    again, _ = choose_candidates(list(FUNCTIONS), COVERAGE, set(PASSING), wanted=Wanted(most=2), seed=1)
+    orders = {
+        tuple(c.key for c in choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(most=2), seed=s)[0]) for s in range(8)
+    }
     assert first == again
     assert len(orders) > 1
     assert [len(c.functions) for c in first] == [1, 2, 1, 2, 1, 1, 1]
 
 
 def test_instructions_are_short_and_name_every_function() -> None:
-    one = describe([BY_NAME["Basket.total"]])
+    one = describe(feature("Basket.total"))
     assert one == "Implement `Basket.total` in m.py: its body was removed. Make its tests pass."
-    two = describe([BY_NAME["helper"], BY_NAME["feature"]])
+    two = describe(feature("helper", "feature"))
     assert two == "Implement `feature`, `helper` in m.py: their bodies were removed. Make their tests pass."
+
+
+def test_a_range_of_sizes_gives_no_smaller_and_no_larger_groups() -> None:
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(fewest=2, most=9))
+    assert sorted(sorted(names(c.functions)) for c in candidates) == [["Basket.count", "Basket.total"], ["feature", "helper"]]
+
+
+CHAIN = b"".join(b"def f%d(x):\n    return f%d(x)\n\n\n" % (n, n + 1) for n in range(8)) + b"def lone(x):\n    return x\n"
+CHAINED, _ = find_functions("chain.py", CHAIN)
+ALL = ids("a", "b")
+
+
+def test_those_closest_in_the_call_graph_come_first() -> None:
+    coverage: CoverageByTest = {"chain.py": dict.fromkeys(range(1, 50), ALL)}
+    candidates, _ = choose_candidates(CHAINED, coverage, PASSING, wanted=Wanted(fewest=4, most=4))
+    groups = {names(c.functions)[0]: names(c.functions) for c in candidates}
+    assert groups["f2"] == ["f2", "f3", "f4", "f5"]
+
+
+def test_groups_with_nearly_the_same_functions_are_one() -> None:
+    coverage: CoverageByTest = {"chain.py": dict.fromkeys(range(1, 50), ALL)}
+    candidates, skipped = choose_candidates(CHAINED, coverage, PASSING, wanted=Wanted(fewest=5, most=9))
+    sets = [{f.key for f in c.functions} for c in candidates]
+    assert all(len(a & b) < 0.8 * len(a | b) for n, a in enumerate(sets) for b in sets[:n])
+    assert {entry.reason for entry in skipped} == {"nearly the functions of another group"}
+
+
+def test_a_whole_feature_is_every_function_that_only_its_tests_reach() -> None:
+    other = find_functions("n.py", b"def deep(x):\n    return x\n\n\ndef shared(x):\n    return x\n")[0]
+    coverage: CoverageByTest = {**COVERAGE, "n.py": {2: ids("b"), 6: ids("b", "c")}}
+    wanted = Wanted(fewest=2, most=9, whole_features=True)
+    candidates, _ = choose_candidates([*FUNCTIONS, *other], coverage, PASSING, wanted=wanted)
+    features = {names(c.functions)[0]: set(names(c.functions)) for c in candidates}
+    assert features["feature"] == {"feature", "helper", "deep"}
+    assert features["Basket.total"] == {"Basket.total", "Basket.count"}
+    assert "bystander" not in features, "nothing belongs to it"
+
+
+def test_what_is_easier_or_harder_than_asked_for_is_skipped() -> None:
+    candidates, _ = choose_candidates(FUNCTIONS, COVERAGE, PASSING)
+    middle = sorted(c.difficulty for c in candidates)[2]
+    kept, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(easiest=middle))
+    assert {c.key for c in kept} == {c.key for c in candidates if c.difficulty >= middle}
+    assert len([s for s in skipped if s.reason == "easier or harder than asked for"]) == len(candidates) - len(kept) > 0
+
+
+DOCUMENTED = b'''\
+class Basket:
+    def total(self, tax: float = 0.1) -> float:
+        """Sum the prices. In euros.
+
+        More.
+        """
+        return 1.0
+'''
+
+
+def documented(**changes: object) -> Feature:
+    (function,) = find_functions("shop/m.py", DOCUMENTED)[0]
+    facts: dict[str, object] = {
+        "functions": [function],
+        "sources": {"shop/m.py": DOCUMENTED},
+        "fail_to_pass": tuple(f"tests/test_m.py::test_{n}" for n in range(7)),
+        "docs": {"docs/a.md": "the total of it", "docs/b.md": "subtotal"},
+    }
+    return Feature(**facts | changes)  # type: ignore[arg-type]  # one changed field by name
+
+
+def test_a_full_instruction_has_signature_docstring_tests_and_pages() -> None:
+    text = describe(documented(), "full")
+    assert text.startswith(describe(documented()))
+    assert "    def total(self, tax: float=0.1) -> float" in text
+    assert "    Sum the prices. In euros.\n\n    More." in text
+    assert "Documentation: docs/a.md\n" in text
+    assert "- tests/test_m.py::test_4\n- and 2 more" in text
+    assert "return 1.0" not in text
+
+
+def test_an_ambiguous_instruction_names_no_function() -> None:
+    text = describe(documented(), "ambiguous")
+    assert "total" not in text
+    assert "tests in tests/test_m.py fail. It used to do this: Sum the prices. Find out what" in text
+
+
+def test_a_removed_function_is_called_so() -> None:
+    assert "it was removed, with every import of it" in describe(documented(removed=True))

@@ -37,7 +37,11 @@ def sample(trajectory: dict[str, Any]) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_killed_five_times_ends_the_same(run_file: Path) -> None:
+@pytest.mark.parametrize("chosen", ["in turn", "by pass rate"])
+def test_killed_five_times_ends_the_same(run_file: Path, chosen: str) -> None:
+    if chosen == "by pass rate":
+        with run_file.open("a") as file:
+            file.write("[curriculum]\nenabled = true\nlevels = 2\n")
     with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
         name_teachers(run_file, server.base_url)
         kill_five_times(run_file)

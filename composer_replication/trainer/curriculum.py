@@ -1,0 +1,120 @@
+"""Which tasks teach now: those that the policy solves about half the time, harder ones as easy ones are solved.
+
+The gradient of a group whose siblings all got the same verdict is zero, and its expected size is greatest at a pass rate of one
+half (the variance p (1 - p) of the reward; the same argument as DAPO's dynamic sampling, 2503.14476, section 3.2, before the
+rollouts instead of after). Pass rates are measured in the run itself and fade, because the policy changes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from composer_replication.config import CurriculumConfig
+from composer_replication.tasks.store import Task
+from composer_replication.types import Group, Unscored
+
+__all__ = ["Curriculum", "Record"]
+
+
+@dataclass(slots=True)
+class Record:
+    """What became of one task's rollouts so far."""
+
+    passed: float = 0.0
+    tried: float = 0.0
+    """Rollouts that passed, and all that were scored; both fade from visit to visit."""
+    failed_visits: int = 0
+    """Visits in a row on which every sibling failed."""
+    last_step: int = 0
+    """The last step that practised on it."""
+
+    @property
+    def rate(self) -> float:
+        """The pass rate, with one success and one failure assumed beforehand."""
+        return (self.passed + 1) / (self.tried + 2)
+
+
+class Curriculum:
+    """Pass rates of one arm, and the choice of tasks that follows from them.
+
+    Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is practised on; the next is added when
+    at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups
+    of functions are estimated as harder, so a folder of several sizes is a curriculum by itself. A task on which every sibling
+    failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps.
+    """
+
+    def __init__(self, config: CurriculumConfig, tasks: Sequence[Task]) -> None:
+        self._config = config
+        ordered = sorted(tasks, key=lambda t: (float(t.provenance.get("difficulty", 0.0)), t.spec.task_id))
+        self._level = {task.spec.task_id: number * config.levels // len(ordered) for number, task in enumerate(ordered)}
+        self.records: dict[str, Record] = {}
+        self.unlocked = 1
+        """Levels that are practised on."""
+
+    def choose(self, tasks: Sequence[Task], seed: int, step: int, count: int, *, refill: int = 0) -> list[Task]:
+        """At most `count` of `tasks` for a step, none twice, drawn without replacement with the weights of `weight`.
+
+        A function of its arguments and the pass rates alone. Where the unlocked levels hold too few tasks, the easiest of the
+        others make up the number.
+        """
+        keys: dict[str, tuple[int, float]] = {}
+        for task in tasks:
+            name = task.spec.task_id
+            draw = random.Random(f"{seed}/{step}/{refill}/{name}").random()
+            weight = self.weight(name, step)
+            locked = max(0, self._level[name] - self.unlocked + 1)
+            # Efraimidis and Spirakis 2006: the smallest of -log(u) / w are a weighted draw without replacement
+            keys[name] = (locked, -math.log(max(draw, 1e-300)) / weight) if weight > 0 else (self._config.levels, draw)
+        return sorted(tasks, key=lambda t: keys[t.spec.task_id])[:count]
+
+    def weight(self, task_id: str, step: int) -> float:
+        """`4 p (1 - p)`, at least `floor`; 0 in quarantine between probes."""
+        record = self.records.get(task_id, Record())
+        if self.is_quarantined(task_id) and step - record.last_step < self._config.probe_every:
+            return 0.0
+        return max(self._config.floor, 4 * record.rate * (1 - record.rate))
+
+    def is_quarantined(self, task_id: str) -> bool:
+        """Whether nothing but failures came of its last visits."""
+        return self.records.get(task_id, Record()).failed_visits >= self._config.quarantine_after
+
+    def learn(self, groups: Iterable[Group], step: int) -> None:
+        """Take the verdicts of a step in, and unlock the next level when it is time. Unscored siblings say nothing."""
+        for group in groups:
+            rewards = [t.reward for t in group.trajectories if not isinstance(t.reward, Unscored)]
+            if not rewards:
+                continue
+            record = self.records.setdefault(group.task_id, Record())
+            passed = sum(reward >= 1.0 for reward in rewards)
+            record.passed = self._config.decay * record.passed + passed
+            record.tried = self._config.decay * record.tried + len(rewards)
+            record.failed_visits = 0 if passed else record.failed_visits + 1
+            record.last_step = step
+        open_tasks = [name for name, level in self._level.items() if level < self.unlocked]
+        rates = [self.records[name].rate for name in open_tasks if name in self.records and not self.is_quarantined(name)]
+        enough = 2 * len(rates) >= len(open_tasks) and sum(rates) >= self._config.promote_at * len(rates)
+        if rates and enough and self.unlocked < self._config.levels:
+            self.unlocked += 1
+
+    def metrics(self) -> dict[str, float]:
+        """For the run's metrics."""
+        rates = [record.rate for record in self.records.values()]
+        return {
+            "curriculum/level": float(self.unlocked),
+            "curriculum/seen": float(len(self.records)),
+            "curriculum/quarantined": float(sum(self.is_quarantined(name) for name in self.records)),
+            "curriculum/pass_rate/mean": sum(rates) / len(rates) if rates else math.nan,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: plain JSON."""
+        return {"unlocked": self.unlocked, "records": {name: asdict(record) for name, record in sorted(self.records.items())}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.unlocked = state["unlocked"]
+        self.records = {name: Record(**record) for name, record in state["records"].items()}

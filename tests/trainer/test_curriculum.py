@@ -1,0 +1,153 @@
+"""Tasks are drawn by how often they are solved: half-solved ones most, hopeless ones hardly, harder ones when it is time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from composer_replication.config import CurriculumConfig, RunConfig
+from composer_replication.policy_gradient import has_signal
+from composer_replication.tasks.store import Task
+from composer_replication.trainer.actor import Actor
+from composer_replication.trainer.curriculum import Curriculum
+from composer_replication.trainer.shaping import group_verdicts
+from composer_replication.types import Group, Reward, StopReason, TaskSpec, Trajectory, Unscored
+
+SEED = 0
+
+
+def task(name: str, difficulty: float = 0.0) -> Task:
+    spec = TaskSpec(
+        task_id=name, source="s", source_digest="0", instruction="i", deleted=(), fail_to_pass=("t",), pass_to_pass=(),
+        editable=(),
+    )  # fmt: skip
+    return Task(spec, Path(name), {"difficulty": difficulty})
+
+
+def group(name: str, *rewards: Reward) -> Group:
+    trajectories = [
+        Trajectory(
+            trajectory_id=f"{name}{i}", task_id=name, policy_version=0, messages=(), tools=(), prompt_ids=(1,), turns=(),
+            stop_reason=StopReason.SUBMITTED, temperature=1.0, reward=reward,
+        )
+        for i, reward in enumerate(rewards)
+    ]  # fmt: skip
+    return Group(group_id=name, task_id=name, trajectories=tuple(trajectories))
+
+
+def names(tasks: list[Task]) -> list[str]:
+    return [t.spec.task_id for t in tasks]
+
+
+TASKS = [task(name) for name in "abcdefgh"]
+
+
+def test_half_solved_tasks_are_drawn_most_and_solved_ones_still_sometimes() -> None:
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    for step in range(1, 6):
+        curriculum.learn([group("a", 1.0, 1.0, 1.0, 1.0), group("b", 1.0, 0.0, 1.0, 0.0)], step)
+        curriculum.learn([group(name, 1.0, 1.0, 1.0, 0.0) for name in "cdefgh"], step)
+    drawn = Counter(name for step in range(400) for name in names(curriculum.choose(TASKS, SEED, step, 2)))
+    assert drawn["b"] > max(drawn[name] for name in "cdefgh")
+    assert 0 < drawn["a"] < min(drawn[name] for name in "bcdefgh") / 2
+
+
+def test_a_step_has_no_task_twice_and_is_a_function_of_step_and_rates() -> None:
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    steps = [names(curriculum.choose(TASKS, SEED, step, 5)) for step in range(50)]
+    assert all(len(set(step)) == 5 for step in steps)
+    assert steps == [names(curriculum.choose(list(reversed(TASKS)), SEED, step, 5)) for step in range(50)]
+    assert steps != [names(curriculum.choose(TASKS, SEED + 1, step, 5)) for step in range(50)]
+    assert names(curriculum.choose(TASKS, SEED, 1, 5)) != names(curriculum.choose(TASKS, SEED, 1, 5, refill=1))
+    assert sorted(names(curriculum.choose(TASKS, SEED, 1, 20))) == list("abcdefgh")
+
+
+def test_what_always_fails_is_left_alone_but_for_a_probe() -> None:
+    curriculum = Curriculum(CurriculumConfig(enabled=True, quarantine_after=2, probe_every=10), TASKS)
+    curriculum.learn([group("a", 0.0, 0.0)], 1)
+    assert not curriculum.is_quarantined("a")
+    curriculum.learn([group("a", 0.0, Unscored("box"))], 2)
+    assert curriculum.is_quarantined("a")
+    assert curriculum.metrics()["curriculum/quarantined"] == 1.0
+    assert not any("a" in names(curriculum.choose(TASKS, SEED, step, 4)) for step in range(3, 12))
+    assert any("a" in names(curriculum.choose(TASKS, SEED, step, 4)) for step in range(12, 40))
+    curriculum.learn([group("a", 0.0, 1.0)], 12)
+    assert not curriculum.is_quarantined("a")
+
+
+def test_without_a_verdict_nothing_is_learnt() -> None:
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum.learn([group("a", Unscored("box"), Unscored("box"))], 1)
+    assert curriculum.records == {}
+
+
+def test_levels_are_taken_up_as_the_easier_ones_are_solved() -> None:
+    tasks = [task(name, difficulty) for name, difficulty in zip("abcd", (0.1, 0.9, 0.2, 0.8), strict=True)]
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, promote_at=0.7), tasks)
+    assert {name for step in range(20) for name in names(curriculum.choose(tasks, SEED, step, 2))} == {"a", "c"}
+    assert set(names(curriculum.choose(tasks, SEED, 1, 3))) > {"a", "c"}, "the number is made up"
+    solved = (1.0,) * 8
+    curriculum.learn([group("a", *solved)], 1)
+    assert curriculum.unlocked == 2, "half of the level was visited, and solved"
+    assert "b" in {name for step in range(20) for name in names(curriculum.choose(tasks, SEED, step, 2))}
+    hopeless = Curriculum(CurriculumConfig(enabled=True, levels=2), tasks)
+    hopeless.learn([group("a", 1.0, 0.0), group("c", 0.0, 0.0)], 1)
+    assert hopeless.unlocked == 1
+
+
+def test_the_state_survives_a_checkpoint() -> None:
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS)
+    for step in range(1, 4):
+        curriculum.learn([group("a", 1.0, 0.0, 0.0), group("b", 1.0, 1.0), group("c", 0.0, 0.0)], step)
+    restored = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS)
+    restored.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
+    assert restored.records == curriculum.records
+    assert [names(restored.choose(TASKS, SEED, s, 3)) for s in range(9)] == [
+        names(curriculum.choose(TASKS, SEED, s, 3)) for s in range(9)
+    ]
+
+
+class Simulated(Actor):
+    """A policy that solves one task half of the time, four always and three never."""
+
+    async def _collect(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+        verdicts = {"a": (1.0, 0.0), **dict.fromkeys("bcde", (1.0, 1.0)), **dict.fromkeys("fgh", (0.0, 0.0))}
+        return [group(t.spec.task_id, *verdicts[t.spec.task_id]) for t in tasks]
+
+
+def simulated(**curriculum: object) -> Simulated:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "tasks": {"train": "t"},
+            "rollout": {"groups": 2, "group_size": 2, "refills": 1},
+            "curriculum": curriculum,
+        }
+    )
+    return Simulated(cast(Any, SimpleNamespace(train=TASKS)), config, "main", cast(Any, None), cast(Any, None))
+
+
+def test_the_actor_practises_on_what_the_curriculum_chooses() -> None:
+    actor = simulated(enabled=True, floor=0.01)
+    useful, visited = 0, Counter[str]()
+    for step in range(1, 61):
+        groups = asyncio.run(actor.practise(step, 0))
+        visited.update(g.task_id for g in groups)
+        useful += any(has_signal(group_verdicts(g)) for g in groups)
+    assert actor.curriculum is not None
+    assert actor.curriculum.records["a"].last_step > 50
+    assert visited["a"] == max(visited.values()), "what is solved half of the time is practised on most"
+    assert useful >= 40
+    assert actor.curriculum.metrics()["curriculum/quarantined"] == 3.0
+
+
+def test_off_by_default_every_pass_takes_every_task() -> None:
+    actor = simulated()
+    assert actor.curriculum is None
+    visited = Counter(g.task_id for step in range(1, 9) for g in asyncio.run(actor.practise(step, 0)))
+    assert min(visited[name] for name in "abcdefgh") >= 2
