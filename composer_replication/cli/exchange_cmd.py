@@ -28,7 +28,10 @@ def export_tasks(
         export_harbor(found, out, python=(python or build_python(tasks)).absolute())
         typer.echo(f"{len(found)} Harbor tasks in {out}")
     else:
-        typer.echo(f"{len(found)} SWE-bench rows in {export_swebench(found, out)}")
+        rows = export_swebench(found, out)
+        impossible = sum(task.spec.impossible for task in found)
+        left = f"; {impossible} impossible tasks left out" if impossible else ""
+        typer.echo(f"{len(found) - impossible} SWE-bench rows in {rows}{left}")
 
 
 def import_tasks(

@@ -30,6 +30,7 @@ def openenv(
     session_timeout: Annotated[float | None, typer.Option(min=1.0, help="Seconds of silence that end a session.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    shell: Annotated[bool, typer.Option("--shell", help="Offer agents commands and patches too.")] = False,
 ) -> None:
     """Serve the coding environment over OpenEnv's websocket protocol, a session per client, until interrupted.
 
@@ -38,7 +39,7 @@ def openenv(
     from composer_replication.envs.faces.openenv import coding_app  # takes seconds to import
     from composer_replication.envs.suite import TaskSuite
 
-    suite = TaskSuite(tasks, sandbox=sandbox, python=python)
+    suite = TaskSuite(tasks, sandbox=sandbox, python=python, toolset="shell" if shell else "basic")
     application = coding_app(suite, max_sessions=max_sessions, session_timeout_s=session_timeout)
     import uvicorn
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.tools import Toolset
 from composer_replication.errors import ConfigError
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
@@ -22,19 +23,25 @@ class TaskSuite:
     Args:
         folder: as `composer tasks build` writes it.
         python: the interpreter that runs the tests; the one the tasks were built with when None.
+        toolset: what agents are offered (`tools.TOOLSETS`).
 
     Raises:
-        TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first one with its own solution.
+        TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
+            solution.
         SandboxError: no sandbox is available, or the box broke.
     """
 
-    def __init__(self, folder: Path, *, sandbox: SandboxKind = "auto", python: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
+    ) -> None:
         self.tasks = load_tasks(folder)
         self.python = (python or build_python(folder)).absolute()
         self.sandbox = open_sandbox(sandbox)
         self._by_id = {task.spec.task_id: task for task in self.tasks}
         self._grades, self._tests = GradeCache(), TestCache()
-        prove_solution(self.tasks[0], sandbox=self.sandbox, python=self.python)
+        self._toolset: Toolset = toolset
+        for task in [task for task in self.tasks if not task.spec.impossible][:1]:
+            prove_solution(task, sandbox=self.sandbox, python=self.python)
 
     def task(self, task_id: str) -> Task:
         """The task of that id. Raises ConfigError when there is none."""
@@ -44,7 +51,14 @@ class TaskSuite:
 
     def env(self, task: Task) -> CodingEnv:
         """A fresh environment over one of the tasks."""
-        return CodingEnv(task, sandbox=self.sandbox, python=self.python, grade_cache=self._grades, test_cache=self._tests)
+        return CodingEnv(
+            task,
+            sandbox=self.sandbox,
+            python=self.python,
+            grade_cache=self._grades,
+            test_cache=self._tests,
+            toolset=self._toolset,
+        )
 
 
 def shared_suite(folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None) -> TaskSuite:

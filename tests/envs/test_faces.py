@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from transformers.utils import get_json_schema
 from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
 from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory
 from composer_replication.envs.suite import TaskSuite, shared_suite
+from composer_replication.envs.tools import TOOLSETS
 from composer_replication.errors import ConfigError, SandboxError, TaskError
-from composer_replication.tasks.store import write_task
+from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.types import GradeReport, Unscored
 
 
@@ -141,6 +143,22 @@ def test_a_suite_names_what_is_wrong(folder, tmp_path):
     assert "one of a, b" in str(caught.value)
     with pytest.raises(TaskError, match="cannot be read"):
         TaskSuite(tmp_path / "absent")
+
+
+def test_a_suite_proves_the_first_task_that_can_be_solved(folder, tmp_path):
+    """`a` is impossible here, so its solution scores 0; the suite opens, and offers what it was asked to offer."""
+    tasks = tmp_path / "tasks"
+    for found in load_tasks(folder):
+        spec = replace(found.spec, impossible=found.spec.task_id == "a")
+        solved = tmp_path / f"solved_{spec.task_id}"
+        shutil.copytree(found.repo, solved)
+        shutil.copytree(found.root / "solution" / "files", solved, dirs_exist_ok=True)
+        deleted = {path: (found.repo / path).read_bytes() for path in found.gold_files()}
+        write_task(spec, tasks / spec.task_id, pristine=solved, deleted=deleted)
+    suite = TaskSuite(tasks, toolset="shell")
+    assert suite.tasks[0].spec.impossible
+    assert suite.env(suite.tasks[1]).tools == TOOLSETS["shell"]
+    assert shared_suite(folder).env(suite.tasks[1]).tools == CODING_TOOLS
 
 
 @pytest.mark.parametrize("framework", ["openenv", "verifiers", "gymnasium"])

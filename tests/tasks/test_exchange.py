@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,39 @@ def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp
     (workspace / "conftest.py").write_text("import os\nos._exit(0)\n")
     assert graded(exported[0], workspace, tmp_path / "logs").returncode == 0
     assert (tmp_path / "logs" / "reward.txt").read_text() == "0\n"
+
+
+def test_the_exported_grader_asks_the_hidden_checks(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
+    for task, root in zip(tasks, exported, strict=True):
+        assert task.spec.hidden.calls
+        workspace, logs = tmp_path / root.name, tmp_path / f"{root.name}.logs"
+        shutil.copytree(root / "environment" / "repo", workspace)
+        (workspace / "tide.py").write_text("def slack(x):\n    return 2\n\n\ndef ebb(x):\n    return -1\n")
+        assert graded(root, workspace, logs).returncode == 0
+        assert (logs / "reward.txt").read_text() == "0\n"
+        report = json.loads((logs / "report.json").read_text())
+        assert set(report["outcomes"].values()) == {"passed"}, "what is known by heart passes the visible tests"
+        assert report["hidden_broken"]
+
+
+def test_hidden_checks_are_with_the_verifier_only(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
+    for root in exported:
+        files = [path for path in root.rglob("*") if path.is_file()]
+        assert {path.relative_to(root).parts[0] for path in files if b"anti_tests" in path.read_bytes()} == {"tests"}
+    rows = export_swebench(tasks, tmp_path / "out").read_text()
+    assert not [word for word in ("anti_tests", "hidden", "impossible") if word in rows]
+
+
+def test_an_impossible_task_is_no_row_and_comes_back_from_harbor(tasks: list[Task], tmp_path: Path) -> None:
+    changed = replace(tasks[0], spec=replace(tasks[0].spec, impossible=True))
+    rows = export_swebench([changed, tasks[1]], tmp_path / "rows").read_text().splitlines()
+    assert [json.loads(row)["instance_id"] for row in rows] == [tasks[1].spec.task_id]
+    with pytest.raises(TaskError, match="every task is impossible"):
+        export_swebench([changed], tmp_path / "none")
+    export_harbor([changed], tmp_path / "harbor", python=PYTHON)
+    back, refused = import_harbor(tmp_path / "harbor", tmp_path / "back", sandbox=open_sandbox(), python=PYTHON)
+    assert not refused
+    assert [task.spec for task in back] == [changed.spec]
 
 
 def test_the_exported_grader_needs_the_standard_library_only(exported: list[Path]) -> None:

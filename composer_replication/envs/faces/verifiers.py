@@ -94,9 +94,13 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         return await asyncio.to_thread(lambda: self._grade_changes(_changes(archive, self._task)))
 
     async def validate(self, runtime: vf.Runtime) -> bool:
-        """Whether the task's own solution scores 1; that its untouched tree does not is a check of verifiers' own."""
+        """Whether the task's own solution scores 1 (0 where the task is impossible, and nothing is rewarded).
+
+        That the untouched tree does not is a check of verifiers' own.
+        """
         del runtime
-        return await asyncio.to_thread(self._grade_changes, self._task.gold_files()) == 1.0
+        wanted = 0.0 if self._task.spec.impossible else 1.0
+        return await asyncio.to_thread(self._grade_changes, self._task.gold_files()) == wanted
 
     @property
     def _suite(self) -> TaskSuite:

@@ -3,7 +3,8 @@
 task.toml, instruction.md      what Harbor reads; the verifier gets an environment of its own and of the agent's only /app
 environment/                   Dockerfile and repo/, the task's tree, which becomes /app
 solution/                      solve.sh and files/, copied over /app
-tests/                         test.sh; repo/, task.json and grader/, this package's own grader, so that there is only one
+tests/                         test.sh; repo/, task.json with the hidden checks, and grader/, this package's own, so that there is
+                               only one; the agent's container never has this folder
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def _config(spec: TaskSpec) -> dict[str, Any]:
             "pass_to_pass": len(spec.pass_to_pass),
         },
         "verifier": {
-            "timeout_sec": 2 * spec.test_timeout_s + _VERIFIER_SPARE_S,  # a run that was killed from outside is run again
+            # tests and held-out calls; what was killed from outside is run again
+            "timeout_sec": (4 if spec.hidden.calls else 2) * spec.test_timeout_s + _VERIFIER_SPARE_S,
             "environment_mode": "separate",
             "network_mode": "no-network",
         },

@@ -83,8 +83,9 @@ def _own(source: Path, spec_file: Path) -> Expressed:
 
 
 def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
-    """The two proofs every task of ours has."""
-    for changes, wanted, who in ((expressed.gold, 1.0, "its solution"), ({}, 0.0, "its untouched tree")):
+    """The two proofs every task of ours has; nothing is owed for an impossible one."""
+    solved = 0.0 if expressed.spec.impossible else 1.0
+    for changes, wanted, who in ((expressed.gold, solved, "its solution"), ({}, 0.0, "its untouched tree")):
         report = grade(expressed.spec, expressed.repo, changes, sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):
             raise SandboxError(report.reward.reason)

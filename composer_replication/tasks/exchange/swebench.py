@@ -2,7 +2,8 @@
 
 A row's `base_commit` is the only commit of `repositories/INSTANCE.bundle`: the task's tree without the test files that hold its
 tests. `test_patch` adds those, `patch` is the solution; both apply to `base_commit`, in any order. Unlike an agent that works on
-the task itself, one that works on the row does not see the tests.
+the task itself, one that works on the row does not see the tests. A row has no place for hidden checks, and says that its tests
+pass with its patch: hidden checks are left out, and so are impossible tasks.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ _GIT = {
 
 
 def export_swebench(tasks: Sequence[Task], out: Path) -> Path:
-    """Write `tasks.jsonl`, one row per task, and a git bundle for each; returns the path of the rows.
+    """Write `tasks.jsonl`, one row per possible task, and a git bundle for each; returns the path of the rows.
 
     Raises:
-        TaskError: git is missing or fails.
+        TaskError: git is missing or fails, or every task is impossible.
         StorageError: `out` cannot be written.
     """
+    possible = [task for task in tasks if not task.spec.impossible]
+    if not possible:
+        raise TaskError("every task is impossible, which a row cannot say", fix="export others, or to Harbor")
     with storage_errors(out):
         (out / _BUNDLES).mkdir(parents=True, exist_ok=True)
-    rows = "".join(json.dumps(_row(task, out), ensure_ascii=False) + "\n" for task in tasks)
+    rows = "".join(json.dumps(_row(task, out), ensure_ascii=False) + "\n" for task in possible)
     write_whole(out / _ROWS, rows.encode())
     return out / _ROWS
 
