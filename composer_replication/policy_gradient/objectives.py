@@ -36,8 +36,8 @@ def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     Gradient flows through `logprobs` only.
     """
     difference = other_logprobs.detach() - logprobs
-    capped = difference.clamp(max=MAX_LOG_RATIO)
-    return torch.expm1(capped) + math.exp(MAX_LOG_RATIO) * (difference - capped) - difference
+    beyond = (difference - MAX_LOG_RATIO).clamp(min=0.0)
+    return torch.expm1(difference.clamp(max=MAX_LOG_RATIO)) + math.exp(MAX_LOG_RATIO) * beyond - difference
 
 
 def kl_k1_penalty(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,8 +78,12 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
     rows: list[SummaryRow] = []
     for arm in config.arms:
         variant = resolve_arm(config, arm)
-        with terminal.phase(f"train {arm}", variant.steps) as shown:
-            rows.append(await _train_arm(workshop, variant, arm, shown))
+        with (
+            terminal.phase(f"train {arm}", variant.steps) as shown,
+            closing(LogprobCache(run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs,
+        ):
+            trainee = _Trainee.create(workshop, variant, arm, pair_logprobs)
+            rows.append(await _train_arm(trainee, shown))
         notes = [*_alarms(run_dir), PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
         report = write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
     terminal.table(
@@ -92,13 +97,12 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
     return rows
 
 
-async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
-    trainee = _Trainee.create(workshop, config, arm)
-    actor, learner = trainee.actor, trainee.learner
+async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
+    workshop, config, actor, learner = trainee.workshop, trainee.config, trainee.actor, trainee.learner
     for what, why in learner.fallbacks.items():
-        workshop.terminal.note(f"{arm}: {_LONGER[what]}: {why}")
+        workshop.terminal.note(f"{trainee.arm}: {_LONGER[what]}: {why}")
     if trainee.resume():
-        pairs = stored_pairs(workshop, arm) if _wants_replay(config) else []
+        pairs = stored_pairs(workshop, trainee.arm) if _wants_replay(config) else []
     else:
         await trainee.evaluate()
         pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
@@ -157,12 +161,12 @@ class _Trainee:
     """Of the replay, once it is done."""
 
     @classmethod
-    def create(cls, workshop: Workshop, config: RunConfig, arm: str) -> _Trainee:
+    def create(cls, workshop: Workshop, config: RunConfig, arm: str, pair_logprobs: LogprobCache) -> _Trainee:
         """From the configured policy."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         made_of = fingerprint(model, [*workshop.train, *workshop.held_out])
-        learner = Learner(model, config, LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite"))
+        learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)

@@ -85,6 +85,13 @@ def test_k3_matches_the_formula_and_estimates_the_kl():
     assert (p * k3).sum() == pytest.approx((p * np.log(p / q)).sum(), rel=1e-10)  # unbiased: its mean under p is KL(p || q)
 
 
+def test_the_gradient_of_k3_is_exact_in_float32():
+    logprobs = torch.linspace(-3, 0, 50, requires_grad=True)
+    other = torch.linspace(-1, -2, 50)
+    (gradient,) = torch.autograd.grad(kl_k3(logprobs, other).sum(), logprobs)
+    torch.testing.assert_close(gradient, 1 - (other - logprobs.detach()).exp())
+
+
 def test_far_from_the_reference_k3_still_pulls_towards_it():
     """Below, linearly; above, where exp would overflow, along the tangent."""
     logprobs = torch.tensor([-1.0, -90.0], dtype=torch.float64, requires_grad=True)
