@@ -53,12 +53,12 @@ def is_editable(task: TaskSpec, path: str) -> bool:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether every file system can hold a file of that name."""
+    """Whether every file system can hold a file of that name, and inside the tree."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
         return False
-    fits = len(encoded) <= _LONGEST_PATH and all(len(part) <= _LONGEST_NAME for part in encoded.split(b"/"))
+    fits = len(encoded) <= _LONGEST_PATH and all(len(p) <= _LONGEST_NAME and p != b".." for p in encoded.split(b"/"))
     return fits and b"\0" not in encoded
 
 
