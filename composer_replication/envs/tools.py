@@ -27,6 +27,8 @@ _LINE_CHARS = 200
 _CONTEXT_LINES = 2
 _REGEX_SECONDS = 2.0
 _PATTERN_CHARS = 400
+_COMMAND_BYTES = 100_000
+"""Linux takes no longer argument than 128 KiB."""
 _PATTERN_COPIES = 400_000
 """Most characters of a pattern after what it repeats is written out: `regex` does that when it compiles, and nothing stops it."""
 _PATTERN_PART = re.compile(
@@ -93,9 +95,31 @@ def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:
     """Why `arguments` do not fit the schema of `tool`, in one short line, or None when they do."""
     error = best_match(_VALIDATORS[tool].iter_errors(dict(arguments)))
     if error is None:
-        return _pattern_error(arguments["pattern"]) if tool == "search" else None
+        problem = _text_error(arguments)
+        if problem is None and tool == "search":
+            problem = _pattern_error(arguments["pattern"])
+        elif problem is None and tool == "bash":
+            problem = _command_error(arguments["command"])
+        return problem
     where = f"{error.json_path[2:]}: " if error.path else ""
     return clip(f"{where}{error.message}", _LINE_CHARS)
+
+
+def _text_error(arguments: Mapping[str, Any]) -> str | None:
+    """Why a text cannot be written to any file or be part of any prompt."""
+    for name, value in arguments.items():
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            return f"{name}: half a surrogate pair"
+    return None
+
+
+def _command_error(command: str) -> str | None:
+    if "\0" in command:
+        return "command: holds a null character"
+    too_long = len(command.encode()) > _COMMAND_BYTES
+    return f"command: longer than {_COMMAND_BYTES} bytes; write a file first" if too_long else None
 
 
 def _pattern_error(pattern: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from composer_replication.hidden_checks import HeldOutCall
 from composer_replication.sandbox.literals import same
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
-from composer_replication.sandbox.pytest_run import TestRun, read_answer, run_pytest_observed
+from composer_replication.sandbox.pytest_run import MOST_JUDGED, TestRun, read_answer, run_pytest_observed
 from composer_replication.sandbox.request import WARM_FLAGS
 
 __all__ = ["Recorded", "examine_calls", "record_calls", "wrong_calls"]
@@ -118,7 +118,7 @@ def _make(
         limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
     )
     result = sandbox.run(tree, command)
-    answer = read_answer(result, nonce)
+    answer = read_answer(result, nonce) if examine else read_answer(result, nonce, MOST_JUDGED)
     return result, answer if isinstance(answer, list) else None
 
 

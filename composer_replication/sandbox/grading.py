@@ -129,12 +129,13 @@ def grade(
 
     Raises:
         TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy
-            of the code installed that the task deletes.
+            of the code installed that the task deletes, or shows the task's folder to every box.
         StorageError: the cache's file cannot be written.
     """
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
     _refuse_installed_copy(task, python)
+    _refuse_visible_task(pristine, python)
     try:
         submission = read_submission(task, pristine, workspace, reserved=installation_of(python).modules)
     except OSError as error:
@@ -161,6 +162,17 @@ def _refuse_installed_copy(task: TaskSpec, python: Path) -> None:
         if name in modules:
             raise TaskError(
                 f"{python} has a copy of {name} installed, the code of {task.task_id}", fix="name one without it: --python PATH"
+            )
+
+
+def _refuse_visible_task(pristine: Path, python: Path) -> None:
+    """Whatever lies below the interpreter's prefix or /usr can be read in a box, and a task's solution lies beside its tree."""
+    place = pristine.resolve()
+    for folder in ("/usr", *installation_of(python).binds):
+        if place.is_relative_to(folder):
+            raise TaskError(
+                f"{place} lies in {folder}, where the code under test can read the solution",
+                fix="move the tasks elsewhere, or name an interpreter that is not installed around them: --python PATH",
             )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +16,10 @@ from composer_replication.errors import TaskError
 
 __all__ = ["Installation", "installation_of", "reachable_by"]
 
-_HIDDEN_PACKAGE = "composer_replication"
-"""It carries the gold code of the embedded projects."""
+_HIDDEN_PACKAGES = ("composer_replication", "pip", "ensurepip")
+"""The first carries the gold code of the embedded projects, the others copies of other people's packages."""
+_PACKAGE_FOLDERS = ("lib*/python3*/*-packages", "local/lib/python3*/*-packages", "envs", "pkgs", "share/python-wheels")
+"""Where interpreters below a prefix have their packages; `envs` and `pkgs` are conda's."""
 
 _QUESTION = """
 import json, pkgutil, sys, sysconfig
@@ -40,7 +44,7 @@ class Installation:
     binds: tuple[str, ...]
     """Folders outside /usr to show read-only: prefix, base prefix, what the links to the interpreter pass through."""
     masks: tuple[str, ...]
-    """Folders in them that hold this package, to be shown empty."""
+    """Folders in them and in /usr to be shown empty: this package, and packages of other interpreters."""
     pytest_plugins: tuple[tuple[str, str], ...]
     """Installed pytest plugins: (name, module)."""
     version: tuple[int, int]
@@ -71,8 +75,10 @@ def _installation_of(python: str) -> Installation:
             binds.append(path)
     ours = Path(__file__).resolve().parents[1]
     holders = {*facts["search"], *facts["libraries"], *facts["prefixes"], str(ours.parent)}
-    packages = {f"{folder}/{_HIDDEN_PACKAGE}" for holder in holders for folder in (holder, os.path.realpath(holder))}
-    masks = sorted(p for p in packages if os.path.isdir(p) and any(_is_below(p, seen) for seen in ("/usr", *binds)))
+    hidden = {f"{holder}/{name}" for holder in holders for name in _HIDDEN_PACKAGES}
+    hidden |= set(_packages_of_others(("/usr", *binds), [*facts["search"], *facts["prefixes"]]))
+    candidates = {path for folder in hidden for path in (folder, os.path.realpath(folder))}
+    masks = sorted(p for p in candidates if os.path.isdir(p) and any(_is_below(p, seen) for seen in ("/usr", *binds)))
     return Installation(
         binds=tuple(binds),
         masks=tuple(masks),
@@ -80,6 +86,20 @@ def _installation_of(python: str) -> Installation:
         version=(facts["version"][0], facts["version"][1]),
         modules=frozenset(facts["modules"]),
     )
+
+
+def _packages_of_others(tops: Iterable[str], own: Iterable[str]) -> Iterator[str]:
+    """Folders of packages below `tops` that nothing of this interpreter's `own` lies in.
+
+    One of them may hold the project whose code a task deletes, and whoever can read it can import it.
+    """
+    kept = [os.path.realpath(path) for path in own]
+    for top in tops:
+        for pattern in _PACKAGE_FOLDERS:
+            for folder in glob.glob(f"{glob.escape(top)}/{pattern}"):
+                real = os.path.realpath(folder)
+                if not any(_is_below(path, real) for path in kept):
+                    yield folder
 
 
 @lru_cache(maxsize=64)

@@ -236,10 +236,12 @@ def _same_items(expected: list[Any], got: list[Any]) -> bool:
 
 def _matched(expected: list[Any], got: list[Any]) -> bool:
     """Equal in some order."""
+    if len(expected) != len(got):
+        return False
     left = list(got)
     for item in expected:
         index = next((n for n, other in enumerate(left) if same(item, other)), None)
         if index is None:
             return False
         del left[index]
-    return not left
+    return True

@@ -19,6 +19,7 @@ from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 
 __all__ = [
+    "MOST_JUDGED",
     "CoverageByTest",
     "TestRun",
     "collect_tests",
@@ -50,8 +51,9 @@ _SKIPPED_PLUGINS = frozenset(
 being needed to run them (`@given` works without hypothesis's plugin)."""
 
 _ANSWER_BYTES = 64 << 20
-_MOST_UNPACKED = 256 << 20
-"""What an answer may unpack to: whoever forges one must not exhaust the host's memory."""
+_MOST_UNPACKED, MOST_JUDGED = 256 << 20, 16 << 20
+"""What an answer about trusted code may unpack to, and what one about work that is judged: whoever forges that must not exhaust
+the host's memory, and as Python objects it may be twenty times as large."""
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1", "COVERAGE_CORE": "ctrace"}
 """`CI` makes hypothesis deterministic."""
 
@@ -223,7 +225,7 @@ def _drive(
         for name in ("pytest", "coverage"):
             if last_line.endswith(f"No module named '{name}'"):
                 raise TaskError(f"{python} has no {name}", fix=f"{python} -m pip install {name}")
-    answer = read_answer(result, nonce)
+    answer = read_answer(result, nonce, MOST_JUDGED if test_ids else _MOST_UNPACKED)
     return result, answer if isinstance(answer, dict) else None
 
 
@@ -232,14 +234,14 @@ def _driver_source() -> str:
     return Path(__file__).with_name("pytest_driver.py").read_text(encoding="utf-8")
 
 
-def read_answer(result: ExecResult, nonce: str) -> Any:
-    """What a driver wrote to the channel behind its nonce, or None when it is absent, torn or not the driver's."""
+def read_answer(result: ExecResult, nonce: str, most: int = _MOST_UNPACKED) -> Any:
+    """What a driver wrote to the channel behind its nonce, or None: absent, torn, above `most` bytes or not the driver's."""
     head, body = result.channel[: len(nonce)], result.channel[len(nonce) :]
     if result.ending is not Ending.EXITED or not secrets.compare_digest(head, nonce.encode()):
         return None
     try:
         unpacking = zlib.decompressobj()
-        text = unpacking.decompress(body, _MOST_UNPACKED)
+        text = unpacking.decompress(body, most)
         return json.loads(text) if unpacking.eof else None
     except (ValueError, RecursionError, zlib.error):
         return None

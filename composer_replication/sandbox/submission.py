@@ -24,6 +24,10 @@ _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
 """Files that change what a test means or when code runs; not taken even where an allow list is careless."""
 
 _MAX_FILE_BYTES = 4 << 20
+_MOST_FILES, _MOST_BYTES = 1000, 64 << 20
+"""Of all that is taken: a box that cannot hold the work says nothing about it, which nobody may bring about on purpose."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 1000
+"""Bytes a file system takes for a name, and the most of a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,23 @@ class Submission:
 def is_editable(task: TaskSpec, path: str) -> bool:
     """Whether the allow list names `path` (POSIX, relative): `*` and `?` stay within a folder, `**` crosses folders."""
     name = path.rpartition("/")[2]
+    if not _is_plain(path):
+        return False
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_NEVER, *_NEVER_MODULES)):
         return False
     if any(test_id.partition("::")[0] == path for test_id in (*task.fail_to_pass, *task.pass_to_pass)):
         return False
     return any(_regex(pattern).fullmatch(path) for pattern in task.editable)
+
+
+def _is_plain(path: str) -> bool:
+    """Whether every file system can hold a file of that name, and inside the tree."""
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return False
+    fits = len(encoded) <= _LONGEST_PATH and all(len(p) <= _LONGEST_NAME and p != b".." for p in encoded.split(b"/"))
+    return fits and b"\0" not in encoded
 
 
 @lru_cache(maxsize=4096)
@@ -59,7 +75,8 @@ def read_submission(
 ) -> Submission:
     """Compare a workspace (a folder, or changes to `pristine`) with the task's tree. Raises OSError for an unreadable folder.
 
-    `reserved` are names of importable modules that a new file on the tests' import path must not shadow.
+    What is more than 1,000 files or 64 MB together is not taken. `reserved` are names of importable modules that a new file on
+    the tests' import path must not shadow.
     """
     if isinstance(workspace, Path):
         found: Iterator[tuple[str, bytes | None, bool]] = _changed_in_folder(pristine, workspace)
@@ -67,9 +84,12 @@ def read_submission(
         found = _changed_in_mapping(pristine, workspace)
     changes: dict[str, bytes | None] = {}
     rejected = []
+    room = _MOST_BYTES
     for path, content, regular in sorted(found, key=lambda item: item[0]):
-        if regular and is_editable(task, path) and not _shadows(task, pristine, path, reserved):
+        fits = len(changes) < _MOST_FILES and len(content or b"") <= room
+        if fits and regular and is_editable(task, path) and not _shadows(task, pristine, path, reserved):
             changes[path] = content
+            room -= len(content or b"")
         else:
             rejected.append(path)
     return Submission(changes, tuple(rejected))
@@ -90,8 +110,8 @@ def _shadows(task: TaskSpec, pristine: Path, path: str, reserved: frozenset[str]
 def _changed_in_mapping(pristine: Path, changes: Mapping[str, bytes | None]) -> Iterator[tuple[str, bytes | None, bool]]:
     for path, content in changes.items():
         pure = PurePosixPath(path)
-        inside = not pure.is_absolute() and ".." not in pure.parts and str(pure) == path
-        if not inside or _below_link(pristine, path):
+        inside = not pure.is_absolute() and ".." not in pure.parts and str(pure) == path and _is_plain(path)
+        if not inside or _below_link(pristine, path) or len(content or b"") > _MAX_FILE_BYTES:
             yield path, content, False
         elif content != _regular_content(pristine / path):
             yield path, content, True
@@ -104,7 +124,7 @@ def _below_link(root: Path, path: str) -> bool:
 
 
 def _changed_in_folder(pristine: Path, workspace: Path) -> Iterator[tuple[str, bytes | None, bool]]:
-    ours, theirs = _entries(pristine), _entries(workspace)
+    ours, theirs = _entries(pristine), _entries(workspace, skip_unreadable=True)
     links: dict[tuple[int, int], int] = {}
     for info in theirs.values():
         links[info.st_dev, info.st_ino] = links.get((info.st_dev, info.st_ino), 0) + 1
@@ -129,7 +149,10 @@ def _changed_in_folder(pristine: Path, workspace: Path) -> Iterator[tuple[str, b
 def _same(left: Path, left_info: os.stat_result, right: Path, right_info: os.stat_result) -> bool:
     if not (stat.S_ISREG(left_info.st_mode) and stat.S_ISREG(right_info.st_mode)):
         return False
-    return left_info.st_size == right_info.st_size and filecmp.cmp(left, right, shallow=False)
+    try:
+        return left_info.st_size == right_info.st_size and filecmp.cmp(left, right, shallow=False)
+    except OSError:  # nobody can read it, which is no way out of being graded
+        return False
 
 
 def _parent_is_folder(path: str, entries: Mapping[str, os.stat_result]) -> bool:
@@ -138,20 +161,26 @@ def _parent_is_folder(path: str, entries: Mapping[str, os.stat_result]) -> bool:
     return all(parent not in entries or stat.S_ISDIR(entries[parent].st_mode) for parent in parents)
 
 
-def _entries(root: Path) -> dict[str, os.stat_result]:
-    """Every path below `root` without following links; litter left out."""
+def _entries(root: Path, *, skip_unreadable: bool = False) -> dict[str, os.stat_result]:
+    """Every path below `root` without following links; litter left out.
+
+    With `skip_unreadable` a folder below `root` that cannot be read, or is nested too deep, is taken as empty.
+    """
     found: dict[str, os.stat_result] = {}
     pending = [""]
     while pending:
         prefix = pending.pop()
-        with os.scandir(root / prefix) as entries:
-            for entry in entries:
-                if entry.name in LITTER:
-                    continue
-                info = entry.stat(follow_symlinks=False)
-                found[prefix + entry.name] = info
-                if stat.S_ISDIR(info.st_mode):
-                    pending.append(prefix + entry.name + "/")
+        try:
+            with os.scandir(root / prefix) as entries:
+                inside = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name not in LITTER]
+        except OSError:
+            if skip_unreadable and prefix:
+                continue
+            raise
+        for name, info in inside:
+            found[prefix + name] = info
+            if stat.S_ISDIR(info.st_mode):
+                pending.append(prefix + name + "/")
     return found
 
 

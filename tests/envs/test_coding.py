@@ -260,6 +260,20 @@ class Counting:
         return self.inner.run(tree, command)
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "status"),
+    [
+        ("shop/" + "a" * 300 + ".py", "", "path_not_editable"),
+        ("shop/" + "a/" * 600 + "b.py", "", "path_not_editable"),
+        ("shop/\ud800.py", "", "invalid_arguments"),
+        ("shop/a.py", "\ud800", "invalid_arguments"),
+    ],
+)
+def test_nobody_gets_out_of_a_verdict_by_files_that_cannot_be(use, env, path, content, status):
+    assert use("write_file", path=path, content=content).status == status
+    assert env.grade().reward == 0.0
+
+
 def test_equal_workspaces_are_run_once_and_forks_are_independent(task, sandbox):
     counting = Counting(sandbox)
     envs = [

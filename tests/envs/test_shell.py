@@ -93,6 +93,11 @@ def test_a_command_that_hangs_or_eats_memory_is_a_result(task, sandbox):
     assert bash("python -S -c 'x = [bytearray(8 << 20) for _ in range(100)]'").status == "out_of_memory"
 
 
+@pytest.mark.parametrize("command", ["echo a\0b", "echo \ud800", "echo " + "a" * 200_000])
+def test_a_command_that_cannot_be_run_is_a_mistake_and_no_broken_box(bash, command):
+    assert bash(command).status == "invalid_arguments"
+
+
 def test_a_shell_solves_the_task(env, bash):
     assert bash(SOLUTION).details["changed"] == ["shop/basket.py"]
     assert env.step(ToolCall(call_id="c", name="run_tests", arguments={})).content == "3 passed"

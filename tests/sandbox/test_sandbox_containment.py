@@ -132,6 +132,29 @@ def test_this_package_is_hidden_in_the_interpreter(box, base, tmp_path, answer):
     assert answer(box, base, code, str(site_packages), python=python) == [1, None, str(tmp_path / "venv")]
 
 
+def test_packages_of_other_interpreters_are_hidden(box, base, tmp_path, answer):
+    """One of them may have the project that a task is made from, under its own name or among what pip brings along."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    own = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
+    wheels = tmp_path / "venv" / "share" / "python-wheels"
+    others = [own.parents[1] / "python3.0" / "site-packages", tmp_path / "venv" / "pkgs" / "gold-1", own / "pip", wheels]
+    for folder in (own, *others):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "gold.py").write_text("answer = 42")
+    code = """
+        import json, os, sys
+        def readable(folder):
+            try:
+                return bool(open(folder + "/gold.py").read())
+            except OSError:
+                return False
+        os.write(3, json.dumps([readable(folder) for folder in sys.argv[1:]]).encode())
+    """
+    python = tmp_path / "venv" / "bin" / "python"
+    found = answer(box, base, code, *map(str, (own, *others)), python=python)
+    assert found == [True, False, False, False, False]
+
+
 def test_isolation_is_described(box):
     isolation = box.isolation
     assert isinstance(isolation, Isolation)

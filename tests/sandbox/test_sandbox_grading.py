@@ -241,3 +241,9 @@ def test_an_interpreter_with_the_answer_installed_is_refused(pristine, sandbox):
     named = dataclasses.replace(TASK, deleted=(Deletion(path="src/packaging/version.py", qualname="parse", lines=1),))
     with pytest.raises(TaskError, match="has a copy of packaging installed"):
         judge(pristine, {}, sandbox, named)
+
+
+def test_a_task_that_every_box_can_read_is_refused(sandbox):
+    with pytest.raises(TaskError, match="where the code under test can read the solution") as refused:
+        grade(TASK, Path(sys.prefix) / "tasks" / "calc-add" / "repo", {}, sandbox=sandbox, python=PYTHON)
+    assert "--python PATH" in refused.value.fix

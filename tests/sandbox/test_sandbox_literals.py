@@ -162,6 +162,16 @@ def test_other_answers(expected, got):
     assert not same(through_json(encode_result(expected)), through_json(encode_result(got)))
 
 
+def test_a_long_forged_answer_is_not_searched():
+    """Each of the expected items would be looked for in all of it."""
+
+    class Long(list):
+        def __iter__(self):
+            raise AssertionError
+
+    assert not same(["set", [1, 2]], ["set", Long([1, 2, 1])])
+
+
 def test_names_are_found_through_descriptors():
     assert find("fractions:Fraction.from_float") is fractions.Fraction.__dict__["from_float"].__func__
     assert find("fractions:Fraction.numerator") is fractions.Fraction.__dict__["numerator"].fget

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,33 @@ def test_changes_through_links_or_out_of_the_tree_are_not_taken(pristine):
 def test_huge_files_are_not_taken(pristine, workspace):
     (workspace / "src/huge.py").write_bytes(b"#" * (5 << 20))
     assert read(pristine, workspace) == ({}, ("src/huge.py",))
+
+
+@pytest.mark.parametrize("name", ["a" * 300 + ".py", "\ud800.py", "a\0.py", "a/" * 600 + "b.py", "../../up.py"])
+def test_names_that_no_box_can_hold_are_not_taken(pristine, name):
+    changes = {f"src/{name}": b"x", "src/calc.py": b"new"}
+    assert read(pristine, changes) == ({"src/calc.py": b"new"}, (f"src/{name}",))
+    assert not is_editable(TASK, f"src/{name}")
+
+
+def test_more_than_a_box_can_hold_is_not_taken(pristine):
+    """Otherwise the box would break, and who knows the work to be wrong would have no verdict instead of a bad one."""
+    large = {f"src/{n:02}.py": b"#" * (4 << 20) for n in range(20)}
+    changes, rejected = read(pristine, large)
+    assert (len(changes), len(rejected)) == (16, 4)
+    changes, rejected = read(pristine, {f"src/{n:04}.py": b"" for n in range(1100)})
+    assert (len(changes), len(rejected)) == (1000, 100)
+    assert read(pristine, {"src/huge.py": b"#" * (5 << 20)}) == ({}, ("src/huge.py",))
+
+
+def test_folders_nested_too_deep_to_be_read_are_no_way_out(pristine, workspace):
+    (workspace / "src/calc.py").write_text("new")
+    nest = "import os\nfor _ in range(30):\n    os.mkdir('x' * 200)\n    os.chdir('x' * 200)\n"
+    subprocess.run([sys.executable, "-S", "-c", nest], cwd=workspace, check=True)
+    try:
+        assert read(pristine, workspace) == ({"src/calc.py": b"new"}, ())
+    finally:
+        subprocess.run(["rm", "-rf", str(workspace)], check=True)
 
 
 def test_new_modules_must_not_shadow_installed_ones(pristine, workspace):

@@ -15,6 +15,7 @@ import pytest
 
 from composer_replication.errors import TaskError
 from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.grading import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
 from composer_replication.tasks.exchange.pins import pins_of
@@ -234,6 +235,19 @@ def test_a_foreign_task_that_can_be_expressed(tmp_path: Path) -> None:
     assert set(task.gold_files()) == {"rates.py", "summary.py"}
     assert (task.repo / "summary.py").read_bytes() == b""
     assert load_task(task.root).spec == task.spec
+
+
+def test_what_helps_foreign_tests_is_no_part_of_the_work(tmp_path: Path) -> None:
+    tests = {
+        "tests/helpers.py": "def check(found, wanted):\n    assert found == wanted\n",
+        "tests/test_rates.py": "from helpers import check\nfrom rates import convert\n\n\ndef test_convert():\n"
+        "    check(convert(2), 4)\n",
+    }
+    (task,), _ = import_harbor(foreign(tmp_path / "rates", tests), tmp_path / "out", sandbox=open_sandbox(), python=PYTHON)
+    cheat = {"harbor_tests/helpers.py": b"def check(found, wanted):\n    pass\n", "rates.py": b"def convert(x):\n    return x\n"}
+    report = grade(task.spec, task.repo, cheat, sandbox=open_sandbox(), python=PYTHON)
+    assert (report.reward, report.rejected) == (0.0, ("harbor_tests/helpers.py",))
+    assert grade(task.spec, task.repo, task.gold_files(), sandbox=open_sandbox(), python=PYTHON).reward == 1.0
 
 
 REFUSALS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import glob
 import hashlib
 import json
 import re
@@ -217,6 +218,14 @@ def _sorted_tests(source: Path, name: str, repo: Path, gold: Mapping[str, bytes]
         deleted=tuple(deleted),
         fail_to_pass=tuple(i for i in passing if before.get(i) is not Outcome.PASSED),
         pass_to_pass=tuple(i for i in passing if before.get(i) is Outcome.PASSED),
-        editable=("**/*.py", *sorted(path for path in gold if not path.endswith(".py"))),
+        editable=_editable(repo, gold),
         test_timeout_s=_TIME_S,
     )
+
+
+def _editable(repo: Path, gold: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Every Python file but the tests and what helps them, and what the solution changes besides."""
+    python = [path for path in (*tree_files(repo), *gold) if path.endswith(".py")]
+    folders = sorted({path.partition("/")[0] for path in python if "/" in path} - {_TESTS})
+    patterns = ["*.py", *(f"{glob.escape(folder)}/**/*.py" for folder in folders)]
+    return (*patterns, *sorted(path for path in gold if not path.endswith(".py")))

@@ -66,6 +66,8 @@ def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
             ours = source / "tests" / SPEC_FILE
             work = Path(scratch)
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
+            if expressed.spec.task_id in ("", ".", ".."):
+                raise NotExpressibleError(f"its name {expressed.spec.task_id!r} is no name for a folder")
             _prove(expressed, sandbox, python)
             return _write(expressed, out, work)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
