@@ -24,7 +24,6 @@ from typing import TypeAlias
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
 from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
-from composer_replication.sandbox.scratch import hold
 from composer_replication.sandbox.supervise import SETUP_ERRORS, Backend, Started, read_request, receive_order, supervise
 
 __all__ = ["BOOTSTRAP", "become", "main"]
@@ -45,16 +44,16 @@ _PRELOADED = "pytest"
 
 
 def main(
-    connection: int, scratch: str, *, backend: str, ready: int, groups: Groups, owner: int, warm: bool
+    connection: int, scratch: str, *, held: int, backend: str, ready: int, groups: Groups, owner: int, warm: bool
 ) -> WarmProgram | None:
     """Keep `ready` boxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
 
-    All of them receive from the one connection, and whichever gets an order serves it. With `warm`, this interpreter is one that
-    programs are written for: pytest is imported before the first box is forked, and in a box's process the program to turn into
-    is returned.
+    All of them receive from the one connection, and whichever gets an order serves it. `held` locks `scratch`, so that nobody
+    takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are written for:
+    pytest is imported before the first box is forked, and in a box's process the program to turn into is returned.
     """
-    os.set_inheritable(connection, False)
-    hold(scratch)
+    for fd in (connection, held):
+        os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if warm:
         _preload()
@@ -159,7 +158,7 @@ sys.path.insert(0, {root!r})
 from composer_replication.sandbox import launcher
 sys.path.remove({root!r})
 program = launcher.main(
-    {connection}, {scratch!r}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
+    {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
 )
 if program is not None:
     place = launcher.become(program).__dict__
