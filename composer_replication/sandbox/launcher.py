@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
-from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
+from composer_replication.sandbox.cgroup import Cgroups
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
 from composer_replication.sandbox.supervise import SETUP_ERRORS, Backend, Started, read_request, receive_order, supervise
 
@@ -64,6 +64,8 @@ def main(
     poll.register(connection, 0)  # its end is always reported
     poll.register(news, select.POLLIN)
     cgroups = Cgroups.from_plain(*groups) if groups else None
+    if cgroups is not None:
+        cgroups.sweep()  # of a launcher that was killed
     waiting: set[int] = set()
     wanted = ready
     while True:
@@ -93,9 +95,14 @@ def main(
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
     """Prepare a box, wait for an order, and serve it."""
     os.setsid()
-    group = None if cgroups is None else cgroups.create(owner)
-    meter = None if group is None else group.meter()
-    start = _prepared(scratch, group) if backend == "namespaces" else _BACKENDS[backend]
+    group, meter = None, None
+    try:
+        if cgroups is not None:
+            group = cgroups.create(owner)
+            meter = group.meter()
+        start = _BACKENDS[backend] if backend in _BACKENDS else namespaces.prepare(scratch, group.procs if group else []).start
+    except SETUP_ERRORS as error:
+        start = _refusing(str(error))
     received = receive_order(connection, len(BoxFds._fields))
     if not received:
         return
@@ -115,12 +122,8 @@ def _buried(how: int, cgroups: Cgroups | None, owner: int) -> Iterator[int]:
             yield pid
 
 
-def _prepared(scratch: str, group: BoxGroup | None) -> Backend:
-    """What starts a command in a box made beforehand; or says, when it is asked to, why there is none."""
-    try:
-        return namespaces.prepare(scratch, [] if group is None else group.procs).start
-    except SETUP_ERRORS as error:
-        reason = str(error)
+def _refusing(reason: str) -> Backend:
+    """What says why there is no box, when it is asked to start a command."""
 
     def refuse(_request: BoxRequest, _fds: BoxFds, _error_fd: int) -> Started:
         raise OSError(reason)
