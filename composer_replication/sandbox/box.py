@@ -231,12 +231,12 @@ class _Launcher:
         root = Path(__file__).resolve().parents[2]
         facts = {"root": str(root), "connection": theirs.fileno(), "scratch": self.scratch, "warm": bool(warm_python)}
         facts |= {"backend": setup.backend, "ready": setup.ready, "groups": setup.cgroups and setup.cgroups.as_plain()}
-        facts |= {"owner": os.getpid()}
+        facts |= {"owner": os.getpid(), "held": held}
         program = [warm_python] if warm_python else [sys.executable, "-I", "-S"]
         with theirs:
             self._process = subprocess.Popen(
                 [*program, "-s", "-B", "-c", BOOTSTRAP.format(**facts)],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), held],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",

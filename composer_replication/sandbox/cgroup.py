@@ -114,13 +114,20 @@ class Cgroups:
         return cls(version, Path(memory), Path(pids), None if cpu is None else Path(cpu))
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where groups are made, once each."""
+        return tuple(dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p is not None))
+
+    @property
     def description(self) -> str:
         """For `Isolation.limits`."""
         return f"cgroup v{self.version} (memory, pids)"
 
     def create(self, owner: int) -> BoxGroup:
         """A fresh group for one box of the host process `owner`, with the usual limits. Raises OSError."""
-        name = f"{_PREFIX}{owner}-{os.getpid()}-{next(_counter)}"
+        names = (f"{_PREFIX}{owner}-{os.getpid()}-{number}" for number in _counter)
+        # a maker that was killed may have left a group with its counts, and this process may have got its number
+        name = next(name for name in names if not any((folder / name).exists() for folder in self.folders))
         cpu = None if self.cpu is None else self.cpu / name
         box = BoxGroup(self.memory / name, self.pids / name, cpu, self.version)
         try:
@@ -138,6 +145,14 @@ class Cgroups:
             cpu = None if self.cpu is None else self.cpu / memory.name
             BoxGroup(memory, self.pids / memory.name, cpu, self.version).close()
 
+    def sweep(self) -> None:
+        """Remove groups whose owner or maker died before it could."""
+        for folder in self.folders:
+            for group in folder.glob(f"{_PREFIX}*"):
+                if not all(Path("/proc", pid).exists() for pid in group.name.removeprefix(_PREFIX).split("-")[:2]):
+                    with contextlib.suppress(OSError):
+                        group.rmdir()
+
 
 def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroups | None:
     """The groups this process may make, or None. The arguments default to /proc/self/mountinfo and /proc/self/cgroup."""
@@ -149,20 +164,9 @@ def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroup
             candidate.create(os.getpid()).close()
         except OSError:
             continue
-        for folder in (candidate.memory, candidate.pids, candidate.cpu):
-            if folder is not None:
-                _sweep(folder)
+        candidate.sweep()
         return candidate
     return None
-
-
-def _sweep(folder: Path) -> None:
-    """Remove groups whose maker died before it could."""
-    for group in folder.glob(f"{_PREFIX}*"):
-        maker = group.name.removeprefix(_PREFIX).partition("-")[0]
-        if not Path("/proc", maker).exists():
-            with contextlib.suppress(OSError):
-                group.rmdir()
 
 
 def _candidates(hierarchies: dict[str, tuple[Path, Path]]) -> list[Cgroups]:

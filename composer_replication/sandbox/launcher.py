@@ -22,9 +22,8 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
-from composer_replication.sandbox.cgroup import BoxGroup, Cgroups
+from composer_replication.sandbox.cgroup import Cgroups
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
-from composer_replication.sandbox.scratch import hold
 from composer_replication.sandbox.supervise import SETUP_ERRORS, Backend, Started, read_request, receive_order, supervise
 
 __all__ = ["BOOTSTRAP", "become", "main"]
@@ -45,16 +44,16 @@ _PRELOADED = "pytest"
 
 
 def main(
-    connection: int, scratch: str, *, backend: str, ready: int, groups: Groups, owner: int, warm: bool
+    connection: int, scratch: str, *, held: int, backend: str, ready: int, groups: Groups, owner: int, warm: bool
 ) -> WarmProgram | None:
     """Keep `ready` boxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
 
-    All of them receive from the one connection, and whichever gets an order serves it. With `warm`, this interpreter is one that
-    programs are written for: pytest is imported before the first box is forked, and in a box's process the program to turn into
-    is returned.
+    All of them receive from the one connection, and whichever gets an order serves it. `held` locks `scratch`, so that nobody
+    takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are written for:
+    pytest is imported before the first box is forked, and in a box's process the program to turn into is returned.
     """
-    os.set_inheritable(connection, False)
-    hold(scratch)
+    for fd in (connection, held):
+        os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if warm:
         _preload()
@@ -65,6 +64,8 @@ def main(
     poll.register(connection, 0)  # its end is always reported
     poll.register(news, select.POLLIN)
     cgroups = Cgroups.from_plain(*groups) if groups else None
+    if cgroups is not None:
+        cgroups.sweep()  # of a launcher that was killed
     waiting: set[int] = set()
     wanted = ready
     while True:
@@ -94,9 +95,14 @@ def main(
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
     """Prepare a box, wait for an order, and serve it."""
     os.setsid()
-    group = None if cgroups is None else cgroups.create(owner)
-    meter = None if group is None else group.meter()
-    start = _prepared(scratch, group) if backend == "namespaces" else _BACKENDS[backend]
+    group, meter = None, None
+    try:
+        if cgroups is not None:
+            group = cgroups.create(owner)
+            meter = group.meter()
+        start = _BACKENDS[backend] if backend in _BACKENDS else namespaces.prepare(scratch, group.procs if group else []).start
+    except SETUP_ERRORS as error:
+        start = _refusing(str(error))
     received = receive_order(connection, len(BoxFds._fields))
     if not received:
         return
@@ -116,12 +122,8 @@ def _buried(how: int, cgroups: Cgroups | None, owner: int) -> Iterator[int]:
             yield pid
 
 
-def _prepared(scratch: str, group: BoxGroup | None) -> Backend:
-    """What starts a command in a box made beforehand; or says, when it is asked to, why there is none."""
-    try:
-        return namespaces.prepare(scratch, [] if group is None else group.procs).start
-    except SETUP_ERRORS as error:
-        reason = str(error)
+def _refusing(reason: str) -> Backend:
+    """What says why there is no box, when it is asked to start a command."""
 
     def refuse(_request: BoxRequest, _fds: BoxFds, _error_fd: int) -> Started:
         raise OSError(reason)
@@ -159,7 +161,7 @@ sys.path.insert(0, {root!r})
 from composer_replication.sandbox import launcher
 sys.path.remove({root!r})
 program = launcher.main(
-    {connection}, {scratch!r}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
+    {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
 )
 if program is not None:
     place = launcher.become(program).__dict__

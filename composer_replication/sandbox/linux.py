@@ -1,7 +1,7 @@
 """The handful of Linux system calls the boxes are made of, through ctypes: each raises OSError with the call's name.
 
-Numbers without a C library wrapper (`mount_setattr`, Landlock, `pivot_root`) come from the kernel's `asm-generic/unistd.h` and
-`asm/unistd_64.h`; structures from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.
+Numbers without a C library wrapper (`open_tree` and its kin, Landlock, `pivot_root`) come from the kernel's
+`asm-generic/unistd.h` and `asm/unistd_64.h`; structures from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ __all__ = [
     "MS_RDONLY",
     "MS_REC",
     "MS_REMOUNT",
+    "MS_SHARED",
+    "MS_SLAVE",
     "answer_syscalls",
     "bind",
     "die_with_parent",
@@ -48,13 +50,15 @@ __all__ = [
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
+MS_PRIVATE, MS_SLAVE, MS_SHARED = 1 << 18, 1 << 19, 1 << 20
 MNT_DETACH = 2
 
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_SYMLINKS = 1, 0x04, 0x10
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 4, 24, 22, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
-_SYS_MOUNT_SETATTR = 442
+_SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SIGKILL = 9
@@ -99,13 +103,22 @@ class _MountAttr(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
 
 
-def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Make `source` and every mount below it visible at `target`: no set-uid, and read-only down to the last sub-mount."""
-    mount(source, target, "", MS_BIND | MS_REC)
-    attributes = _MountAttr(attr_set=(MS_RDONLY if read_only else 0) | MS_NOSUID)
-    path = os.fsencode(target)
-    size = ctypes.sizeof(attributes)
-    syscall(f"mount_setattr {target}", _SYS_MOUNT_SETATTR, _AT_FDCWD, path, _AT_RECURSIVE, ctypes.byref(attributes), size)
+def bind(source: str, target: str) -> None:
+    """Make `source` and every mount below it visible at `target`: no set-uid, and read-only down to the last sub-mount.
+
+    It is so from the moment it is there, also where the mount is propagated to.
+    """
+    read_only = _MountAttr(attr_set=MS_RDONLY | MS_NOSUID)
+    size = ctypes.sizeof(read_only)
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    tree = syscall(f"open_tree {source}", _SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags)
+    try:
+        flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+        syscall(f"mount_setattr {target}", _SYS_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(read_only), size)
+        flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_SYMLINKS
+        syscall(f"move_mount to {target}", _SYS_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), flags)
+    finally:
+        os.close(tree)
 
 
 def umount(target: str, flags: int = 0) -> None:

@@ -65,13 +65,15 @@ class Prepared:
     def __init__(self, stage: Stage, init: int, status_fd: int, command: int) -> None:
         self._stage = stage
         self._init = init
+        self._mounts = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        """Held, so that the end of the box does not wait until all of it is unmounted; that happens when this process ends."""
         self._status_fd = status_fd
         self._command = command
 
     def start(self, request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
         """Add the tree and the interpreter, and let the waiting process become the command. Raises OSError."""
         changes = self._stage.lay_out(request)
-        _finish_root(self._stage, request)
+        _add_interpreter(self._stage, request)
         send_order(self._command, [fds.request, error_fd, *fds.streams])
         os.close(self._command)
         return Started(pid=self._init, changes=changes, status_fd=self._status_fd, finish=self._stage.disk_full)
@@ -91,7 +93,7 @@ def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
         try:
             linux.die_with_parent()
             os.close(ours)
-            _mount_proc(f"{stage.root}/proc")
+            _enter_root(stage.root)
             command = fork(lambda: _command(theirs, proc_fd, cgroups))
         except SETUP_ERRORS as error:
             os.write(theirs, str(error).encode()[:_MESSAGE])
@@ -119,7 +121,9 @@ def _reap_until(command: int, status_fd: int) -> NoReturn:
 
 
 def _build_root(stage: Stage) -> None:
+    """Fill the root; what is mounted in it from then on also appears in the namespace of `_enter_root`."""
     root = stage.root
+    linux.mount(root, root, "", linux.MS_BIND)
     for name in ("usr", "proc", "dev", "etc", "tmp"):
         os.mkdir(f"{root}/{name}")
     os.chmod(f"{root}/tmp", 0o1777)
@@ -128,18 +132,28 @@ def _build_root(stage: Stage) -> None:
     linux.bind("/usr", f"{root}/usr")
     _add_system_folders(root)
     _add_devices(root)
+    linux.mount("", root, "", linux.MS_REC | linux.MS_SHARED)
 
 
-def _finish_root(stage: Stage, request: BoxRequest) -> None:
+def _enter_root(root: str) -> None:
+    """Move this process to a mount namespace with nothing but the new root, read-only.
+
+    To unmount what it leaves takes the kernel a while, so it is done before the command is there.
+    """
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("", root, "", linux.MS_REC | linux.MS_SLAVE)
+    _mount_proc(f"{root}/proc")
+    linux.mount("", root, "", linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV)
+    linux.pivot_root(root)
+
+
+def _add_interpreter(stage: Stage, request: BoxRequest) -> None:
     root = stage.root
     for path in request.binds:
         _bind_path(path, root)
     for path in request.masks:
         if os.path.isdir(root + path):
             linux.bind(f"{os.path.dirname(root)}/empty", root + path)
-    linux.mount(root, root, "", linux.MS_BIND | linux.MS_REC)
-    linux.mount("", root, "", linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV)
-    linux.pivot_root(root)
 
 
 def _mount_proc(target: str) -> None:

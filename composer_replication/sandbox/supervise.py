@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -223,8 +224,8 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: BoxGrou
             report = dataclasses.replace(report, oom_killed=meter.oom_killed(), cpu_s=report.cpu_s if cpu_s is None else cpu_s)
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
-    with open(fds.report, "wb") as file:  # closed at once: the host waits for its end, and the end of this process takes a while
-        file.write(report.dumps())
+    with contextlib.suppress(BrokenPipeError), open(fds.report, "wb") as file:  # nobody reads it when the host was killed
+        file.write(report.dumps())  # closed at once: the host waits for its end, and the end of this process takes a while
 
 
 def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, error_write: int) -> BoxReport:

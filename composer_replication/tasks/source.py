@@ -7,13 +7,13 @@ import os
 import re
 import stat
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SourceError
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.fetch import clone, download_sdist, is_git_url
 from composer_replication.tasks.files import storage_errors, tree_files
 
@@ -58,19 +58,19 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Sou
         SourceError: `source` is none of the three forms, cannot be fetched, or holds no file.
         StorageError: `tree` cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="composer-source-") as scratch:
+    with scratch_folder() as scratch:
         wanted = _PYPI.fullmatch(source)
         if Path(source).is_dir():
             folder = Path(source).resolve()
             name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder, without)
         elif wanted:
             name, version = wanted["name"], wanted["version"]
-            archive = download_sdist(name, version, Path(scratch))
+            archive = download_sdist(name, version, scratch)
             label, entries = f"pypi:{name}=={version}", _archive_entries(archive)
         elif is_git_url(source):
-            url, commit = clone(source, Path(scratch, "clone"))
+            url, commit = clone(source, scratch / "clone")
             name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
-            label, entries = f"{url}@{commit}", _folder_entries(Path(scratch, "clone"))
+            label, entries = f"{url}@{commit}", _folder_entries(scratch / "clone")
         else:
             raise SourceError(
                 f"{source!r} is no folder, no pypi:NAME==VERSION and no git URL",

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from composer_replication.errors import SandboxError, SourceError, TaskError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.protocol import Sandbox
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.functions import Skipped
 from composer_replication.tasks.layout import guess_layout
@@ -142,9 +142,9 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         SandboxError: the box broke.
         StorageError: the task cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="composer-instance-") as scratch:
+    with scratch_folder() as scratch:
         url = Path(checkout).resolve().as_uri() if Path(checkout).is_dir() else checkout
-        source = fetch_source(f"{url}@{instance.base_commit}", Path(scratch, "solved"))
+        source = fetch_source(f"{url}@{instance.base_commit}", scratch / "solved")
         _apply(source.tree, instance.test_patch, f"the test patch of {instance.instance_id}")
         paths = _paths(instance)
         before = {path: _content(source.tree / path) for path in paths}

@@ -5,6 +5,7 @@ The kernel's own groups are exercised by `test_sandbox_containment.py` wherever 
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -77,9 +78,9 @@ def test_groups_that_cannot_be_made_are_none(tmp_path):
 def test_groups_of_a_dead_maker_are_swept(tmp_path):
     for name in ("memory", "pids"):
         (tmp_path / name).mkdir()
-    dead, alive = f"composer-box-{2**30}-1-0", f"composer-box-{os.getpid()}-1-999"
-    (tmp_path / "pids" / dead).mkdir()
-    (tmp_path / "pids" / alive).mkdir()
+    alive = f"composer-box-{os.getpid()}-1-999"
+    for name in (f"composer-box-{2**30}-1-0", f"composer-box-{os.getpid()}-{2**30}-0", alive):
+        (tmp_path / "pids" / name).mkdir()
     lines = [V1_LINE.format(point=tmp_path / n, controller=n) for n in ("memory", "pids")]
     assert find_cgroups("\n".join(lines), "4:memory:/\n8:pids:/\n") is not None
     assert [folder.name for folder in (tmp_path / "pids").iterdir()] == [alive]
@@ -102,6 +103,21 @@ def test_a_box_gets_its_limits_and_is_removed(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
     groups.remove_of(17, os.getpid())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_that_a_killed_maker_left_is_not_taken_for_a_fresh_one(tmp_path, monkeypatch):
+    """The kernel gives numbers of processes again, and a group keeps its counts."""
+    for name in ("memory", "pids"):
+        (tmp_path / name).mkdir()
+    groups = Cgroups(1, tmp_path / "memory", tmp_path / "pids", None)
+    made = []
+    for _ in range(2):
+        monkeypatch.setattr("composer_replication.sandbox.cgroup._counter", itertools.count())
+        made.append(groups.create(17))
+    assert made[0].memory != made[1].memory
+    made[0].memory.rmdir()
+    monkeypatch.setattr("composer_replication.sandbox.cgroup._counter", itertools.count())
+    assert groups.create(17).pids not in (made[0].pids, made[1].pids)
 
 
 @pytest.mark.parametrize(

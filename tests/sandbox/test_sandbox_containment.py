@@ -103,13 +103,13 @@ def test_the_box_dies_with_its_host(any_box, base, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "PYTHONPATH": package_root, "TMPDIR": str(scratch)}
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(host)], env=environment)
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(host)], env=environment, stderr=subprocess.PIPE)
     while not [pid for pid in processes_with(marker) if pid != process.pid]:
         assert process.poll() is None
     process.kill()
-    process.wait()
-    while processes_with(marker) or list(scratch.iterdir()):
-        pass
+    assert process.communicate()[1] == b""  # at its end no process of the host is left that could complain
+    assert processes_with(marker) == []
+    assert list(scratch.iterdir()) == []
 
 
 def test_this_package_is_hidden_in_the_interpreter(box, base, tmp_path, answer):

@@ -1,4 +1,5 @@
-"""The tests of boxes again, as other users and where user namespaces are refused (a stock container)."""
+"""The tests of boxes again: with and without root, with and without bubblewrap, and where user namespaces are refused (a stock
+container)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,7 +22,12 @@ NO_UNSHARE = HERE.parent / "tools" / "no_unshare.py"
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 ROOT = os.geteuid() == 0
 FILES = ("test_sandbox_containment.py", "test_sandbox_running.py")
-SUMMARY = "from composer_replication.sandbox import open_sandbox; print(open_sandbox().isolation.summary())"
+SUMMARY = """
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.opening import available
+print(*available())
+print(open_sandbox().isolation.summary())
+"""
 
 
 def link(source: str, target: str) -> str:
@@ -34,7 +41,7 @@ def link(source: str, target: str) -> str:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[Path]:
-    """A folder anybody can read: `bin/python` and its library, `packages` to put on PYTHONPATH, the tests."""
+    """A folder anybody can read: `bin/python` and its library, `packages` to put on PYTHONPATH, the tests, and two to be PATH."""
     top = Path(tempfile.mkdtemp(prefix="composer-elsewhere-"))
     top.chmod(0o755)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -51,48 +58,71 @@ def elsewhere() -> Iterator[Path]:
     for name in ("conftest.py", *FILES):
         shutil.copyfile(HERE / name, top / name)
     shutil.copyfile(NO_UNSHARE, top / "tools" / "no_unshare.py")
+    for folder, programs in (("with-bwrap", ("setpriv", "bwrap")), ("without-bwrap", ("setpriv",))):
+        (top / folder).mkdir()
+        for program in filter(shutil.which, programs):
+            (top / folder / program).symlink_to(shutil.which(program))
     yield top
     shutil.rmtree(top)
 
 
-SCENARIOS = {"this user without namespaces": (False, False, True)}
-"""Name -> (as nobody, with the interpreter anybody can reach, under no_unshare)."""
+class Scenario(NamedTuple):
+    nobody: bool
+    refused: bool
+    """User namespaces are."""
+    bwrap: bool
+    """It is on PATH."""
+    reachable: bool
+    """The interpreter is one that anybody can reach."""
+
+    @property
+    def name(self) -> str:
+        user = "nobody" if self.nobody else "root and a user per box" if ROOT and self.reachable else "this user"
+        lacking = [what for what, lacks in (("namespaces", self.refused), ("bwrap", not self.bwrap)) if lacks]
+        return user + (f" without {' and '.join(lacking)}" if lacking else "")
+
+
+SCENARIOS = [
+    Scenario(nobody, refused, bwrap, reachable=nobody)
+    for nobody in ((False, True) if ROOT else (False,))
+    for refused in (False, True)
+    for bwrap in ((False, True) if shutil.which("bwrap") else (False,))
+    if nobody or refused or bwrap != bool(shutil.which("bwrap"))  # the rest is what the files test by themselves
+]
 if ROOT:
-    SCENARIOS |= {
-        "nobody": (True, True, False),
-        "nobody without namespaces": (True, True, True),
-        "root without namespaces and a user per box": (False, True, True),
-    }
+    SCENARIOS.append(Scenario(nobody=False, refused=True, bwrap=False, reachable=True))
+everywhere = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 
 
-def command(elsewhere: Path, scenario: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    nobody, reachable, refused = SCENARIOS[scenario]
-    python = str(elsewhere / "bin" / "python") if reachable else sys.executable
-    argv = [*(NOBODY if nobody else ()), python]
-    if refused:
+def command(elsewhere: Path, scenario: Scenario, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    python = str(elsewhere / "bin" / "python") if scenario.reachable else sys.executable
+    argv = [*(NOBODY if scenario.nobody else ()), python]
+    if scenario.refused:
         argv += [str(elsewhere / "tools" / "no_unshare.py"), python]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(elsewhere / "packages"), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = str(elsewhere / ("with-bwrap" if scenario.bwrap else "without-bwrap"))
+    environment = {"PATH": path, "PYTHONPATH": str(elsewhere / "packages"), "PYTHONDONTWRITEBYTECODE": "1"}
     return [*argv, *arguments], environment
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@everywhere
 def test_auto_picks_the_strongest_left(elsewhere, scenario):
     argv, environment = command(elsewhere, scenario, "-c", SUMMARY)
     done = subprocess.run(argv, env=environment, cwd=elsewhere, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    refused = SCENARIOS[scenario][2]
-    if refused or available() == ("landlock",):
-        assert done.stdout.startswith("landlock: no sockets")
-        assert "namespaces refused: " in done.stdout
-        assert "unshare: Operation not permitted" in done.stdout or not refused
-        own_uid = SCENARIOS[scenario] == (False, True, True)
-        assert ("uid 65534 (one per box" in done.stdout) == own_uid
-    else:
-        assert done.stdout.startswith(("bubblewrap: no network", "namespaces: no network"))
+    kinds, summary = done.stdout.splitlines()
+    gone = {"namespaces": scenario.refused, "bubblewrap": scenario.refused or not scenario.bwrap, "landlock": False}
+    assert kinds.split() == [kind for kind in available() if not gone[kind]]
+    assert summary.startswith(f"{kinds.split()[0]}: no ")
+    if scenario.refused:
+        assert "namespaces refused: " in summary
+        assert "unshare: Operation not permitted" in summary
+        assert ("bubblewrap refused: bwrap is not installed" in summary) != scenario.bwrap
+        if scenario.reachable:
+            assert ("uid 65534 (one per box" in summary) != scenario.nobody
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@everywhere
 def test_every_kind_of_box(elsewhere, scenario):
     options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", f"--rootdir={elsewhere}")
     argv, environment = command(elsewhere, scenario, "-m", "pytest", *options, *(str(elsewhere / name) for name in FILES))

@@ -9,7 +9,6 @@ solution must score 1 and the untouched tree 0. The tests become part of the tre
 from __future__ import annotations
 
 import json
-import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from composer_replication.errors import SandboxError, TaskError
 from composer_replication.sandbox import Sandbox
 from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, NotExpressibleError, express
 from composer_replication.tasks.exchange.harbor import SPEC_FILE
 from composer_replication.tasks.files import copy_tree, tree_files
@@ -60,11 +60,10 @@ def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) ->
 
 
 def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
-    with tempfile.TemporaryDirectory(prefix="composer-import-") as scratch:
+    with scratch_folder() as work:
         try:
             config = tomllib.loads((source / "task.toml").read_text("utf-8"))
             ours = source / "tests" / SPEC_FILE
-            work = Path(scratch)
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
             if expressed.spec.task_id in ("", ".", ".."):
                 raise NotExpressibleError(f"its name {expressed.spec.task_id!r} is no name for a folder")

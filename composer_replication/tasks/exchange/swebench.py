@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import TaskError
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import copy_tree, storage_errors, write_whole
 from composer_replication.tasks.store import Task
 
@@ -59,8 +59,8 @@ def _row(task: Task, out: Path) -> dict[str, Any]:
     spec = task.spec
     instance = spec.task_id.replace("/", "__")
     bundle = out / _BUNDLES / f"{instance}.bundle"
-    with tempfile.TemporaryDirectory(prefix="composer-swebench-") as folder:
-        tree = Path(folder) / "tree"
+    with scratch_folder() as scratch:
+        tree = scratch / "tree"
         copy_tree(task.repo, tree)
         tests = {path: (tree / path).read_bytes() for path in sorted({i.partition("::")[0] for i in _ids(task)})}
         for path in tests:
