@@ -48,7 +48,7 @@ TASKS = [task(name) for name in "abcdefgh"]
 
 
 def test_half_solved_tasks_are_drawn_most_and_solved_ones_still_sometimes() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     for step in range(1, 6):
         curriculum.learn([group("a", 1.0, 1.0, 1.0, 1.0), group("b", 1.0, 0.0, 1.0, 0.0)], step)
         curriculum.learn([group(name, 1.0, 1.0, 1.0, 0.0) for name in "cdefgh"], step)
@@ -58,7 +58,7 @@ def test_half_solved_tasks_are_drawn_most_and_solved_ones_still_sometimes() -> N
 
 
 def test_a_step_has_no_task_twice_and_is_a_function_of_step_and_rates() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     steps = [names(curriculum.choose(TASKS, SEED, step, 5)) for step in range(50)]
     assert all(len(set(step)) == 5 for step in steps)
     assert steps == [names(curriculum.choose(list(reversed(TASKS)), SEED, step, 5)) for step in range(50)]
@@ -68,7 +68,7 @@ def test_a_step_has_no_task_twice_and_is_a_function_of_step_and_rates() -> None:
 
 
 def test_what_always_fails_is_left_alone_but_for_a_probe() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True, quarantine_after=2, probe_every=10), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True, quarantine_after=2, probe_every=10), TASKS, SEED)
     curriculum.learn([group("a", 0.0, 0.0)], 1)
     assert not curriculum.is_quarantined("a")
     curriculum.learn([group("a", 0.0, Unscored("box"))], 2)
@@ -81,30 +81,30 @@ def test_what_always_fails_is_left_alone_but_for_a_probe() -> None:
 
 
 def test_without_a_verdict_nothing_is_learnt() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     curriculum.learn([group("a", Unscored("box"), Unscored("box"))], 1)
     assert curriculum.records == {}
 
 
 def test_levels_are_taken_up_as_the_easier_ones_are_solved() -> None:
     tasks = [task(name, difficulty) for name, difficulty in zip("abcd", (0.1, 0.9, 0.2, 0.8), strict=True)]
-    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, promote_at=0.7), tasks)
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, promote_at=0.7), tasks, SEED)
     assert {name for step in range(20) for name in names(curriculum.choose(tasks, SEED, step, 2))} == {"a", "c"}
     assert set(names(curriculum.choose(tasks, SEED, 1, 3))) > {"a", "c"}, "the number is made up"
     solved = (1.0,) * 8
     curriculum.learn([group("a", *solved)], 1)
     assert curriculum.unlocked == 2, "half of the level was visited, and solved"
     assert "b" in {name for step in range(20) for name in names(curriculum.choose(tasks, SEED, step, 2))}
-    hopeless = Curriculum(CurriculumConfig(enabled=True, levels=2), tasks)
+    hopeless = Curriculum(CurriculumConfig(enabled=True, levels=2), tasks, SEED)
     hopeless.learn([group("a", 1.0, 0.0), group("c", 0.0, 0.0)], 1)
     assert hopeless.unlocked == 1
 
 
 def test_the_state_survives_a_checkpoint() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS, SEED)
     for step in range(1, 4):
         curriculum.learn([group("a", 1.0, 0.0, 0.0), group("b", 1.0, 1.0), group("c", 0.0, 0.0)], step)
-    restored = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS)
+    restored = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS, SEED)
     restored.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
     assert restored.records == curriculum.records
     assert [names(restored.choose(TASKS, SEED, s, 3)) for s in range(9)] == [
