@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from composer_replication.config import RunConfig
+from composer_replication.envs.coding import CodingEnv
 from composer_replication.errors import SandboxError
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.policy_gradient import has_signal
@@ -40,7 +41,7 @@ class Actor:
         self.tokens = 0
         """Tokens sampled in them."""
         chosen = config.curriculum
-        self.curriculum = Curriculum(chosen, workshop.train) if chosen.enabled else None
+        self.curriculum = Curriculum(chosen, workshop.train, config.seed) if chosen.enabled else None
         """What chooses the tasks; None: all in turn."""
 
     async def practise(self, step: int, version: int) -> list[Group]:
@@ -102,7 +103,7 @@ class Actor:
 
             groups = await collect_groups(
                 tasks,
-                make_env=self.workshop.make_env,
+                make_env=self.workshop.make_env if step < 0 else self._practice_env,
                 engine=self.engine,
                 renderer=self.renderer,
                 budgets=Budgets(
@@ -126,6 +127,11 @@ class Actor:
         self.rollouts += len(tasks) * siblings
         self.tokens += sum(t.num_sampled_tokens() for g in groups for t in g.trajectories)
         return groups
+
+    def _practice_env(self, task: Task) -> CodingEnv:
+        """An episode that shows as few of the tests as the curriculum has come to."""
+        withheld = frozenset[str]() if self.curriculum is None else self.curriculum.withheld(task.spec.task_id)
+        return self.workshop.make_env(task, withheld)
 
 
 def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:
