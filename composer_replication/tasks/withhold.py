@@ -6,6 +6,7 @@ import ast
 import math
 import random
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -76,7 +77,9 @@ def _written(
 ) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef | ast.AsyncFunctionDef, list[ast.stmt]]]:
     """Names, node and body around it of every function of a module and of its classes; none when it cannot be parsed."""
     try:
-        module = ast.parse(file.read_bytes())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return
     pending: list[tuple[tuple[str, ...], list[ast.stmt]]] = [((), module.body)]

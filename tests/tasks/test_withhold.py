@@ -14,6 +14,8 @@ FILE = "tests/test_shop.py"
 TESTS = '''\
 import pytest
 
+PATTERN = "\\d"
+
 
 def test_a():
     """One."""
