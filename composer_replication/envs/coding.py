@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,7 +89,7 @@ class CodingEnv:
         grade_cache: GradeCache | None = None,
         test_cache: TestCache | None = None,
         toolset: tools.Toolset = "basic",
-        withheld: Set[str] = frozenset(),
+        withheld: frozenset[str] = frozenset(),
     ) -> None:
         if toolset == "shell" and sandbox.isolation.name == "unsafe-subprocess":
             raise SandboxUnavailableError(
@@ -102,7 +102,7 @@ class CodingEnv:
         self._grade_cache = grade_cache
         self._test_cache = test_cache or TestCache()
         self._toolset: tools.Toolset = toolset
-        self._withheld = frozenset(withheld)
+        self._withheld = withheld
         self._shown = without_tests(task.repo, self._withheld)
         """The test files that the agent sees otherwise than they are."""
         self.workspace = Workspace(task.repo, self._shown)

@@ -8,7 +8,8 @@ import random
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,7 +42,8 @@ def withheld_tests(task: Task, visible: float, seed: int) -> frozenset[str]:
     return frozenset(test_id for function in hidden for test_id in cases[function])
 
 
-def without_tests(tree: Path, test_ids: Set[str]) -> dict[str, bytes]:
+@lru_cache(maxsize=256)
+def without_tests(tree: Path, test_ids: frozenset[str]) -> Mapping[str, bytes]:
     """The test files of `tree` without the functions of these tests, by POSIX path; an emptied body gets a `pass`."""
     wanted: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for path, names in map(_function_of, test_ids):

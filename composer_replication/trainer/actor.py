@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
@@ -103,7 +104,7 @@ class Actor:
 
             groups = await collect_groups(
                 tasks,
-                make_env=self.workshop.make_env if step < 0 else self._practice_env,
+                make_env=partial(self._make_env, practised=step > 0),
                 engine=self.engine,
                 renderer=self.renderer,
                 budgets=Budgets(
@@ -128,10 +129,11 @@ class Actor:
         self.tokens += sum(t.num_sampled_tokens() for g in groups for t in g.trajectories)
         return groups
 
-    def _practice_env(self, task: Task) -> CodingEnv:
-        """An episode that shows as few of the tests as the curriculum has come to."""
-        withheld = frozenset[str]() if self.curriculum is None else self.curriculum.withheld(task.spec.task_id)
-        return self.workshop.make_env(task, withheld)
+    def _make_env(self, task: Task, *, practised: bool) -> CodingEnv:
+        """An episode; one that is `practised` on shows as few of the tests as the curriculum has come to."""
+        if self.curriculum is None or not practised:
+            return self.workshop.make_env(task)
+        return self.workshop.make_env(task, self.curriculum.withheld(task.spec.task_id))
 
 
 def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:

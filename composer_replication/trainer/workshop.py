@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class Workshop:
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
 
-    def make_env(self, task: Task, withheld: Set[str] = frozenset()) -> CodingEnv:
+    def make_env(self, task: Task, withheld: frozenset[str] = frozenset()) -> CodingEnv:
         """A fresh episode of a task, in which the agent does not see the tests `withheld`."""
         return CodingEnv(
             task,

@@ -91,7 +91,7 @@ def test_what_others_need_or_have_is_always_seen(tmp_path: Path) -> None:
 
 def test_files_lose_the_functions_and_nothing_else(tmp_path: Path) -> None:
     found = task(tmp_path)
-    (text,) = without_tests(found.repo, {IDS[1], IDS[2], IDS[4], IDS[5]}).values()
+    (text,) = without_tests(found.repo, frozenset({IDS[1], IDS[2], IDS[4], IDS[5]})).values()
     names = {node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     assert names == {"test_a", "test_c", "test_used", "test_uses"}
     assert b"parametrize" not in text
@@ -100,13 +100,13 @@ def test_files_lose_the_functions_and_nothing_else(tmp_path: Path) -> None:
     assert b"class TestOther:\n    pass\n" in text
     kept = TESTS.partition("@pytest")[0].encode()
     assert text.startswith(kept)
-    assert without_tests(found.repo, set()) == {}
+    assert without_tests(found.repo, frozenset()) == {}
 
 
 def test_a_file_may_lose_all(tmp_path: Path) -> None:
     both = f"{FILE}::test_one", f"{FILE}::test_two"
     found = task(tmp_path, both, text="def test_one():\n    assert 1\n\ndef test_two():\n    assert 2\n")
-    assert without_tests(found.repo, set(both)) == {FILE: b"pass\n\npass\n"}
+    assert without_tests(found.repo, frozenset(both)) == {FILE: b"pass\n\npass\n"}
 
 
 def test_a_file_that_cannot_be_read_as_python_is_shown_whole(tmp_path: Path) -> None:
