@@ -60,12 +60,8 @@ def rollout(
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for trajectories.jsonl and summary.json; replaces old ones.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
-    instruction: Annotated[
-        InstructionStyle | None, typer.Option(help="How much agents are told; by default as the tasks were built.")
-    ] = None,
-    tools: Annotated[
-        Toolset, typer.Option(help="What agents are offered; shell: commands of their own and patches too.")
-    ] = "basic",
+    instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
+    tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
     ] = False,

@@ -14,8 +14,6 @@ FILE = "tests/test_shop.py"
 TESTS = '''\
 import pytest
 
-PATTERN = "\\d"
-
 
 def test_a():
     """One."""
@@ -107,6 +105,13 @@ def test_a_file_may_lose_all(tmp_path: Path) -> None:
     both = f"{FILE}::test_one", f"{FILE}::test_two"
     found = task(tmp_path, both, text="def test_one():\n    assert 1\n\ndef test_two():\n    assert 2\n")
     assert without_tests(found.repo, frozenset(both)) == {FILE: b"pass\n\npass\n"}
+
+
+def test_a_doubtful_escape_is_no_obstacle(tmp_path: Path) -> None:
+    both = f"{FILE}::test_one", f"{FILE}::test_two"
+    found = task(tmp_path, both, text='D = "\\d"\ndef test_one():\n    assert D\ndef test_two():\n    assert D\n')
+    (hidden,) = withheld_tests(found, 0.5, 0)
+    assert b"assert D" in without_tests(found.repo, frozenset({hidden}))[FILE]
 
 
 def test_a_file_that_cannot_be_read_as_python_is_shown_whole(tmp_path: Path) -> None:
