@@ -49,7 +49,7 @@ imports: env ## Check the layers: imports only go down
 docs: env ## Execute the examples of README.md and docs/
 	@$(BIN)/python scripts/run_docs.py
 
-figures: env ## Draw the pictures of docs/knobs.md anew
+figures: env ## Draw the pictures of docs/ anew
 	@$(BIN)/python scripts/figures.py
 
 extras: env ## Resolve every optional extra beside the core's torch (needs the package index)
@@ -67,8 +67,9 @@ bench-hint: env ## Measure what the hint channel adds to a step, in time and mem
 bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
 	@$(BIN)/python benchmarks/memory.py
 
-bench-tasks: env ## Measure validated tasks per minute and core on public packages (needs the package index)
-	@$(BIN)/python benchmarks/tasks.py
+bench-tasks: env ## Measure validated tasks per minute and core on public packages, and draw it (needs the package index)
+	@$(BIN)/python benchmarks/tasks.py --write docs/figures/tasks.json
+	@$(BIN)/python scripts/figures.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py

@@ -4,6 +4,9 @@ The comparison proves every candidate with all of the project's tests, as SWE-sm
 validator, told that every test covers every line. CPU time is that of everything: this process, the launcher, the boxes, the
 kernel's work for them, counted by a control group. What a repository costs once (fetching, installing, the baseline with
 coverage, compiling) is reported beside it.
+
+`--write docs/figures/tasks.json`, which `make bench-tasks` does, keeps each project's number of tests and ratio beside those of
+other projects measured before; `make figures` draws them.
 """
 
 from __future__ import annotations
@@ -151,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max", type=int, default=40, help="tasks per package and size; a quarter with the whole suite")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", type=Path, help="keep the figures here")
+    parser.add_argument("--write", type=Path, help="add tests and ratio of each package to this file")
     parser.add_argument("packages", nargs="*", default=PACKAGES, metavar="NAME==VERSION")
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
@@ -171,7 +174,9 @@ def main() -> None:
     if measured:
         summary["median_ratio"] = statistics.median(result["ratio"] for result in measured)
     if arguments.write:
-        arguments.write.write_text(json.dumps(summary, indent=1) + "\n")
+        known = json.loads(arguments.write.read_text("utf-8")) if arguments.write.exists() else {}
+        drawn = {name: {key: found[key] for key in ("tests", "ratio")} for name, found in results.items() if "error" not in found}
+        arguments.write.write_text(json.dumps(known | drawn, indent=1, sort_keys=True) + "\n", "utf-8")
     emit("tasks", summary)
 
 

@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/knobs.md with the library's own functions, so that they show what the code does; one is
-of what a benchmark measured (memory.json).
+"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; two are of what benchmarks
+measured (memory.json, tasks.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -216,6 +216,25 @@ def memory() -> list[Panel]:
     ]
 
 
+def tasks() -> list[Panel]:
+    """What `make bench-tasks` measured: the gain from running only the covering tests, a dot for each project."""
+    measured = [(found["tests"], found["ratio"]) for found in json.loads((FOLDER / "tasks.json").read_text("utf-8")).values()]
+    counts, ratios = [count for count, _ in measured], [ratio for _, ratio in measured]
+    scale = [digit * 10**power for power in range(1, 6) for digit in (1, 2, 5)]
+    low, high = max(v for v in scale if v <= min(counts)), min(v for v in scale if v >= max(counts))
+    dots = [point for count, ratio in sorted(measured) for point in ((math.log10(count), ratio), (math.log10(count), math.nan))]
+    return [
+        Panel(
+            title="Proving a task with its tests instead of all",
+            x_label="tests of the project (log)",
+            y_label="times less CPU per task",
+            x_ticks=[(math.log10(value), f"{value:,}") for value in scale if low <= value <= high],
+            y_ticks=ticks(*(float(value) for value in range(0, 4 * math.ceil(max(ratios) / 4) + 1, 4))),
+            lines=[Line("a project", dots)],
+        )
+    ]
+
+
 FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
     "divergence_over_beta": divergence_over_beta,
@@ -223,6 +242,7 @@ FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "memory": memory,
     "preference_losses": preference_losses,
     "taid_schedule": taid_schedule,
+    "tasks": tasks,
     "token_weights": token_weights,
 }
 

@@ -25,7 +25,9 @@ from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine
 from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.build import build_python
+from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.wording import worded
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import Group, Message, Unscored, to_json
 
@@ -58,9 +60,8 @@ def rollout(
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for trajectories.jsonl and summary.json; replaces old ones.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
-    tools: Annotated[
-        Toolset, typer.Option(help="What agents are offered; shell: commands of their own and patches too.")
-    ] = "basic",
+    instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
+    tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
     ] = False,
@@ -70,7 +71,7 @@ def rollout(
     `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
-    chosen = load_tasks(tasks)[:limit]
+    chosen = worded(load_tasks(tasks)[:limit], instruction)
     interpreter = (python or build_python(tasks)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())

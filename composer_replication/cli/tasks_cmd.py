@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from rich.table import Table
 from composer_replication.errors import ConfigError, TaskError
 from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import build_tasks
+from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.functions import Skipped
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
@@ -55,6 +57,7 @@ def build(
     kill_rate: Annotated[float, typer.Option(help="Share of them that the tests must tell from the right one.")] = 0.5,
     licence: Annotated[list[str] | None, typer.Option(help="Allow this licence (SPDX) and no other; repeatable.")] = None,
     benchmark: Annotated[list[Path] | None, typer.Option(help="File of benchmark rows or repositories to avoid.")] = None,
+    allow_credentials: Annotated[list[str] | None, typer.Option(help="Files whose credentials are made up: a pattern.")] = None,
     seed: Annotated[int, typer.Option(help="Of the order of candidates and of samples of tests.")] = 0,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Install the declared dependencies into OUT/.venv.")] = False,
@@ -87,6 +90,7 @@ def build(
         kill_rate=kill_rate,
         licences=tuple(licence or ()),
         benchmarks=tuple(benchmark or ()),
+        allow_credentials=tuple(allow_credentials or ()),
         seed=seed,
         python=python,
         install=install,
@@ -115,6 +119,7 @@ def revert(
         str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
     ] = "",
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
+    allow_credentials: Annotated[list[str] | None, typer.Option(help="Files whose credentials are made up: a pattern.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
@@ -123,7 +128,13 @@ def revert(
 
     Exits with 3 when no instance could be confirmed.
     """
-    options = BuildOptions(max_tasks=max_tasks, python=python, task_timeout_s=task_timeout, sandbox=sandbox)
+    options = BuildOptions(
+        max_tasks=max_tasks,
+        allow_credentials=tuple(allow_credentials or ()),
+        python=python,
+        task_timeout_s=task_timeout,
+        sandbox=sandbox,
+    )
     with _Display() as display:
         tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
     console = _console()
@@ -289,6 +300,7 @@ def _show_report(report: BuildReport, out: Path) -> None:
     if report.tasks:
         console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
     _print_reasons(console, report.reasons())
+    _print_credentials(console, report.credentials)
     console.print(_summary(report, out), soft_wrap=True, highlight=False)
     if not report.tasks:
         raise TaskError(
@@ -305,6 +317,18 @@ def _print_reasons(console: Console, reasons: list[tuple[str, int]]) -> None:
         table.add_row(escape(reason), str(count))
     if len(reasons) > _MOST_REASONS:
         table.add_row("other reasons, in build.json", str(sum(count for _, count in reasons[_MOST_REASONS:])))
+    console.print(table)
+
+
+def _print_credentials(console: Console, found: Sequence[Credential]) -> None:
+    """Where something looks like a credential, never what."""
+    if not found:
+        return
+    table = Table("in every task, and looks like a", "file", "line", box=box.SIMPLE_HEAD)
+    for credential in found[:_MOST_REASONS]:
+        table.add_row(credential.kind, escape(credential.path), str(credential.line))
+    if len(found) > _MOST_REASONS:
+        table.add_row(f"and {len(found) - _MOST_REASONS} more, in build.json", "", "")
     console.print(table)
 
 

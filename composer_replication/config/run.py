@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -55,6 +56,8 @@ class TasksConfig(Section):
     held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Instead of such a folder: this share of the tasks in `train`, chosen by their ids. Neither: pass@1 is not measured.
     Tasks of one repository hold each other's solutions; only the tasks of another repository measure generalisation."""
+    instruction: Literal["terse", "full", "ambiguous"] | None = None
+    """How much agents are told, whatever the tasks were built with; by default what their folders say."""
     python: Path | None = None
     """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says."""
 
@@ -119,6 +122,15 @@ class CurriculumConfig(Section):
     """Visits in a row on which every sibling failed, after which a task is left alone."""
     probe_every: Positive = 20
     """Steps after which such a task may be drawn again."""
+    visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (1.0,)
+    """Shares of a task's fail-to-pass tests that the agent sees, from the largest down; all are graded. A task that is solved at
+    `promote_at` shows the next share, one that `quarantine_after` would leave alone the one before."""
+
+    @model_validator(mode="after")
+    def _fewer_and_fewer(self) -> Self:
+        if any(after >= before for before, after in pairwise(self.visible_tests)):
+            refuse(f"curriculum.visible_tests = {list(self.visible_tests)} does not fall", "write for example [1.0, 0.5]")
+        return self
 
 
 class OptimizerConfig(Section):

@@ -16,6 +16,7 @@ from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading import GradeCache, grade
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.submission import is_editable
+from composer_replication.tasks.withhold import without_tests
 from composer_replication.types import GradeReport, Message, Outcome, TaskSpec, ToolCall, ToolResult, ToolSchema
 
 __all__ = ["SYSTEM_PROMPT", "CodingEnv", "CodingTask", "TestCache"]
@@ -72,6 +73,7 @@ class CodingEnv:
         limits: of one test run; the task's own time limit by default.
         grade_cache, test_cache: shared between rollouts to run equal workspaces once.
         toolset: what the agent is offered (`tools.TOOLSETS`).
+        withheld: ids of fail-to-pass tests that are neither in the files the agent sees nor run for it; they are graded.
 
     Raises:
         SandboxUnavailableError: a shell is asked for without isolation.
@@ -87,6 +89,7 @@ class CodingEnv:
         grade_cache: GradeCache | None = None,
         test_cache: TestCache | None = None,
         toolset: tools.Toolset = "basic",
+        withheld: frozenset[str] = frozenset(),
     ) -> None:
         if toolset == "shell" and sandbox.isolation.name == "unsafe-subprocess":
             raise SandboxUnavailableError(
@@ -99,7 +102,10 @@ class CodingEnv:
         self._grade_cache = grade_cache
         self._test_cache = test_cache or TestCache()
         self._toolset: tools.Toolset = toolset
-        self.workspace = Workspace(task.repo)
+        self._withheld = withheld
+        self._shown = without_tests(task.repo, self._withheld)
+        """The test files that the agent sees otherwise than they are."""
+        self.workspace = Workspace(task.repo, self._shown)
         self._done = False
 
     @property
@@ -115,7 +121,7 @@ class CodingEnv:
         return self._done
 
     def reset(self) -> tuple[Message, ...]:
-        self.workspace = Workspace(self._task.repo)
+        self.workspace = Workspace(self._task.repo, self._shown)
         self._done = False
         return (
             Message(role="system", content=SYSTEM_PROMPT),
@@ -132,6 +138,7 @@ class CodingEnv:
             grade_cache=self._grade_cache,
             test_cache=self._test_cache,
             toolset=self._toolset,
+            withheld=self._withheld,
         )
         other.workspace = Workspace(self._task.repo, self.workspace.changes)
         other._done = self._done
@@ -147,7 +154,7 @@ class CodingEnv:
         return grade(
             self._task.spec,
             self._task.repo,
-            self.workspace.changes,
+            {path: content for path, content in self.workspace.changes.items() if path not in self._shown},
             sandbox=self._sandbox,
             python=self._python,
             limits=self._limits,
@@ -261,7 +268,7 @@ class CodingEnv:
 
     def _run_tests(self) -> tuple[str, str, dict[str, Any]]:
         spec = self._task.spec
-        ids = (*spec.fail_to_pass, *spec.pass_to_pass)
+        ids = (*(i for i in spec.fail_to_pass if i not in self._withheld), *spec.pass_to_pass)
 
         def run() -> TestRun:
             tree = self.workspace.tree

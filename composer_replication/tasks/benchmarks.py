@@ -16,14 +16,22 @@ __all__ = ["Benchmarks"]
 
 _SHARE = 0.5
 """A patch that holds this share of a body's runs of tokens is about that body."""
-_FIX = "name a JSONL file with the columns of SWE-bench (instance_id, repo, patch), or a text file with one OWNER/NAME per line"
+_WORDS = 13
+"""Words in a row that two texts do not share by chance (GPT-3, 2005.14165, appendix C)."""
+_CODE = ("canonical_solution", "code", "solution")
+_TEXT = ("problem_statement", "prompt", "text", "instruction")
+_FIX = (
+    "name a JSONL file with columns as SWE-bench has them (instance_id, repo, patch), or a text file with one OWNER/NAME per line"
+)
 
 
 class Benchmarks:
-    """Repositories and patches of benchmarks, from files.
+    """Repositories, solutions and questions of benchmarks, from files.
 
-    A `.jsonl` file holds rows as SWE-bench publishes them: `repo`, `instance_id` and `patch`, each of which may be absent. Any
-    other file holds one repository per line, `OWNER/NAME` or a name alone; `#` begins a comment.
+    A `.jsonl` file holds one instance per row, in columns of SWE-bench (`repo`, `instance_id`, `patch`, `problem_statement`),
+    HumanEval (`task_id`, `prompt`, `canonical_solution`) or MBPP (`task_id`, `text`, `code`); `solution` and `instruction` are
+    read too, and each may be absent. Any other file holds one repository per line, `OWNER/NAME` or a name alone; `#` begins a
+    comment.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -32,6 +40,7 @@ class Benchmarks:
     def __init__(self, files: Iterable[Path]) -> None:
         self._repositories: dict[str, str] = {}
         self._holders: dict[int, set[str]] = {}
+        self._askers: dict[int, str] = {}
         for file in files:
             try:
                 text = file.read_text(encoding="utf-8")
@@ -46,13 +55,17 @@ class Benchmarks:
     def _add(self, row: Any, file: Path) -> None:
         if not isinstance(row, dict):
             raise ConfigError(f"the list of benchmarks {file} has a row that is no object", fix=_FIX)
-        repo, instance = str(row.get("repo") or ""), str(row.get("instance_id") or row.get("repo") or "an instance")
+        repo = str(row.get("repo") or "")
+        instance = str(row.get("instance_id") or row.get("task_id") or repo or "an instance")
         if repo:
             self._repositories[_short(repo)] = file.name
         lines = str(row.get("patch") or "").splitlines()
         changed = "\n".join(line[1:] for line in lines if re.match(r"[+-](?![+-]{2} )", line))
-        for shingle in body_shingles(changed):
-            self._holders.setdefault(shingle, set()).add(instance)
+        for code in (changed, *(str(row.get(column) or "") for column in _CODE)):
+            for shingle in body_shingles(code):
+                self._holders.setdefault(shingle, set()).add(instance)
+        for column in _TEXT:
+            self._askers.update(dict.fromkeys(_runs_of_words(str(row.get(column) or "")), instance))
 
     def check(self, source: Source) -> None:
         """Raises SourceError when the project is a benchmark's."""
@@ -74,6 +87,16 @@ class Benchmarks:
             if wanted and count >= _SHARE * len(wanted):
                 return instance
         return None
+
+    def instance_asking(self, text: str) -> str | None:
+        """The instance whose question shares 13 words in a row with `text`, or None."""
+        return next((self._askers[run] for run in _runs_of_words(text) if run in self._askers), None)
+
+
+def _runs_of_words(text: str) -> list[int]:
+    """Hashes, good in this process, of every 13 words in a row, whatever their case and punctuation."""
+    words = re.findall(r"\w+", text.lower())
+    return [hash(tuple(words[n : n + _WORDS])) for n in range(len(words) - _WORDS + 1)]
 
 
 def _short(repository: str) -> str:

@@ -20,6 +20,7 @@ from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.bytecode import compile_tree
+from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.decide import Decider
 from composer_replication.tasks.environment import make_environment
 from composer_replication.tasks.files import storage_errors, write_whole
@@ -50,7 +51,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         progress: called from this thread.
 
     Raises:
-        SourceError: the project cannot be fetched, has no tests, or they fail or hang.
+        SourceError: the project cannot be fetched, is a benchmark's or under another licence, holds credentials, has no tests, or
+            they fail or hang.
         TaskError: `out` holds another build.
         SandboxError: no sandbox is available, or the box broke.
         StorageError: `out` cannot be written.
@@ -65,6 +67,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     benchmarks.check(fetched)
     check_licence(licence_of(fetched.tree), options.licences, fetched.label)
     layout = guess_layout(fetched.tree, packages=options.packages, tests=options.tests)
+    credentials = find_credentials(fetched.tree, options.allow_credentials)
+    refuse_credentials(credentials, layout.tests, fetched.label)
     sandbox = open_sandbox(options.sandbox)
     python = _interpreter(fetched, out, options, tell)
     tell(BuildEvent("testing"))
@@ -74,7 +78,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         functions, baseline.coverage, baseline.passing, wanted=_wanted(options), seed=options.seed
     )
     hidden = _hidden_book(state, fetched, layout, sandbox, python, baseline, options)
-    validator = _validator(fetched, layout, baseline, hidden, benchmarks, sandbox, python, state, options)
+    validator = _validator(fetched, layout, baseline, hidden, benchmarks, credentials, sandbox, python, state, options)
     deadline = None if options.budget_s is None else start + options.budget_s
     run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
     stopped = run.decide_all()
@@ -93,6 +97,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         tests_flaky=len(baseline.flaky),
         stopped=stopped,
         seconds=round(time.monotonic() - start, 1),
+        credentials=credentials,
         options=json.loads(json.dumps(asdict(options), default=str)),
     )
     write_whole(out / _REPORT, json.dumps(asdict(report), indent=1).encode() + b"\n")
@@ -105,6 +110,7 @@ def _validator(
     baseline: Baseline,
     hidden: HiddenBook,
     benchmarks: Benchmarks,
+    credentials: tuple[Credential, ...],
     sandbox: Sandbox,
     python: Path,
     state: Path,
@@ -124,6 +130,7 @@ def _validator(
         docs=docs_of(tree),
         licence=licence_of(tree),
         benchmarks=benchmarks,
+        credentials=credentials,
         scanner=LeakScanner(tree),
         sandbox=sandbox,
         python=python,

@@ -11,7 +11,7 @@ from pathlib import Path
 from composer_replication.errors import SourceError
 from composer_replication.tasks.files import tree_files
 
-__all__ = ["Layout", "guess_layout"]
+__all__ = ["Layout", "guess_layout", "is_example"]
 
 _SOURCE_FOLDERS = ("src", "lib", "python")
 _NOT_TESTED = frozenset(
@@ -112,6 +112,11 @@ def _is_test(path: str, tests: Iterable[str]) -> bool:
     """Whether `path` is a test, lies among tests or configures them."""
     *folders, name = path.split("/")
     return name == "conftest.py" or _is_test_file(path) or bool(_TEST_FOLDERS.intersection(folders)) or _below(path, tests)
+
+
+def is_example(path: str, tests: Sequence[str]) -> bool:
+    """Whether `path` is no part of the code that is used: a test, or among tests, tools, documentation or examples."""
+    return _is_test(path, tests) or bool(_NOT_PACKAGES.intersection(path.split("/")[:-1])) or path.endswith((".md", ".rst"))
 
 
 def _is_test_file(path: str) -> bool:

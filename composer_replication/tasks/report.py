@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from composer_replication.errors import ConfigError
 from composer_replication.sandbox import SandboxKind
+from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.functions import Skipped
 
@@ -42,6 +43,8 @@ class BuildOptions:
     """SPDX expressions a project may be under; empty allows all."""
     benchmarks: tuple[Path, ...] = ()
     """Files that name repositories and patches to keep clear of (`Benchmarks`)."""
+    allow_credentials: tuple[str, ...] = ()
+    """Patterns of paths whose credentials are made up."""
     seed: int = 0
     """Of the candidates' order and the samples of pass-to-pass tests."""
     python: Path | None = None
@@ -138,6 +141,8 @@ class BuildReport:
     """Why candidates are left: `max_tasks`, `budget`, or empty."""
     seconds: float
     """Wall-clock seconds of this call."""
+    credentials: tuple[Credential, ...] = ()
+    """What looks like one in the project's files, and so in every task's tree."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def reasons(self) -> list[tuple[str, int]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer_replication.tasks.describe import Feature, describe
-from composer_replication.tasks.functions import Skipped, find_functions
+from composer_replication.tasks.describe import describe
+from composer_replication.tasks.functions import Skipped
 from composer_replication.tasks.leak import gives_away
 from composer_replication.tasks.store import Task, reworded
+from composer_replication.tasks.wording import feature_of
 from composer_replication.teachers import Question, TeacherPool
 
 __all__ = ["facts_of", "rewrite_instructions"]
@@ -27,15 +28,8 @@ _SEED_PROBLEM = "its functions are not found in the gold code"
 
 def facts_of(task: Task) -> str | None:
     """The `full` instruction of a task, from its own folder; None for one whose deleted functions cannot be named."""
-    sources = task.gold_files()
-    known = {function.key: function for path, source in sources.items() for function in find_functions(path, source)[0]}
-    functions = [known.get(f"{d.path}::{d.qualname}") for d in task.spec.deleted]
-    found = [function for function in functions if function is not None]
-    if not found or len(found) < len(functions):
-        return None
-    removed = task.provenance.get("mode", "stub") != "stub"
-    feature = Feature(functions=found, sources=sources, fail_to_pass=task.spec.fail_to_pass, docs=task.docs(), removed=removed)
-    return describe(feature, "full")
+    feature = feature_of(task)
+    return None if feature is None else describe(feature, "full")
 
 
 async def rewrite_instructions(tasks: Sequence[Task], pool: TeacherPool) -> tuple[list[Task], list[Skipped]]:

@@ -23,6 +23,7 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.functions import Skipped
 from composer_replication.tasks.layout import guess_layout
@@ -84,7 +85,7 @@ def build_instances(
     Args:
         only: the id of one instance; empty for all.
         checkout: as in `revert`; the row's `repo` when empty.
-        options: of these, `max_tasks`, `python`, `sandbox` and `task_timeout_s` count.
+        options: of these, `max_tasks`, `python`, `sandbox`, `task_timeout_s` and `allow_credentials` count.
 
     Raises:
         SourceError: there is no such file or instance.
@@ -104,9 +105,7 @@ def build_instances(
         try:
             tasks.append(
                 _built(out / task_id_of(instance))
-                or revert(
-                    instance, checkout or instance.repo, out, sandbox=sandbox, python=python, timeout_s=options.task_timeout_s
-                )
+                or revert(instance, checkout or instance.repo, out, sandbox=sandbox, python=python, options=options)
             )
         except SourceError as error:
             dropped.append(Skipped(instance.instance_id, error.message))
@@ -128,7 +127,7 @@ def _built(root: Path) -> Task | None:
         return None
 
 
-def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, timeout_s: float) -> Task:
+def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, options: BuildOptions) -> Task:
     """Write the task of one instance below `out`, proven with the grader: gold code 1 and untouched tree 0, twice each.
 
     Pass-to-pass tests that do not pass every time are left out, and what remains is proven again.
@@ -137,8 +136,8 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         checkout: a git URL, or the path of a repository that has the commit.
 
     Raises:
-        SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, or a fail-to-pass
-            test does not fail without the patch and pass with it.
+        SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
+            code around it holds credentials, or a fail-to-pass test does not fail without the patch and pass with it.
         SandboxError: the box broke.
         StorageError: the task cannot be written.
     """
@@ -153,7 +152,8 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         if gone or not paths:
             what = f"removes {gone[0]}" if gone else "changes no file"
             raise SourceError(f"the patch of {instance.instance_id} {what}", fix="leave the instance out: it cannot be reverted")
-        spec = _spec(instance, source, paths, timeout_s)
+        spec = _spec(instance, source, paths, options.task_timeout_s)
+        _refuse_credentials(instance, source.tree, options.allow_credentials)
         facts: dict[str, Any] = {
             "kind": "reversion of a gold patch",
             "instance_id": instance.instance_id,
@@ -171,6 +171,22 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
             _prove(task, sandbox, python)
         publish_task(staged, out / spec.task_id)
     return load_task(out / spec.task_id)
+
+
+def _refuse_credentials(instance: Instance, tree: Path, allowed: tuple[str, ...]) -> None:
+    """Raises SourceError when a line of the patch holds what looks like one, or the code beside it one for certain."""
+    found, added = find_credentials(tree, allowed), set(instance.patch.split("\n"))
+    for credential in found:
+        if f"+{_line(tree, credential)}" in added:
+            raise SourceError(
+                f"the patch of {instance.instance_id} holds a credential: {credential}",
+                fix=f"leave the instance out; if it is made up: --allow-credentials {credential.path}",
+            )
+    refuse_credentials(found, guess_layout(tree).tests, f"the tree of {instance.instance_id}")
+
+
+def _line(tree: Path, credential: Credential) -> str:
+    return (tree / credential.path).read_bytes().decode(errors="replace").split("\n")[credential.line - 1]
 
 
 def task_id_of(instance: Instance) -> str:

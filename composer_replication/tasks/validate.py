@@ -6,7 +6,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from composer_replication.sandbox.pytest_run import TestRun, run_pytest, run_pyt
 from composer_replication.sandbox.submission import is_editable
 from composer_replication.tasks.baseline import Baseline
 from composer_replication.tasks.benchmarks import Benchmarks
+from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.delete import body_of, delete_bodies
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.hidden import HiddenBook, prove_calls, without_broken
@@ -89,6 +90,8 @@ class Validator:
     """The project's documentation, by path."""
     licence: str
     benchmarks: Benchmarks
+    credentials: tuple[Credential, ...]
+    """Of the source's tree."""
     scanner: LeakScanner
     sandbox: Sandbox
     python: Path
@@ -119,8 +122,7 @@ class Validator:
         """Prove a task and write it, or raise; returns the number of flaky tests left out."""
         deleted = self._delete(candidate)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
-        if self.benchmarks.instance_with(bodies) is not None:
-            raise _DroppedError("a benchmark has it (--benchmark)")
+        self._refuse(candidate, bodies)
         leak = self.scanner.find(bodies, deleted)
         if leak is not None:
             raise _DroppedError(leak)
@@ -144,6 +146,17 @@ class Validator:
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
         raise _DroppedError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
+
+    def _refuse(self, candidate: Candidate, bodies: Sequence[bytes]) -> None:
+        """Drop what no model should learn, before anything runs."""
+        if self.benchmarks.instance_with(bodies) is not None:
+            raise _DroppedError("a benchmark has it (--benchmark)")
+        if self.options.benchmarks:
+            asked = describe(self._feature(candidate, ()), "full")  # in whatever words the agent is asked: a run chooses them
+            if self.benchmarks.instance_asking(asked) is not None:
+                raise _DroppedError("a benchmark asks for it (--benchmark)")
+        if any(c.path == f.path and f.first_line <= c.line <= f.last_line for c in self.credentials for f in candidate.functions):
+            raise _DroppedError("a credential is in its code (--allow-credentials)")
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HiddenChecks:
         """Those of the project that concern the candidate; the calls fail on its tree."""
@@ -214,20 +227,22 @@ class Validator:
             seed = f"{self.options.seed} {task.spec.task_id}"
             make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
 
-    def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
-        fail_to_pass = tuple(sorted(failing))
-        feature = Feature(
+    def _feature(self, candidate: Candidate, fail_to_pass: tuple[str, ...]) -> Feature:
+        return Feature(
             functions=candidate.functions,
             sources=self.files,
             fail_to_pass=fail_to_pass,
             docs=self.docs,
             removed=self.options.mode != "stub",
         )
+
+    def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
+        fail_to_pass = tuple(sorted(failing))
         return TaskSpec(
             task_id=task_id,
             source=self.source.label,
             source_digest=self.source.digest,
-            instruction=describe(feature, self.options.instruction),
+            instruction=describe(self._feature(candidate, fail_to_pass), self.options.instruction),
             deleted=tuple(Deletion(path=f.path, qualname=f.qualname, lines=f.lines) for f in candidate.functions),
             fail_to_pass=fail_to_pass,
             pass_to_pass=tuple(sorted(passing)),

@@ -6,8 +6,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from composer_replication.config import RunConfig
+from composer_replication.envs.coding import CodingEnv
 from composer_replication.errors import SandboxError
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.policy_gradient import has_signal
@@ -40,7 +42,7 @@ class Actor:
         self.tokens = 0
         """Tokens sampled in them."""
         chosen = config.curriculum
-        self.curriculum = Curriculum(chosen, workshop.train) if chosen.enabled else None
+        self.curriculum = Curriculum(chosen, workshop.train, config.seed) if chosen.enabled else None
         """What chooses the tasks; None: all in turn."""
 
     async def practise(self, step: int, version: int) -> list[Group]:
@@ -102,7 +104,7 @@ class Actor:
 
             groups = await collect_groups(
                 tasks,
-                make_env=self.workshop.make_env,
+                make_env=partial(self._make_env, practised=step > 0),
                 engine=self.engine,
                 renderer=self.renderer,
                 budgets=Budgets(
@@ -126,6 +128,12 @@ class Actor:
         self.rollouts += len(tasks) * siblings
         self.tokens += sum(t.num_sampled_tokens() for g in groups for t in g.trajectories)
         return groups
+
+    def _make_env(self, task: Task, *, practised: bool) -> CodingEnv:
+        """An episode; one that is `practised` on shows as few of the tests as the curriculum has come to."""
+        if self.curriculum is None or not practised:
+            return self.workshop.make_env(task)
+        return self.workshop.make_env(task, self.curriculum.withheld(task.spec.task_id))
 
 
 def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:

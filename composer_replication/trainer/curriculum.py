@@ -15,6 +15,7 @@ from typing import Any
 
 from composer_replication.config import CurriculumConfig
 from composer_replication.tasks.store import Task
+from composer_replication.tasks.withhold import withheld_tests
 from composer_replication.types import Group, Unscored
 
 __all__ = ["Curriculum", "Record"]
@@ -31,6 +32,8 @@ class Record:
     """Visits in a row on which every sibling failed."""
     last_step: int = 0
     """The last step that practised on it."""
+    view: int = 0
+    """How often the tests that the agent sees have become fewer; what was counted before is forgotten then."""
 
     @property
     def rate(self) -> float:
@@ -45,10 +48,18 @@ class Curriculum:
     at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups
     of functions are estimated as harder, so a folder of several sizes is a curriculum by itself. A task on which every sibling
     failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps.
+
+    A task whose own pass rate has reached `promote_at` is made harder: the agent sees the next smaller share of its fail-to-pass
+    tests (`visible_tests`; which ones follows from the seed and the task's id), and counts as solved for the levels. Where all
+    siblings fail with fewer tests, it shows the share before again instead of going into quarantine.
     """
 
-    def __init__(self, config: CurriculumConfig, tasks: Sequence[Task]) -> None:
+    def __init__(self, config: CurriculumConfig, tasks: Sequence[Task], seed: int) -> None:
         self._config = config
+        self._tasks = {task.spec.task_id: task for task in tasks}
+        self._views = {name: _views(task, config.visible_tests, seed) for name, task in self._tasks.items()}
+        self._last: dict[str, float] = {}
+        """What the last step practised on: the share of the fail-to-pass tests that was withheld."""
         ordered = sorted(tasks, key=lambda t: (float(t.provenance.get("difficulty", 0.0)), t.spec.task_id))
         self._level = {task.spec.task_id: number * config.levels // len(ordered) for number, task in enumerate(ordered)}
         self.records: dict[str, Record] = {}
@@ -84,21 +95,40 @@ class Curriculum:
 
     def learn(self, groups: Iterable[Group], step: int) -> None:
         """Take the verdicts of a step in, and unlock the next level when it is time. Unscored siblings say nothing."""
+        self._last = {}
         for group in groups:
             rewards = [t.reward for t in group.trajectories if not isinstance(t.reward, Unscored)]
             if not rewards:
                 continue
             record = self.records.setdefault(group.task_id, Record())
+            self._last[group.task_id] = len(self.withheld(group.task_id)) / max(
+                1, len(self._tasks[group.task_id].spec.fail_to_pass)
+            )
             passed = sum(reward >= 1.0 for reward in rewards)
             record.passed = self._config.decay * record.passed + passed
             record.tried = self._config.decay * record.tried + len(rewards)
             record.failed_visits = 0 if passed else record.failed_visits + 1
             record.last_step = step
+            self._change_view(group.task_id, record)
         open_tasks = [name for name, level in self._level.items() if level < self.unlocked]
-        rates = [self.records[name].rate for name in open_tasks if name in self.records and not self.is_quarantined(name)]
+        visited = [self.records[name] for name in open_tasks if name in self.records and not self.is_quarantined(name)]
+        rates = [1.0 if record.view else record.rate for record in visited]
         enough = 2 * len(rates) >= len(open_tasks) and sum(rates) >= self._config.promote_at * len(rates)
         if rates and enough and self.unlocked < self._config.levels:
             self.unlocked += 1
+
+    def withheld(self, task_id: str) -> frozenset[str]:
+        """Ids of the fail-to-pass tests that the agent does not see now."""
+        return self._views[task_id][self.records.get(task_id, Record()).view]
+
+    def _change_view(self, task_id: str, record: Record) -> None:
+        if record.rate >= self._config.promote_at and record.view + 1 < len(self._views[task_id]):
+            change = 1
+        elif record.failed_visits >= self._config.quarantine_after and record.view > 0:
+            change = -1
+        else:
+            return
+        self.records[task_id] = Record(last_step=record.last_step, view=record.view + change)
 
     def metrics(self) -> dict[str, float]:
         """For the run's metrics."""
@@ -107,7 +137,9 @@ class Curriculum:
             "curriculum/level": float(self.unlocked),
             "curriculum/seen": float(len(self.records)),
             "curriculum/quarantined": float(sum(self.is_quarantined(name) for name in self.records)),
-            "curriculum/pass_rate/mean": sum(rates) / len(rates) if rates else math.nan,
+            "curriculum/pass_rate/mean": _mean(rates),
+            "curriculum/functions/mean": _mean([float(len(self._tasks[name].spec.deleted)) for name in self._last]),
+            "curriculum/withheld/mean": _mean(list(self._last.values())),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,3 +150,14 @@ class Curriculum:
         """Inverse of `state_dict`."""
         self.unlocked = state["unlocked"]
         self.records = {name: Record(**record) for name, record in state["records"].items()}
+
+
+def _views(task: Task, shares: Sequence[float], seed: int) -> list[frozenset[str]]:
+    """What is withheld of a task, one set after the other; shares that make no difference to it are left out."""
+    if tuple(shares) == (1.0,):
+        return [frozenset()]
+    return list(dict.fromkeys(withheld_tests(task, share, seed) for share in shares))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

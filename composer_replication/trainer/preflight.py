@@ -17,6 +17,7 @@ from composer_replication.errors import ConfigError
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 
 __all__ = ["Checked", "check_run", "fingerprint", "limits_of", "prove_solutions", "teacher"]
@@ -38,11 +39,12 @@ def check_run(config: RunConfig) -> Checked:
     Raises:
         ConfigError: an arm sets what it cannot, asks for more tasks than there are or for a teacher that cannot be asked, or a
             task is both trained on and held out.
-        TaskError: a folder holds no tasks, one of them is damaged, or the interpreter they were built with is gone.
+        TaskError: a folder holds no tasks, one of them is damaged or cannot be worded as `tasks.instruction` asks, or the
+            interpreter they were built with is gone.
     """
     arms = {arm: resolve_arm(config, arm) for arm in config.arms}
     folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
-    loaded = [load_tasks(folder) for folder in folders]
+    loaded = [worded(load_tasks(folder), config.tasks.instruction) for folder in folders]
     train, held_out = _split(loaded[0], config.tasks.held_out_share) if len(loaded) == 1 else loaded
     held_out = [task for task in held_out if not task.spec.impossible]
     for arm, variant in arms.items():

@@ -59,8 +59,8 @@ class Workshop:
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
 
-    def make_env(self, task: Task) -> CodingEnv:
-        """A fresh episode of a task."""
+    def make_env(self, task: Task, withheld: frozenset[str] = frozenset()) -> CodingEnv:
+        """A fresh episode of a task, in which the agent does not see the tests `withheld`."""
         return CodingEnv(
             task,
             sandbox=self.sandbox,
@@ -69,6 +69,7 @@ class Workshop:
             grade_cache=self.verdicts,
             test_cache=self.test_runs,
             toolset=_toolset(self.config),
+            withheld=withheld,
         )
 
 

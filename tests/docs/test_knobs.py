@@ -72,5 +72,6 @@ def test_the_committed_pictures_are_those_the_library_draws(drawn):
 
 
 def test_every_picture_is_shown(drawn):
-    shown = re.findall(r"^!\[[^\]]+\]\(figures/([\w.]+)\)$", PAGE, flags=re.M)
+    pages = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+    shown = re.findall(r"^!\[[^\]]+\]\(figures/([\w.]+)\)$", pages, flags=re.M)
     assert sorted(shown) == sorted(drawn)

@@ -40,6 +40,32 @@ def test_opening_is_short_and_schemas_are_valid(env):
         jsonschema.Draft202012Validator.check_schema(tool["function"]["parameters"])
 
 
+def test_withheld_tests_are_neither_seen_nor_run_and_graded_all_the_same(task, sandbox):
+    hidden = frozenset({"tests/test_basket.py::test_mean"})
+    env = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), withheld=hidden, grade_cache=GradeCache())
+    env.reset()
+
+    def use(name, **arguments):
+        return env.step(ToolCall(call_id="1", name=name, arguments=arguments))
+
+    assert "test_mean" not in use("read_file", path="tests/test_basket.py").content
+    assert "test_total" in use("read_file", path="tests/test_basket.py").content
+    assert use("search", pattern="test_mean").content == "no match"
+    half = '"""The sum of prices."""\n    return sum(prices)\n'
+    assert use("edit_file", path="shop/basket.py", old=STUB_TOTAL, new=half).status == "ok"
+    for one in (env, env.fork()):
+        ran = one.step(ToolCall(call_id="2", name="run_tests", arguments={}))
+        assert (ran.status, ran.details["failed"], len(ran.details["passed"])) == ("ok", [], 2)
+        report = one.grade()
+        assert report.reward == 0.0
+        assert report.outcomes["tests/test_basket.py::test_mean"] is not None
+    open_mean = '"""The mean."""\n    return total(prices) / count(prices)\n'
+    assert use("edit_file", path="shop/basket.py", old=STUB_MEAN, new=open_mean).status == "ok"
+    assert env.grade().reward == 1.0
+    env.reset()
+    assert "test_mean" not in use("read_file", path="tests/test_basket.py").content
+
+
 def test_looking_around(use):
     assert (
         use("list_files").content

@@ -59,6 +59,28 @@ def test_oracle_noop_and_random_on_task_folders(folder, tmp_path):
     assert {row["stop_reasons"].get("submitted") for row in summary["per_task"]} != {3}, "noise stops in other ways too"
 
 
+def test_the_instruction_is_chosen_when_the_policy_runs(folder, tmp_path):
+    asked = {}
+    for style in (None, "terse", "ambiguous"):
+        out = tmp_path / str(style)
+        run(
+            "--tasks",
+            folder,
+            "--policy",
+            "noop",
+            "--limit",
+            1,
+            "--out",
+            out,
+            *(() if style is None else ("--instruction", style)),
+        )
+        line = (out / "trajectories.jsonl").read_text().splitlines()[0]
+        asked[style] = next(m["content"] for m in json.loads(line)["messages"] if m["role"] == "user")
+    assert asked[None] == "Bring back total and mean in shop/basket.py."
+    assert asked["terse"].startswith("Implement `total`, `mean` in shop/basket.py")
+    assert asked["ambiguous"].startswith("Something is missing from shop/basket.py")
+
+
 def test_the_table_names_reward_and_stop_reasons(folder):
     result = run("--tasks", folder, "--policy", "noop", "--limit", 1)
     assert "shop/a" in result.output

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from composer_replication.errors import ConfigError, SourceError
+from composer_replication.tasks import BuildOptions, build_tasks
 from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.delete import body_of
 from composer_replication.tasks.difficulty import difficulty_of
@@ -16,6 +18,8 @@ from composer_replication.tasks.functions import find_functions
 from composer_replication.tasks.licence import UNKNOWN, check_licence, licence_of
 from composer_replication.tasks.mutate import mutants_of
 from composer_replication.tasks.source import Source
+
+WriteProject = Callable[[Mapping[str, str]], Path]
 
 SOURCE = '''\
 def price(basket, rate):
@@ -126,6 +130,56 @@ def test_what_a_benchmarks_patch_holds_is_found(tmp_path: Path) -> None:
     known = Benchmarks([file])
     assert known.instance_with([b"return 1\n", body]) == "b-7"
     assert known.instance_with([b"for other in things:\n    print(other.a + other.b - other.c * other.d / other.e)\n"]) is None
+
+
+def test_solutions_of_other_benchmarks_are_found(tmp_path: Path) -> None:
+    body = body_of(SOURCE, find_functions("m.py", SOURCE)[0][0]).decode()
+    for column in ("canonical_solution", "code", "solution"):
+        file = tmp_path / f"{column}.jsonl"
+        file.write_text(json.dumps({"task_id": "HumanEval/3", column: body}) + "\n")
+        assert Benchmarks([file]).instance_with([body.encode()]) == "HumanEval/3"
+
+
+def test_a_benchmarks_question_is_found_in_other_print_and_not_by_chance(tmp_path: Path) -> None:
+    question = "Return how many items of the basket are cheaper than the limit, counting each item of one kind only once."
+    for column in ("problem_statement", "prompt", "text", "instruction"):
+        file = tmp_path / f"{column}.jsonl"
+        file.write_text(json.dumps({"task_id": "Mbpp/7", column: f"Hello. {question} Thanks."}) + "\n")
+        known = Benchmarks([file])
+        words = question.split()
+        assert known.instance_asking("before\n    " + "\n    ".join(words[2:16]).upper()) == "Mbpp/7"
+        assert known.instance_asking(" ".join(words[:12])) is None
+        assert known.instance_asking(" ".join([*words[:9], "not", *words[9:18]])) is None
+
+
+def test_a_function_that_a_benchmark_asks_for_is_no_task(write_project: WriteProject, tmp_path: Path) -> None:
+    said = "Count the items whose price lies under the limit, and of equal items take only the first one."
+    project = write_project(
+        {
+            "shop.py": f"""
+                def cheap(items, limit):
+                    '''{said}'''
+                    return len([i for i in set(items) if i < limit])
+
+                def dear(items, limit):
+                    '''The others.'''
+                    return len([i for i in set(items) if i >= limit])
+                """,
+            "test_shop.py": """
+                from shop import cheap, dear
+
+                def test_both():
+                    assert (cheap([1, 1, 5], 3), dear([1, 1, 5], 3)) == (1, 1)
+                """,
+        }
+    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"instance_id": "till-1", "problem_statement": said}) + "\n")
+    report = build_tasks(str(project), tmp_path / "tasks", BuildOptions(benchmarks=(rows,)))
+    assert [(entry.what, entry.reason) for entry in report.dropped] == [
+        ("shop.py::cheap", "a benchmark asks for it (--benchmark)")
+    ]
+    assert len(report.tasks) == 1
 
 
 @pytest.mark.parametrize("text", ["{", "3\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.errors import TaskError
 from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
 from composer_replication.tasks.leak import gives_away
 from composer_replication.tasks.rewrite import facts_of
+from composer_replication.tasks.wording import worded
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 
@@ -123,6 +126,18 @@ def test_the_writer_is_not_shown_the_code(built: Path) -> None:
     assert "Sum it up, with a fee for each item." in (facts["price"] or "")
     assert "test_shop.py::test_price" in (facts["price"] or "")
     assert "sum(" not in (facts["price"] or "")
+
+
+def test_every_style_follows_from_a_built_task(built: Path, write_project: WriteProject, tmp_path: Path) -> None:
+    build_tasks(str(write_project(PROJECT)), tmp_path / "full", BuildOptions(instruction="full"))
+    terse, full = load_tasks(built), load_tasks(tmp_path / "full")
+    assert [task.spec for task in worded(terse, "full")] == [task.spec for task in full]
+    assert [task.spec for task in worded(full, "terse")] == [task.spec for task in terse]
+    assert worded(full, None) == full
+    assert all("Find out what" in task.spec.instruction for task in worded(full, "ambiguous"))
+    unnamed = dataclasses.replace(full[0], spec=dataclasses.replace(full[0].spec, deleted=()))
+    with pytest.raises(TaskError, match="has one instruction only"):
+        worded([unnamed], "terse")
 
 
 def test_what_gives_away() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import string
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -36,6 +38,7 @@ TESTS = {
     "tests/test_prices.py": BASE["tests/test_prices.py"] + "\ndef test_tax():\n    assert gross(1) == 2\n",
     "tests/test_taxes.py": "def test_rate():\n    from shop.taxes import RATE\n    assert RATE == 2\n",
 }
+LETTERS = random.Random(0).sample(string.ascii_letters + string.digits, 62)
 TAX, RATE, ZERO = "tests/test_prices.py::test_tax", "tests/test_taxes.py::test_rate", "tests/test_prices.py::test_zero"
 
 
@@ -92,6 +95,28 @@ def built(repository: Repository, out: Path, *rows: dict[str, Any], only: str = 
     file = out.with_name(f"{out.name}.jsonl")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return build_instances(file, out, only=only, checkout=str(repository.path), options=BuildOptions(), progress=ignore)
+
+
+def test_a_patch_with_a_credential_is_refused(repository: Repository, tmp_path: Path) -> None:
+    key = "gh" + "p_" + "".join(LETTERS[:36])
+    guess = f"# note\nTOKEN = '{key[4:]}'\n"
+    rows = [
+        repository.row(instance_id="certain", patch=repository.patch({**SOLVED, "shop/taxes.py": f"RATE = 2  # {key}\n"})),
+        repository.row(instance_id="guess", patch=repository.patch({**SOLVED, "shop/taxes.py": f"RATE = 2\n{guess}"})),
+        repository.row(instance_id="tests", test_patch=repository.patch({**TESTS, "tests/keys.py": guess})),
+    ]
+    tasks, dropped = built(repository, tmp_path / "out", *rows)
+    assert [task.spec.task_id for task in tasks] == ["tests"]
+    assert [entry.reason for entry in dropped] == [
+        "the patch of certain holds a credential: shop/taxes.py:1 (GitHub token)",
+        "the patch of guess holds a credential: shop/taxes.py:3 (secret in an assignment)",
+    ]
+    file = tmp_path / "out.jsonl"
+    options = BuildOptions(allow_credentials=("shop/*",))
+    tasks, dropped = build_instances(
+        file, tmp_path / "allowed", only="certain", checkout=str(repository.path), options=options, progress=ignore
+    )
+    assert (len(tasks), dropped) == (1, [])
 
 
 def test_the_task_is_the_solved_tree_without_the_patch(repository: Repository, tmp_path: Path) -> None:

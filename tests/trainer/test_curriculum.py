@@ -10,13 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from composer_replication.config import CurriculumConfig, RunConfig
 from composer_replication.policy_gradient import has_signal
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.shaping import group_verdicts
-from composer_replication.types import Group, Reward, StopReason, TaskSpec, Trajectory, Unscored
+from composer_replication.types import Deletion, Group, Reward, StopReason, TaskSpec, Trajectory, Unscored
 
 SEED = 0
 
@@ -48,7 +50,7 @@ TASKS = [task(name) for name in "abcdefgh"]
 
 
 def test_half_solved_tasks_are_drawn_most_and_solved_ones_still_sometimes() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     for step in range(1, 6):
         curriculum.learn([group("a", 1.0, 1.0, 1.0, 1.0), group("b", 1.0, 0.0, 1.0, 0.0)], step)
         curriculum.learn([group(name, 1.0, 1.0, 1.0, 0.0) for name in "cdefgh"], step)
@@ -58,7 +60,7 @@ def test_half_solved_tasks_are_drawn_most_and_solved_ones_still_sometimes() -> N
 
 
 def test_a_step_has_no_task_twice_and_is_a_function_of_step_and_rates() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     steps = [names(curriculum.choose(TASKS, SEED, step, 5)) for step in range(50)]
     assert all(len(set(step)) == 5 for step in steps)
     assert steps == [names(curriculum.choose(list(reversed(TASKS)), SEED, step, 5)) for step in range(50)]
@@ -68,7 +70,7 @@ def test_a_step_has_no_task_twice_and_is_a_function_of_step_and_rates() -> None:
 
 
 def test_what_always_fails_is_left_alone_but_for_a_probe() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True, quarantine_after=2, probe_every=10), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True, quarantine_after=2, probe_every=10), TASKS, SEED)
     curriculum.learn([group("a", 0.0, 0.0)], 1)
     assert not curriculum.is_quarantined("a")
     curriculum.learn([group("a", 0.0, Unscored("box"))], 2)
@@ -81,35 +83,108 @@ def test_what_always_fails_is_left_alone_but_for_a_probe() -> None:
 
 
 def test_without_a_verdict_nothing_is_learnt() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     curriculum.learn([group("a", Unscored("box"), Unscored("box"))], 1)
     assert curriculum.records == {}
 
 
 def test_levels_are_taken_up_as_the_easier_ones_are_solved() -> None:
     tasks = [task(name, difficulty) for name, difficulty in zip("abcd", (0.1, 0.9, 0.2, 0.8), strict=True)]
-    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, promote_at=0.7), tasks)
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, promote_at=0.7), tasks, SEED)
     assert {name for step in range(20) for name in names(curriculum.choose(tasks, SEED, step, 2))} == {"a", "c"}
     assert set(names(curriculum.choose(tasks, SEED, 1, 3))) > {"a", "c"}, "the number is made up"
     solved = (1.0,) * 8
     curriculum.learn([group("a", *solved)], 1)
     assert curriculum.unlocked == 2, "half of the level was visited, and solved"
     assert "b" in {name for step in range(20) for name in names(curriculum.choose(tasks, SEED, step, 2))}
-    hopeless = Curriculum(CurriculumConfig(enabled=True, levels=2), tasks)
+    hopeless = Curriculum(CurriculumConfig(enabled=True, levels=2), tasks, SEED)
     hopeless.learn([group("a", 1.0, 0.0), group("c", 0.0, 0.0)], 1)
     assert hopeless.unlocked == 1
 
 
 def test_the_state_survives_a_checkpoint() -> None:
-    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS)
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS, SEED)
     for step in range(1, 4):
         curriculum.learn([group("a", 1.0, 0.0, 0.0), group("b", 1.0, 1.0), group("c", 0.0, 0.0)], step)
-    restored = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS)
+    restored = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS, SEED)
     restored.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
     assert restored.records == curriculum.records
     assert [names(restored.choose(TASKS, SEED, s, 3)) for s in range(9)] == [
         names(curriculum.choose(TASKS, SEED, s, 3)) for s in range(9)
     ]
+
+
+def with_tests(root: Path, name: str, functions: int = 1, difficulty: float = 0.0) -> Task:
+    """A task with four fail-to-pass tests in a file."""
+    (root / name / "repo").mkdir(parents=True)
+    (root / name / "repo" / "test_m.py").write_text("".join(f"def test_{i}():\n    pass\n" for i in range(4)))
+    spec = TaskSpec(
+        task_id=name, source="s", source_digest="0", instruction="i", pass_to_pass=(), editable=(),
+        deleted=tuple(Deletion(path="m.py", qualname=f"f{i}", lines=3) for i in range(functions)),
+        fail_to_pass=tuple(f"test_m.py::test_{i}" for i in range(4)),
+    )  # fmt: skip
+    return Task(spec, root / name, {"difficulty": difficulty})
+
+
+def test_a_solved_task_shows_fewer_of_its_tests_and_a_hopeless_one_more_again(tmp_path: Path) -> None:
+    config = CurriculumConfig(enabled=True, visible_tests=(1.0, 0.5, 0.25), quarantine_after=2)
+    curriculum = Curriculum(config, [with_tests(tmp_path, "a")], SEED)
+    solved, seen = group("a", *(1.0,) * 6), []
+    for step in range(1, 5):
+        seen.append(len(curriculum.withheld("a")))
+        curriculum.learn([solved], step)
+        assert curriculum.metrics()["curriculum/withheld/mean"] == seen[-1] / 4, "as it was practised on"
+    assert seen == [0, 2, 3, 3]
+    failed = group("a", 0.0, 0.0)
+    for step in range(5, 9):
+        curriculum.learn([failed], step)
+        seen.append(len(curriculum.withheld("a")))
+        assert not curriculum.is_quarantined("a")
+    assert seen[4:] == [3, 2, 2, 0]
+    curriculum.learn([failed], 9)
+    curriculum.learn([failed], 10)
+    assert curriculum.is_quarantined("a"), "with all its tests there is no way back"
+
+
+def test_fewer_tests_make_a_solved_task_worth_practising_on_again(tmp_path: Path) -> None:
+    tasks = [with_tests(tmp_path, name) for name in "ab"]
+    curriculum = Curriculum(CurriculumConfig(enabled=True, visible_tests=(1.0, 0.25)), tasks, SEED)
+    before = curriculum.weight("a", 1)
+    curriculum.learn([group("a", *(1.0,) * 8)], 1)
+    assert curriculum.weight("a", 2) == before
+    plain = Curriculum(CurriculumConfig(enabled=True), tasks, SEED)
+    plain.learn([group("a", *(1.0,) * 8)], 1)
+    assert plain.weight("a", 2) < before
+    assert plain.withheld("a") == frozenset()
+
+
+def test_a_task_that_shows_fewer_tests_counts_as_solved_for_the_levels(tmp_path: Path) -> None:
+    tasks = [with_tests(tmp_path, "easy", 1, 0.2), with_tests(tmp_path, "hard", 4, 0.7)]
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, visible_tests=(1.0, 0.5)), tasks, SEED)
+    curriculum.learn([group("easy", *(1.0,) * 8)], 1)
+    assert curriculum.unlocked == 2
+    assert curriculum.metrics()["curriculum/functions/mean"] == 1.0
+    curriculum.learn([group("hard", 1.0, 0.0), group("easy", 1.0, 0.0)], 2)
+    assert curriculum.metrics()["curriculum/functions/mean"] == 2.5, "larger groups are taken up as smaller ones are solved"
+
+
+def test_what_is_withheld_survives_a_checkpoint_and_follows_from_the_seed(tmp_path: Path) -> None:
+    config, tasks = CurriculumConfig(enabled=True, visible_tests=(1.0, 0.5)), [with_tests(tmp_path, "a")]
+    curriculum = Curriculum(config, tasks, SEED)
+    curriculum.learn([group("a", *(1.0,) * 8)], 1)
+    restored = Curriculum(config, tasks, SEED)
+    restored.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
+    assert restored.withheld("a") == curriculum.withheld("a") != frozenset()
+    others = [Curriculum(config, tasks, seed) for seed in range(1, 9)]
+    for other in others:
+        other.load_state_dict(curriculum.state_dict())
+    assert {other.withheld("a") for other in others} != {curriculum.withheld("a")}
+
+
+@pytest.mark.parametrize("shares", [[], [0.0], [0.5, 0.5], [0.5, 1.0], [1.5]])
+def test_shares_fall(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match="visible_tests"):
+        CurriculumConfig.model_validate({"visible_tests": shares})
 
 
 class Simulated(Actor):
