@@ -103,6 +103,20 @@ def test_dppo(seed):
     assert (result.clipped.numpy() == ~keep).all()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_gradcheck_where_the_value_moves_as_the_gradient_says(seed):
+    """DPPO, and GSPO as the mean over a sequence's tokens; CISPO's weight is held fixed, so its value does not."""
+    logp, old, advantages, at = (torch.tensor(values) for values in tokens(seed))
+    logp.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: surrogate("dppo", x, old, advantages).loss, (logp,))
+    counts, one_each = torch.bincount(at).double(), advantages[: int(at.max()) + 1][at]
+
+    def gspo(x):
+        return (surrogate("gspo", x, old, one_each, epsilon_low=LOW, epsilon_high=HIGH, sequence=at).loss / counts[at]).sum()
+
+    assert torch.autograd.gradcheck(gspo, (logp,))
+
+
 def test_dppo_drops_some_tokens():
     assert any(found("dppo", seed)[0].clipped.any() for seed in range(5))
 
