@@ -118,7 +118,10 @@ def test_what_is_changed_elsewhere_stays_and_is_not_graded(env, bash):
 
 def test_only_files_live_on(env, bash):
     bash("cd shop; export LEFT=1; echo 1 > $HOME/left; (sleep 600 &) ; echo 2 > shop_file")
-    assert bash("pwd | xargs basename; echo $LEFT; cat $HOME/left 2> /dev/null; cat shop/shop_file").content.split("\n")[1:] == ["", "2"]
+    assert bash("pwd | xargs basename; echo $LEFT; cat $HOME/left 2> /dev/null; cat shop/shop_file").content.split("\n")[1:] == [
+        "",
+        "2",
+    ]
 
 
 def test_a_fork_is_a_copy(env, bash):
