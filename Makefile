@@ -2,10 +2,10 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,9 @@ test: env ## Run the core tests (all but those marked slow) and report coverage
 
 test-all: env ## Run every test and report coverage
 	@$(PYTEST) $(COVERAGE)
+
+test-slow: env ## Run the tests that `make test` leaves out
+	@$(PYTEST) -m slow
 
 oracles: env ## Compare the losses with TRL's and liger's, in an environment of their own
 	@$(BIN)/nox --session oracles
