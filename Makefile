@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all oracles triton faces lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
+.PHONY: help env quickstart test test-all oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 
 faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbor, an environment for each
 	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
+
+docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
+	@$(BIN)/python -m pytest tests_substrates/docker
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check
