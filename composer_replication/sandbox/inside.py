@@ -68,8 +68,9 @@ def main(room: str, spare: str) -> None:
         return _start(request, fds, error_fd, tree, Path(room), Path(spare))
 
     def send(fds: BoxFds) -> None:
-        own = BoxFds(*map(os.dup, fds[:-1]), control=os.dup(sys.stdin.fileno()))  # the host holds it open until it gives up
-        threading.Thread(target=supervise, args=(backend, request, own, None, _own_meter()), daemon=True).start()
+        end = sys.stdin.fileno()  # which the host holds open until it gives up
+        own = BoxFds(*map(os.dup, fds._replace(control=end)))
+        threading.Thread(target=supervise, args=(backend, request, own, None, _own_meter())).start()
 
     try:
         report = pump.run(send, request, time.monotonic() + request.wall_s + _GRACE_S)

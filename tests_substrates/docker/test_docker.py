@@ -30,7 +30,7 @@ def execute(sandbox, base, code, *, changes=None, stdin=b"", read_back=False, **
 
 
 def containers() -> list[str]:
-    argv = ["docker", "ps", "--all", "--quiet", "--filter", "label=composer-box"]
+    argv = ["docker", "ps", "--all", "--quiet", "--filter", "ancestor=composer-sandbox-test"]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -88,6 +88,8 @@ def test_a_command_that_blocks_the_comparison_changed_nothing(box, base):
 def test_process_1_cannot_be_killed_by_what_it_watches(box, base):
     code = """
         import os, signal
+        if os.fork() == 0:
+            signal.pause()
         for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM):
             os.kill(1, number)
         os.write(3, b"alive")
@@ -98,9 +100,25 @@ def test_process_1_cannot_be_killed_by_what_it_watches(box, base):
     assert (result.ending, result.channel) == (Ending.KILLED, b"alive")
 
 
+def test_process_1_cannot_be_looked_into_by_what_it_watches(box, base):
+    code = """
+        import ctypes, json, os
+        def reached(action):
+            try:
+                return action() is not False
+            except OSError:
+                return False
+        attach = lambda: ctypes.CDLL(None).ptrace(16, 1, None, None) == 0
+        ways = [lambda: open("/proc/1/mem", "rb"), lambda: os.listdir("/proc/1/fd"), lambda: open("/proc/1/fd/1", "wb"), attach]
+        os.write(3, json.dumps([reached(way) for way in ways]).encode())
+    """
+    result = execute(box, base, code)
+    assert json.loads(result.channel) == [False] * 4, result
+
+
 def test_pytest_runs_as_in_any_box(box, base):
     (base / "test_it.py").write_text("def test_good(): pass\n\n\ndef test_bad(): assert False\n")
-    run = run_pytest(box, Tree(base=base), ["test_it.py::test_good", "test_it.py::test_bad"], python=PYTHON)
+    run = run_pytest(box, Tree(base=base), test_ids=["test_it.py::test_good", "test_it.py::test_bad"], python=PYTHON)
     assert {name: str(outcome) for name, outcome in run.outcomes.items()} == {
         "test_it.py::test_good": "passed",
         "test_it.py::test_bad": "failed",
