@@ -31,7 +31,7 @@ from composer_replication.sandbox.supervise import SETUP_ERRORS, Started, exec_c
 __all__ = ["BOOTSTRAP", "MODULES", "main"]
 
 MODULES = ("cgroup", "changes", "inside", "linux", "parcel", "protocol", "pump", "request", "stage", "supervise")
-"""What of this room runs inside, besides `errors`: sent along with every command: the image needs to know nothing of it."""
+"""What of this room runs inside, besides `errors`: sent along with every command, so the image needs to know nothing of it."""
 
 BOOTSTRAP = """
 import os, sys
