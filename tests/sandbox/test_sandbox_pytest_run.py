@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import TaskError
-from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, open_sandbox, pytest_run
+from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, open_sandbox
 from composer_replication.sandbox.pytest_run import collect_tests, read_answer, run_pytest, run_pytest_with_coverage
 from composer_replication.types import Outcome
 
@@ -256,12 +256,12 @@ def test_an_answer_counts_only_with_the_nonce_and_untorn():
     assert said(b"ab" * 16 + body, Ending.KILLED) is None
 
 
-def test_an_answer_that_unpacks_to_more_than_its_limit_is_none(monkeypatch):
+def test_an_answer_that_unpacks_to_more_than_its_limit_is_none():
     facts = {"returncode": 0, "stdout": b"", "stderr": b"", "wall_s": 0.0, "cpu_s": 0.0, "ending": Ending.EXITED}
     body = zlib.compress(json.dumps("x" * 5000).encode())
-    assert read_answer(ExecResult(channel=b"n" + body, **facts), "n") == "x" * 5000
-    monkeypatch.setattr(pytest_run, "_MOST_UNPACKED", 5000)
-    assert read_answer(ExecResult(channel=b"n" + body, **facts), "n") is None
+    result = ExecResult(channel=b"n" + body, **facts)
+    assert read_answer(result, "n") == read_answer(result, "n", 6000) == "x" * 5000
+    assert read_answer(result, "n", 5000) is None
 
 
 @pytest.mark.parametrize(
