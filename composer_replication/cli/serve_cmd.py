@@ -31,6 +31,9 @@ def openenv(
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
     shell: Annotated[bool, typer.Option("--shell", help="Offer agents commands and patches too.")] = False,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="A web page's origin (https://example.org) that may connect; others are refused.")
+    ] = None,
 ) -> None:
     """Serve the coding environment over OpenEnv's websocket protocol, a session per client, until interrupted.
 
@@ -40,7 +43,8 @@ def openenv(
     from composer_replication.envs.suite import TaskSuite
 
     suite = TaskSuite(tasks, sandbox=sandbox, python=python, toolset="shell" if shell else "basic")
-    application = coding_app(suite, max_sessions=max_sessions, session_timeout_s=session_timeout)
+    origins = frozenset(allow_origin or ())
+    application = coding_app(suite, max_sessions=max_sessions, session_timeout_s=session_timeout, allowed_origins=origins)
     import uvicorn
 
     try:

@@ -28,7 +28,7 @@ class TaskSuite:
     Raises:
         TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
             solution.
-        SandboxError: no sandbox is available, or the box broke.
+        SandboxError: no sandbox is available, it is none for a shell, or the box broke.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class TaskSuite:
         self._by_id = {task.spec.task_id: task for task in self.tasks}
         self._grades, self._tests = GradeCache(), TestCache()
         self._toolset: Toolset = toolset
+        self.env(self.tasks[0])  # raises where these tools are not to be had in this sandbox
         for task in [task for task in self.tasks if not task.spec.impossible][:1]:
             prove_solution(task, sandbox=self.sandbox, python=self.python)
 
@@ -61,11 +62,13 @@ class TaskSuite:
         )
 
 
-def shared_suite(folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None) -> TaskSuite:
+def shared_suite(
+    folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
+) -> TaskSuite:
     """The suite of a folder, opened once per process: what is pickled is its address, never its locks."""
-    return _opened(Path(folder).absolute(), sandbox, python)
+    return _opened(Path(folder).absolute(), sandbox, python, toolset)
 
 
 @lru_cache(maxsize=8)
-def _opened(folder: Path, sandbox: SandboxKind, python: Path | None) -> TaskSuite:
-    return TaskSuite(folder, sandbox=sandbox, python=python)
+def _opened(folder: Path, sandbox: SandboxKind, python: Path | None, toolset: Toolset) -> TaskSuite:
+    return TaskSuite(folder, sandbox=sandbox, python=python, toolset=toolset)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -343,6 +344,10 @@ def test_mistakes_are_results(env, use):
         result = use(name, **arguments)
         assert (result.status, result.content) == ("invalid_arguments", said)
     assert argument_error("write_file", {"path": "a", "content": ["x"] * 999}).endswith("...")
+    assert argument_error("read_file", {"path": json.loads(900 * "[" + 900 * "]")}) == "nested too deeply"
+    half = env.step(ToolCall(call_id="c", name="no \ud800 tool", arguments={}))
+    assert (half.status, half.name) == ("unknown_tool", "no ? tool")
+    assert half.content.startswith("no tool no ? tool; tools: ")
     assert env.workspace.changes == {}
 
 

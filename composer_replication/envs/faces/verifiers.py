@@ -94,7 +94,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         `info["reasons"]`.
 
         Raises:
-            SandboxError: our sandbox broke, or verifiers' own: the runtime is gone. verifiers then records an error and no reward.
+            SandboxError: our sandbox broke; verifiers' own: the runtime is gone. An error and no reward is recorded.
         """
         archive = await _archived(runtime)
         changes = None if archive is None else await asyncio.to_thread(_changes, archive, self._task)
