@@ -7,7 +7,7 @@ from pathlib import Path
 
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
-from composer_replication.envs.tools import Toolset
+from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import ConfigError
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
@@ -26,6 +26,7 @@ class TaskSuite:
         toolset: what agents are offered (`tools.TOOLSETS`).
 
     Raises:
+        ConfigError: there is no such toolset.
         TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
             solution.
         SandboxError: no sandbox is available, it is none for a shell, or the box broke.
@@ -34,6 +35,8 @@ class TaskSuite:
     def __init__(
         self, folder: Path, *, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
     ) -> None:
+        if toolset not in TOOLSETS:
+            raise ConfigError(f"there is no toolset {toolset}", fix=f"one of {', '.join(TOOLSETS)}")
         self.tasks = load_tasks(folder)
         self.python = (python or build_python(folder)).absolute()
         self.sandbox = open_sandbox(sandbox)

@@ -235,9 +235,9 @@ def test_code_that_does_not_import_hangs_or_eats_memory_says_so(use, task, sandb
     assert "SyntaxError" in broken.content
     assert len(broken.content.splitlines()) <= 4
     task = replace(task, spec=replace(task.spec, test_timeout_s=2.0))
-    small = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=Limits(wall_s=2, cpu_s=30, memory_mb=256))
-    for content, status in (("while True: pass\n", "timeout"), ("x = [0] * 10**10\n", "out_of_memory")):
-        small.reset()
+    for content, status, wall_s in (("while True: pass\n", "timeout", 2), ("x = [0] * 10**10\n", "out_of_memory", 60)):
+        limits = Limits(wall_s=wall_s, cpu_s=30, memory_mb=256)
+        small = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=limits)
         small.step(ToolCall(call_id="c", name="write_file", arguments={"path": "shop/basket.py", "content": content}))
         result = small.step(ToolCall(call_id="c", name="run_tests", arguments={}))
         assert result.status == status

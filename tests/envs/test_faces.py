@@ -177,6 +177,8 @@ def test_a_suite_names_what_is_wrong(folder, tmp_path):
     assert "one of a, b" in str(caught.value)
     with pytest.raises(TaskError, match="cannot be read"):
         TaskSuite(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="there is no toolset bash"):
+        CodingEnvironmentFactory(folder, toolset="bash")()
     with pytest.raises(SandboxUnavailableError, match="no shell without isolation"):
         TaskSuite(folder, sandbox="unsafe-subprocess", toolset="shell")
 

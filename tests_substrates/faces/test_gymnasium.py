@@ -52,6 +52,11 @@ def test_the_solution_earns_one_and_doing_nothing_nothing(env, tasks):
         assert info["reasons"]
 
 
+def test_the_documented_example_runs(documented, folder, capsys):
+    exec(documented("Gymnasium"), {"DIR": folder})
+    assert "fail-to-pass tests did not pass" in capsys.readouterr().out
+
+
 def test_the_seed_chooses_the_task(env, tasks):
     drawn = [[env.reset(seed=seed)[1]["task_id"], *(env.reset()[1]["task_id"] for _ in range(3))] for seed in range(12)]
     again = [[env.reset(seed=seed)[1]["task_id"], *(env.reset()[1]["task_id"] for _ in range(3))] for seed in range(12)]

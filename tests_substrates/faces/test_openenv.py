@@ -93,6 +93,13 @@ def test_a_session_from_reset_to_reward(server, tasks):
             assert last.observation.reasons
 
 
+def test_the_documented_example_runs(documented, server, tasks, capsys):
+    exec(documented("OpenEnv").replace("http://127.0.0.1:8000", server.url), {})
+    said = capsys.readouterr().out
+    assert "orchard/grafts.py" in said
+    assert f"{tasks[7 % len(tasks)].spec.task_id} 0.0 [" in said
+
+
 def test_the_seed_chooses_the_task_and_without_one_all_have_their_turn(server, tasks):
     ids = [task.spec.task_id for task in tasks]
     with CodingClient(base_url=server.url).sync() as client:

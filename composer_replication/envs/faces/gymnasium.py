@@ -51,7 +51,7 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
         toolset: what agents are offered (`tools.TOOLSETS`).
 
     Raises:
-        TaskError, SandboxError: as `TaskSuite`.
+        ConfigError, TaskError, SandboxError: as `TaskSuite`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}

@@ -146,7 +146,8 @@ class CodingEnvironmentFactory:
 
     def __call__(self) -> CodingEnvironment:
         """A pooled instance. Raises as `TaskSuite` does."""
-        return _CLASSES[self.toolset](self._suite)
+        suite = self._suite
+        return _CLASSES[self.toolset](suite)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dataset, one row per task: `prompt` (system and user message) and `task_id`, which `reset` reads."""
