@@ -50,7 +50,10 @@ def openenv(
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror})", fix="choose another --port") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror})",
+            fix="choose another --port, or an IPv4 address of this machine as --host",
+        ) from error
     with listener:
         number = listener.getsockname()[1]
         typer.echo(f"serving {len(suite.tasks)} tasks on http://{host}:{number}, at most {max_sessions} sessions")
