@@ -31,6 +31,9 @@ def openenv(
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     sandbox: SandboxOption = "auto",
     shell: Annotated[bool, typer.Option("--shell", help="Offer agents commands and patches too.")] = False,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="A web page's origin (https://example.org) that may connect; others are refused.")
+    ] = None,
 ) -> None:
     """Serve the coding environment over OpenEnv's websocket protocol, a session per client, until interrupted.
 
@@ -40,13 +43,17 @@ def openenv(
     from composer_replication.envs.suite import TaskSuite
 
     suite = TaskSuite(tasks, sandbox=sandbox, python=python, toolset="shell" if shell else "basic")
-    application = coding_app(suite, max_sessions=max_sessions, session_timeout_s=session_timeout)
+    origins = frozenset(allow_origin or ())
+    application = coding_app(suite, max_sessions=max_sessions, session_timeout_s=session_timeout, allowed_origins=origins)
     import uvicorn
 
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror})", fix="choose another --port") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror})",
+            fix="choose another --port, or an IPv4 address of this machine as --host",
+        ) from error
     with listener:
         number = listener.getsockname()[1]
         typer.echo(f"serving {len(suite.tasks)} tasks on http://{host}:{number}, at most {max_sessions} sessions")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -147,8 +148,9 @@ class CodingEnv:
     def step(self, call: ToolCall) -> ToolResult:
         if self._done:
             raise ValueError("the work was submitted; reset the env first")
-        status, content, details = self._carry_out(call)
-        return ToolResult(call_id=call.call_id, name=call.name, content=content, status=status, details=details)
+        name = call.name.encode(errors="replace").decode()  # the answer quotes it, and is written as UTF-8
+        status, content, details = self._carry_out(replace(call, name=name))
+        return ToolResult(call_id=call.call_id, name=name, content=content, status=status, details=details)
 
     def grade(self) -> GradeReport:
         return grade(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
-from composer_replication.envs.tools import Toolset
+from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import ConfigError
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
@@ -26,20 +26,24 @@ class TaskSuite:
         toolset: what agents are offered (`tools.TOOLSETS`).
 
     Raises:
+        ConfigError: there is no such toolset.
         TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
             solution.
-        SandboxError: no sandbox is available, or the box broke.
+        SandboxError: no sandbox is available, it is none for a shell, or the box broke.
     """
 
     def __init__(
         self, folder: Path, *, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
     ) -> None:
+        if toolset not in TOOLSETS:
+            raise ConfigError(f"there is no toolset {toolset}", fix=f"one of {', '.join(TOOLSETS)}")
         self.tasks = load_tasks(folder)
         self.python = (python or build_python(folder)).absolute()
         self.sandbox = open_sandbox(sandbox)
         self._by_id = {task.spec.task_id: task for task in self.tasks}
         self._grades, self._tests = GradeCache(), TestCache()
         self._toolset: Toolset = toolset
+        self.env(self.tasks[0])  # raises where these tools are not to be had in this sandbox
         for task in [task for task in self.tasks if not task.spec.impossible][:1]:
             prove_solution(task, sandbox=self.sandbox, python=self.python)
 
@@ -61,11 +65,13 @@ class TaskSuite:
         )
 
 
-def shared_suite(folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None) -> TaskSuite:
+def shared_suite(
+    folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
+) -> TaskSuite:
     """The suite of a folder, opened once per process: what is pickled is its address, never its locks."""
-    return _opened(Path(folder).absolute(), sandbox, python)
+    return _opened(Path(folder).absolute(), sandbox, python, toolset)
 
 
 @lru_cache(maxsize=8)
-def _opened(folder: Path, sandbox: SandboxKind, python: Path | None) -> TaskSuite:
-    return TaskSuite(folder, sandbox=sandbox, python=python)
+def _opened(folder: Path, sandbox: SandboxKind, python: Path | None, toolset: Toolset) -> TaskSuite:
+    return TaskSuite(folder, sandbox=sandbox, python=python, toolset=toolset)

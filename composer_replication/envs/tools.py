@@ -12,6 +12,7 @@ import regex  # type: ignore[import-untyped]  # ships without annotations
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
+from composer_replication.actions import too_deep
 from composer_replication.envs.workspace import Workspace
 from composer_replication.types import ToolSchema
 
@@ -93,6 +94,8 @@ _VALIDATORS = {t["function"]["name"]: Draft202012Validator(t["function"]["parame
 
 def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:
     """Why `arguments` do not fit the schema of `tool`, in one short line, or None when they do."""
+    if too_deep(arguments):
+        return "nested too deeply"
     error = best_match(_VALIDATORS[tool].iter_errors(dict(arguments)))
     if error is None:
         problem = _text_error(arguments)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -235,9 +236,9 @@ def test_code_that_does_not_import_hangs_or_eats_memory_says_so(use, task, sandb
     assert "SyntaxError" in broken.content
     assert len(broken.content.splitlines()) <= 4
     task = replace(task, spec=replace(task.spec, test_timeout_s=2.0))
-    small = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=Limits(wall_s=2, cpu_s=30, memory_mb=256))
-    for content, status in (("while True: pass\n", "timeout"), ("x = [0] * 10**10\n", "out_of_memory")):
-        small.reset()
+    for content, status, wall_s in (("while True: pass\n", "timeout", 2), ("x = [0] * 10**10\n", "out_of_memory", 60)):
+        limits = Limits(wall_s=wall_s, cpu_s=30, memory_mb=256)
+        small = CodingEnv(task, sandbox=sandbox, python=Path(sys.executable), limits=limits)
         small.step(ToolCall(call_id="c", name="write_file", arguments={"path": "shop/basket.py", "content": content}))
         result = small.step(ToolCall(call_id="c", name="run_tests", arguments={}))
         assert result.status == status
@@ -344,6 +345,10 @@ def test_mistakes_are_results(env, use):
         result = use(name, **arguments)
         assert (result.status, result.content) == ("invalid_arguments", said)
     assert argument_error("write_file", {"path": "a", "content": ["x"] * 999}).endswith("...")
+    assert argument_error("read_file", {"path": json.loads(900 * "[" + 900 * "]")}) == "nested too deeply"
+    half = env.step(ToolCall(call_id="c", name="no \ud800 tool", arguments={}))
+    assert (half.status, half.name) == ("unknown_tool", "no ? tool")
+    assert half.content.startswith("no tool no ? tool; tools: ")
     assert env.workspace.changes == {}
 
 

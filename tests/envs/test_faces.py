@@ -15,10 +15,10 @@ import pytest
 from transformers.utils import get_json_schema
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
-from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory
+from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
 from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.envs.tools import TOOLSETS
-from composer_replication.errors import ConfigError, SandboxError, TaskError
+from composer_replication.errors import ConfigError, SandboxError, SandboxUnavailableError, TaskError
 from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.types import GradeReport, Unscored
 
@@ -56,10 +56,11 @@ def tools_of(environment):
 # --- TRL -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_methods_are_the_declared_tools(environment):
-    methods = tools_of(environment)
-    assert list(methods) == [tool["function"]["name"] for tool in CODING_TOOLS]
-    for tool in CODING_TOOLS:
+@pytest.mark.parametrize("toolset", ["basic", "shell"])
+def test_the_methods_are_the_declared_tools(folder, toolset):
+    methods = tools_of(CodingEnvironmentFactory(folder, toolset=toolset)())
+    assert list(methods) == [tool["function"]["name"] for tool in TOOLSETS[toolset]]
+    for tool in TOOLSETS[toolset]:
         declared, seen = tool["function"], get_json_schema(methods[tool["function"]["name"]])["function"]
         assert (seen["name"], seen["description"]) == (declared["name"], declared["description"])
         assert seen["parameters"]["properties"].keys() == declared["parameters"]["properties"].keys()
@@ -125,6 +126,39 @@ def test_a_broken_box_is_no_reward_at_all(environment, monkeypatch):
     assert asyncio.run(environment.get_reward()) is None
 
 
+def test_a_shell_runs_commands_and_answers_those_that_cannot_be(folder):
+    environment = CodingEnvironmentFactory(folder, toolset="shell")()
+    environment.reset(task_id="a")
+
+    async def answers():
+        return [await environment.bash(command=c) for c in ("echo done", "a\0b", "\ud800", 200_000 * "a")]
+
+    done, *refused = asyncio.run(answers())
+    assert done == "done"
+    assert all(answer.startswith("command: ") for answer in refused)
+
+
+def test_alarms_are_logged_and_rewarded_with_nothing(environment, monkeypatch):
+    graded, logged = [], []
+
+    def grade(env):
+        graded.append(env)
+        return GradeReport(reward=0.0, outcomes={}, alarm=True)
+
+    monkeypatch.setattr(CodingEnv, "grade", grade)
+
+    async def both():
+        alarms = cheat_alarms(environments=[environment], log_metric=lambda *metric: logged.append(metric), prompts=[])
+        return await asyncio.gather(alarms, environment.get_reward())
+
+    assert asyncio.run(both()) == [[None], 0.0]
+    assert logged == [("cheat/alarms", 1.0)]
+    assert len(graded) == 1
+    asyncio.run(environment.write_file(path="shop/basket.py", content=""))
+    asyncio.run(environment.get_reward())
+    assert len(graded) == 2, "a workspace that changed is graded anew"
+
+
 def test_the_factory_is_an_address(folder):
     factory = pickle.loads(pickle.dumps(CodingEnvironmentFactory(folder)))
     first, second = factory(), factory()
@@ -143,6 +177,10 @@ def test_a_suite_names_what_is_wrong(folder, tmp_path):
     assert "one of a, b" in str(caught.value)
     with pytest.raises(TaskError, match="cannot be read"):
         TaskSuite(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="there is no toolset bash"):
+        CodingEnvironmentFactory(folder, toolset="bash")()
+    with pytest.raises(SandboxUnavailableError, match="no shell without isolation"):
+        TaskSuite(folder, sandbox="unsafe-subprocess", toolset="shell")
 
 
 def test_a_suite_proves_the_first_task_that_can_be_solved(folder, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import load_tasks
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-PROJECT = Path(__file__).resolve().parents[2] / "composer_replication" / "embedded" / "projects" / "orchard"
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "composer_replication" / "embedded" / "projects" / "orchard"
+DOCS = ROOT / "docs"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,3 +35,14 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tasks(folder):
     return load_tasks(folder)
+
+
+@pytest.fixture
+def documented():
+    """The Python that docs/environments.md shows first below a heading."""
+
+    def below(heading):
+        section = (DOCS / "environments.md").read_text("utf-8").partition(f"\n## {heading}\n")[2]
+        return textwrap.dedent(re.search(r"(?:^(?: {4}.*)?\n)*^ {4}.*\n", section, re.MULTILINE)[0])
+
+    return below

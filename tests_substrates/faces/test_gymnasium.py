@@ -9,6 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from composer_replication.envs import CodingEnv, oracle_script
+from composer_replication.envs.tools import TOOLSETS
 from composer_replication.errors import ConfigError, SandboxError
 from composer_replication.types import GradeReport, Unscored
 
@@ -51,6 +52,11 @@ def test_the_solution_earns_one_and_doing_nothing_nothing(env, tasks):
         assert info["reasons"]
 
 
+def test_the_documented_example_runs(documented, folder, capsys):
+    exec(documented("Gymnasium"), {"DIR": folder})
+    assert "fail-to-pass tests did not pass" in capsys.readouterr().out
+
+
 def test_the_seed_chooses_the_task(env, tasks):
     drawn = [[env.reset(seed=seed)[1]["task_id"], *(env.reset()[1]["task_id"] for _ in range(3))] for seed in range(12)]
     again = [[env.reset(seed=seed)[1]["task_id"], *(env.reset()[1]["task_id"] for _ in range(3))] for seed in range(12)]
@@ -70,6 +76,31 @@ def test_bad_actions_are_observations_and_an_unknown_task_an_error(env):
         assert (observation["status"], reward, terminated) == (status, 0.0, False)
     with pytest.raises(ConfigError, match="there is no task x"):
         env.reset(options={"task_id": "x"})
+
+
+def test_the_shell_is_offered_and_its_bad_calls_are_observations(folder):
+    env = gymnasium.make(ID, folder=str(folder), toolset="shell")
+    _, info = env.reset(seed=0)
+    assert info["tools"] == list(TOOLSETS["shell"])
+    for tool, arguments, status in (
+        ("bash", json.dumps({"command": "echo a\0b"}), "invalid_arguments"),
+        ("bash", json.dumps({"command": "echo " + 200_000 * "a"}), "invalid_arguments"),
+        ("bash", json.dumps({"command": "echo \ud800"}), "malformed_call"),
+        ("read_file", '{"path": ' + 900 * "[" + 900 * "]" + "}", "invalid_arguments"),
+        ("no \ud800 tool", "{}", "unknown_tool"),
+        ("bash", json.dumps({"command": "echo fine"}), "ok"),
+    ):
+        observation, _, terminated, _, _ = env.step({"tool": tool, "arguments": arguments})
+        assert (observation["status"], terminated) == (status, False), tool
+        assert observation["content"].encode()
+    env.close()
+
+
+def test_the_alarm_of_an_impossible_task_is_in_info(env, monkeypatch):
+    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarm=True))
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step({"tool": "submit", "arguments": "{}"})
+    assert (reward, info["reasons"], info["alarm"]) == (0.0, ["ALARM"], True)
 
 
 def test_a_broken_box_is_an_error_and_no_reward(env, monkeypatch):

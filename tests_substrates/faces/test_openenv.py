@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
 from composer_replication.envs.faces.openenv import CodingAction, CodingClient, CodingSession
 from composer_replication.envs.suite import TaskSuite
+from composer_replication.envs.tools import TOOLSETS
 from composer_replication.types import GradeReport, Unscored
 
 COMPOSER = (sys.executable, "-c", "from composer_replication.cli import main; main()")
 SESSIONS = 3
+FRIEND = "https://friend.example"
 HOLDER = """
 import asyncio, sys
 from composer_replication.envs.faces.openenv import CodingClient
@@ -51,6 +58,12 @@ def server(folder):
         yield process
 
 
+@pytest.fixture(scope="module")
+def shell_server(folder):
+    with serving(folder, "--shell", "--allow-origin", FRIEND) as process:
+        yield process
+
+
 def action(message):
     function = message["tool_calls"][0]["function"]
     return CodingAction(tool=function["name"], arguments=function["arguments"])
@@ -80,11 +93,27 @@ def test_a_session_from_reset_to_reward(server, tasks):
             assert last.observation.reasons
 
 
+def test_the_documented_example_runs(documented, server, tasks, capsys):
+    exec(documented("OpenEnv").replace("http://127.0.0.1:8000", server.url), {})
+    said = capsys.readouterr().out
+    assert "orchard/grafts.py" in said
+    assert f"{tasks[7 % len(tasks)].spec.task_id} 0.0 [" in said
+
+
 def test_the_seed_chooses_the_task_and_without_one_all_have_their_turn(server, tasks):
     ids = [task.spec.task_id for task in tasks]
     with CodingClient(base_url=server.url).sync() as client:
-        assert [client.reset(seed=seed).observation.metadata["task_id"] for seed in range(4)] == [*ids, ids[0]]
-        assert {client.reset().observation.metadata["task_id"] for _ in ids} == set(ids)
+        assert [begun(client, seed=seed) for seed in range(4)] == [*ids, ids[0]]
+        assert {begun(client) for _ in ids} == set(ids)
+
+
+def begun(client, **options):
+    """The id of the task that a reset gave. No observation says it: it names what was deleted."""
+    first = client.reset(**options)
+    task_id = client.state().task_id
+    assert task_id not in str(first.observation)
+    assert task_id not in str(client.step(CodingAction(tool="list_files")).observation)
+    return task_id
 
 
 def test_errors_say_what_is_wrong_and_leave_the_session_usable(server, tasks):
@@ -99,6 +128,44 @@ def test_errors_say_what_is_wrong_and_leave_the_session_usable(server, tasks):
         assert client.step(CodingAction(tool="submit")).done
         with pytest.raises(RuntimeError, match="submitted"):
             client.step(CodingAction(tool="submit"))
+
+
+BAD_CALLS = (
+    ("bash", {"command": "echo a\0b"}, "invalid_arguments"),
+    ("bash", {"command": "echo \ud800"}, "invalid_arguments"),
+    ("bash", {"command": "echo " + 200_000 * "a"}, "invalid_arguments"),
+    ("read_file", {"path": 200_000 * "a"}, "path_not_found"),
+    ("read_file", {"\ud800": "a"}, "invalid_arguments"),
+    ("no \ud800 tool", {}, "unknown_tool"),
+)
+
+
+def test_bad_calls_are_observations_and_the_session_goes_on(shell_server):
+    nested = []
+    for _ in range(200):
+        nested = [nested]
+    with CodingClient(base_url=shell_server.url).sync() as client:
+        assert client.reset().observation.tools == list(TOOLSETS["shell"])
+        for tool, arguments, status in (*BAD_CALLS, ("read_file", {"path": nested}, "invalid_arguments")):
+            result = client.step(CodingAction(tool=tool, arguments=arguments))
+            assert (result.observation.status, result.done) == (status, False), tool
+            assert result.observation.content.encode()
+        assert client.step(CodingAction(tool="bash", arguments={"command": "echo fine"})).observation.content == "fine"
+
+
+def test_a_web_page_is_refused_unless_its_origin_is_named(shell_server):
+    url = shell_server.url.replace("http://", "ws://") + "/ws"
+    for origin in ("http://evil.example", shell_server.url, "null"):
+        with pytest.raises(InvalidStatus) as refused, connect(url, origin=origin):
+            pass
+        assert (refused.value.response.status_code, origin in refused.value.response.body.decode()) == (403, True)
+        request = Request(f"{shell_server.url}/reset", data=b"{}", headers={"Origin": origin, "Content-Type": "application/json"})
+        with pytest.raises(HTTPError, match="403"):
+            urlopen(request)
+    for origin in (FRIEND, None):
+        with connect(url, origin=origin) as socket:
+            socket.send(json.dumps({"type": "reset", "data": {}}))
+            assert json.loads(socket.recv())["type"] == "observation"
 
 
 def test_sessions_at_once_do_not_see_each_other(server, tasks):
@@ -170,6 +237,14 @@ def test_a_broken_box_is_no_reward_at_all(folder, monkeypatch):
     session.reset()
     last = session.step(CodingAction(tool="submit"))
     assert (last.done, last.reward, last.unscored) == (True, None, "the box broke")
+
+
+def test_the_alarm_of_an_impossible_task_is_in_the_last_observation(folder, monkeypatch):
+    monkeypatch.setattr(CodingEnv, "grade", lambda _: GradeReport(reward=0.0, outcomes={}, reasons=("ALARM",), alarm=True))
+    session = CodingSession(TaskSuite(folder), itertools.count())
+    assert not session.reset().alarm
+    last = session.step(CodingAction(tool="submit"))
+    assert (last.done, last.reward, last.alarm) == (True, 0.0, True)
 
 
 def test_a_port_in_use_is_an_error_with_its_fix(server, folder):

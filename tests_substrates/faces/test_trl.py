@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.chat_template_utils import add_response_schema
 
 from composer_replication.envs import oracle_script
-from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory
+from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.types import Message
 
@@ -104,6 +104,7 @@ def test_a_run_of_the_stock_trainer(policy, factory, tmp_path):
     trainer = trl.GRPOTrainer(
         model=model,
         args=config,
+        reward_funcs=[cheat_alarms],
         train_dataset=Dataset.from_list(factory.rows()),
         processing_class=tokenizer,
         environment_factory=factory,
@@ -113,6 +114,7 @@ def test_a_run_of_the_stock_trainer(policy, factory, tmp_path):
     assert len(logs) == STEPS
     assert all(0.0 <= entry["rewards/CodingEnvironment/mean"] <= 1.0 for entry in logs)
     assert any(entry["rewards/CodingEnvironment/std"] > 0.0 for entry in logs), "some siblings solved their task and some did not"
+    assert [entry["cheat/alarms"] for entry in logs] == [0.0] * STEPS
     assert sum(entry["tools/call_frequency"] for entry in logs) > 0
     assert len(trainer._environment_pool[None]) == GROUP, "one instance per rollout, used again at every step"
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import io
 import json
 import os
@@ -9,13 +11,17 @@ import subprocess
 import sys
 import tarfile
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import verifiers.v1 as vf
+from verifiers.v1.runtimes import make_runtime
 
 from composer_replication.envs import oracle_script
-from composer_replication.envs.faces.verifiers import _changes, _packed
+from composer_replication.envs.faces import verifiers as face
+from composer_replication.envs.faces.verifiers import CodingTaskset, CodingTasksetConfig, _changes, _packed
 from composer_replication.sandbox.submission import read_submission
 from composer_replication.tasks.files import tree_files
 
@@ -127,3 +133,123 @@ def test_what_an_agent_leaves_is_only_read(tasks):
     assert submission.changes[path] is None
     assert {"../outside.py", "/absolute.py"} <= set(submission.rejected)
     assert _changes(_packed(task.repo), task) == {p: (task.repo / p).read_bytes() for p in tree_files(task.repo)}
+
+
+def sparse(name, size):
+    """The header of a file that stores nothing and unpacks to `size` zeros (GNU format, type S)."""
+    member = tarfile.TarInfo(name)
+    member.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (size, 0)  # one piece of data at the end, of no length
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def tarred(*members):
+    return b"".join(members) + bytes(2 * tarfile.BLOCKSIZE)
+
+
+def long_name():
+    """A header that says that the next one's name follows: a chain of them is read by recursion."""
+    member = tarfile.TarInfo("././@LongLink")
+    member.type = tarfile.GNUTYPE_LONGNAME
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        pytest.param(gzip.compress(tarred()), id="compressed"),
+        pytest.param(tarred(*(sparse(f"{number}.py", 1 << 20) for number in range(9))), id="sparse"),
+        pytest.param(tarred(*(tarfile.TarInfo(str(number)).tobuf() for number in range(101))), id="many"),
+        pytest.param(tarred(*[long_name()] * 3000), id="recursion"),
+        pytest.param(tarred(tarfile.TarInfo("a").tobuf())[:300], id="torn"),
+        pytest.param(b"no archive", id="none"),
+    ],
+)
+def test_an_archive_that_is_none_or_unpacks_to_too_much_is_refused(archive, tasks, monkeypatch):
+    monkeypatch.setattr(face, "_MOST_BYTES", 8 << 20)
+    monkeypatch.setattr(face, "_MOST_MEMBERS", 100)
+    assert _changes(archive, tasks[0]) is None
+    assert _changes(tarred(sparse("a.py", 1 << 20)), tasks[0])["a.py"] == bytes(1 << 20)
+
+
+@pytest.fixture
+def task(folder):
+    return next(iter(CodingTaskset(CodingTasksetConfig(tasks=folder)).load()))
+
+
+def scored(task, path, *, spoil=None):
+    """The trace of a task scored in a runtime that `spoil` had its hands on, programs found on `path`."""
+
+    async def score():
+        runtime = make_runtime(vf.SubprocessConfig())
+        await runtime.start()
+        try:
+            about = vf.TraceTask(type="CodingTask", data=task.data, key=task.key, hash=task.hash)
+            trace = vf.Trace(task=about, agent=vf.AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig())))
+            await task.setup(trace, runtime)
+            runtime.env = {"PATH": str(path)}
+            if spoil is not None:
+                spoil(runtime)
+            await task.score(trace, runtime)
+            return trace
+        finally:
+            await runtime.stop()
+
+    return asyncio.run(score())
+
+
+def program(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    return folder
+
+
+def test_a_runtime_whose_tar_the_agent_took_away_or_replaced_is_scored(task, tmp_path, monkeypatch):
+    """Without `tar`, without anything, with one that fails and one that packs more than is read."""
+    monkeypatch.setattr(face, "_MOST_BYTES", 1 << 20)
+    for path in (
+        program(tmp_path / "no_tar", "true", ""),
+        program(tmp_path / "nothing_works", "true", "exit 1"),
+        program(tmp_path / "tar_fails", "tar", "exit 1"),
+        program(tmp_path / "tar_too_large", "tar", f'exec {sys.executable} -c \'open("$2", "wb").write(bytes(9 << 20))\''),
+    ):
+        trace = scored(task, path)
+        assert (trace.rewards["tests_pass"].score, trace.metrics) == (0.0, {"cheat_alarm": 0.0}), path
+        assert "packed by tar" in trace.info["reasons"][0]
+
+
+def test_a_runtime_that_is_gone_is_no_reward_at_all(task, monkeypatch):
+    """As a container engine answers when its container is gone: with a status of its own."""
+
+    def lose(runtime):
+        async def run(argv, env):
+            return vf.ProgramResult(1, "", "no such container")
+
+        runtime.run = run
+
+    with pytest.raises(vf.SandboxError):
+        scored(task, os.environ["PATH"], spoil=lose)
+
+
+def test_a_hung_tar_is_scored(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(face, "_PACKING_S", 0.2)
+    assert scored(task, program(tmp_path / "slow", "tar", "exec /bin/sleep 600")).rewards["tests_pass"].score == 0.0
+
+
+def test_passing_an_impossible_task_is_an_alarm_in_the_metrics(task, monkeypatch):
+    """Its tests contradict nothing here: a solution that passes them is what an alarm is about."""
+    spec = replace(task._task.spec, impossible=True)
+    monkeypatch.setattr(type(task), "_task", property(lambda self: replace(self._suite.task(self.data.task_id), spec=spec)))
+
+    def solve(runtime):
+        for path, content in task._task.gold_files().items():
+            (runtime.workdir / path).write_bytes(content)
+
+    trace = scored(task, os.environ["PATH"], spoil=solve)
+    assert (trace.rewards["tests_pass"].score, trace.metrics) == (0.0, {"cheat_alarm": 1.0})
+    assert "ALARM" in trace.info["reasons"][0]

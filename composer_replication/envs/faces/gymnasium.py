@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import string
 from pathlib import Path
 from typing import Any, ClassVar
 
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.suite import shared_suite
+from composer_replication.envs.tools import Toolset
 from composer_replication.errors import MissingExtraError, SandboxError
 from composer_replication.sandbox import SandboxKind
+from composer_replication.tokens.tool_calls import load_json
 from composer_replication.types import ToolCall, Unscored
 
 try:
@@ -41,21 +42,29 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
     """Each episode is one task; an action is one tool call, and the reward comes with `submit`.
 
     Actions are `{"tool": name, "arguments": JSON object}`, observations `{"status": ..., "content": ...}`. `info` has `task_id`
-    always, `system` and `tools` (the declared schemas) after a reset, the tool's `details` after a step, and the grader's
-    `reasons` after the last.
+    always, `system` and `tools` (the declared schemas) after a reset, the tool's `details` after a step, and after the last the
+    grader's `reasons` and `alarm` (the tests of an impossible task passed). It is not for the agent: ids name what was deleted.
 
     Args:
         folder: tasks, as `composer tasks build` writes them.
         python: runs the tests; the interpreter the tasks were built with when None.
+        toolset: what agents are offered (`tools.TOOLSETS`).
 
     Raises:
-        TaskError, SandboxError: as `TaskSuite`.
+        ConfigError, TaskError, SandboxError: as `TaskSuite`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
-    def __init__(self, folder: str | Path, *, sandbox: SandboxKind = "auto", python: Path | None = None) -> None:
-        self._suite = shared_suite(Path(folder), sandbox, python)
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        sandbox: SandboxKind = "auto",
+        python: str | Path | None = None,
+        toolset: Toolset = "basic",
+    ) -> None:
+        self._suite = shared_suite(Path(folder), sandbox, None if python is None else Path(python), toolset)
         self._env: CodingEnv | None = None
         self.action_space = spaces.Dict({"tool": UnicodeText(_NAME_CHARS), "arguments": UnicodeText(_TEXT_CHARS)})
         self.observation_space = spaces.Dict({"status": UnicodeText(_NAME_CHARS), "content": UnicodeText(_TEXT_CHARS)})
@@ -85,15 +94,15 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
             if isinstance(report.reward, Unscored):
                 raise SandboxError(report.reward.reason)
             reward = report.reward
-            info["reasons"] = list(report.reasons)
+            info |= {"reasons": list(report.reasons), "alarm": report.alarm}
         return {"status": result.status, "content": result.content}, reward, self._env.done, False, info
 
 
 def _call(action: dict[str, str]) -> ToolCall:
     try:
-        arguments = json.loads(action["arguments"])
-    except (ValueError, RecursionError) as error:
-        return ToolCall(call_id="step", name="", arguments={}, error=f"arguments are not JSON ({error})")
+        arguments = load_json(action["arguments"])
+    except ValueError as error:
+        return ToolCall(call_id="step", name="", arguments={}, error=f"arguments: {error}")
     if not isinstance(arguments, dict):
         return ToolCall(call_id="step", name="", arguments={}, error="arguments are not a JSON object")
     return ToolCall(call_id="step", name=action["tool"], arguments=arguments)

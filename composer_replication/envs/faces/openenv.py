@@ -7,7 +7,7 @@ openenv-core installs a package of the same name over it).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 from composer_replication.envs.coding import CodingEnv
@@ -19,7 +19,8 @@ try:
     from openenv.core import Action, EnvClient, Environment, Observation, State, create_app
     from openenv.core.client_types import StepResult
     from openenv.core.env_server.types import ConcurrencyConfig
-    from pydantic import Field
+    from pydantic import Field, field_validator
+    from starlette.responses import PlainTextResponse
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         "the OpenEnv face needs openenv, which is not installed", fix="pip install 'composer-replication[openenv]'"
@@ -34,9 +35,18 @@ class CodingAction(Action):
     tool: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("tool", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        """A model may write half a surrogate pair, which pydantic neither takes nor, in its answer, writes."""
+        return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
 
 class CodingObservation(Observation):
-    """What came of it. `reward` is set when `done` is, and stays None when the sandbox failed, which `unscored` then tells."""
+    """What came of it. `reward` is set when `done` is, and stays None when the sandbox failed, which `unscored` then tells.
+
+    Nothing in it is a secret of the task's before it is done; which task it is, `CodingState` says.
+    """
 
     content: str = ""
     status: str = "ok"
@@ -48,12 +58,15 @@ class CodingObservation(Observation):
     reasons: list[str] = Field(default_factory=list)
     """After the last step: why the reward is not 1."""
     unscored: str | None = None
+    alarm: bool = False
+    """After the last step: the tests of an impossible task passed, which is never rewarded."""
 
 
 class CodingState(State):
     """Where a session is."""
 
     task_id: str | None = None
+    """Not for the agent: it names what was deleted."""
     changed: list[str] = Field(default_factory=list)
     """Paths the agent has changed so far."""
 
@@ -94,7 +107,6 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
         return CodingObservation(
             messages=[{**message} for message in self._env.reset()],
             tools=list(self._env.tools),
-            metadata={"task_id": self._env.task_id},
         )
 
     def step(self, action: CodingAction, timeout_s: float | None = None, **_: Any) -> CodingObservation:
@@ -107,7 +119,7 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
             raise ValueError("reset the environment first")
         result = self._env.step(ToolCall(call_id="step", name=action.tool, arguments=action.arguments))
         self._steps += 1
-        about = {"task_id": self._env.task_id, "details": dict(result.details)}
+        about = {"details": dict(result.details)}
         if not self._env.done:
             return CodingObservation(content=result.content, status=result.status, metadata=about)
         report = self._env.grade()
@@ -119,6 +131,7 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
             reward=None if isinstance(report.reward, Unscored) else report.reward,
             reasons=list(report.reasons),
             unscored=unscored,
+            alarm=report.alarm,
             metadata=about,
         )
 
@@ -134,15 +147,35 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
         self._env, self._closed = None, True
 
 
-def coding_app(suite: TaskSuite, *, max_sessions: int, session_timeout_s: float | None = None) -> Any:
+class _OriginGuard:
+    """ASGI middleware: refuses what a web page sends, which a browser says where from, and a client of OpenEnv does not.
+
+    Any page that a user of this machine looks at could otherwise drive a server on the loopback interface.
+    """
+
+    def __init__(self, app: Any, allowed: Collection[str]) -> None:
+        self._app = app
+        self._allowed = allowed
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        origins = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"origin"]
+        foreign = [origin for origin in origins if origin not in self._allowed]
+        refusal = PlainTextResponse(f"refused for web pages; --allow-origin {foreign[0]} allows it", 403) if foreign else None
+        await (refusal or self._app)(scope, receive, send)
+
+
+def coding_app(
+    suite: TaskSuite, *, max_sessions: int, session_timeout_s: float | None = None, allowed_origins: Collection[str] = ()
+) -> Any:
     """The ASGI application: `/ws` for sessions, `/health`, `/schema`.
 
     Args:
         max_sessions: a client beyond that many is refused with `CAPACITY_REACHED`.
         session_timeout_s: a session that says nothing for so long is closed and its place given away.
+        allowed_origins: of web pages that may use it, as their browser writes them (`https://example.org`).
     """
     turns = itertools.count()
-    return create_app(
+    application = create_app(
         lambda: CodingSession(suite, turns),
         CodingAction,
         CodingObservation,
@@ -150,6 +183,8 @@ def coding_app(suite: TaskSuite, *, max_sessions: int, session_timeout_s: float 
         concurrency_config=ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s),
         state_cls=CodingState,
     )
+    application.add_middleware(_OriginGuard, allowed=allowed_origins)
+    return application
 
 
 class CodingClient(EnvClient[CodingAction, CodingObservation, CodingState]):

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.suite import TaskSuite, shared_suite
-from composer_replication.envs.tools import CODING_TOOLS
+from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox import SandboxKind
-from composer_replication.types import ToolCall, ToolSchema, Unscored
+from composer_replication.types import GradeReport, ToolCall, ToolSchema, Unscored
 
-__all__ = ["CodingEnvironment", "CodingEnvironmentFactory"]
+__all__ = ["CodingEnvironment", "CodingEnvironmentFactory", "ShellEnvironment", "cheat_alarms"]
 
 _Method: TypeAlias = Callable[..., Awaitable[str]]
 
@@ -73,20 +73,27 @@ class CodingEnvironment:
         self._env: CodingEnv | None = None
         self._order = asyncio.Lock()
         self._fault: str | None = None
+        self._report: GradeReport | None = None
 
     def reset(self, task_id: str, **_row: Any) -> None:
         """Begin a rollout on the task a dataset row names. Raises ConfigError for an unknown one."""
         self._env = self._suite.env(self._suite.task(task_id))
         self._order = asyncio.Lock()
-        self._fault = None
+        self._fault = self._report = None
 
     async def get_reward(self) -> float | None:
         """The grader's verdict; None, which TRL leaves out of the group, when the sandbox failed."""
+        report = await self._graded()
+        return None if report is None or isinstance(report.reward, Unscored) else report.reward
+
+    async def _graded(self) -> GradeReport | None:
+        """The report on the workspace as it is, made once; None when the sandbox failed before."""
         if self._env is None or self._fault is not None:
             return None
         async with self._order:
-            report = await asyncio.to_thread(self._env.grade)
-        return None if isinstance(report.reward, Unscored) else report.reward
+            if self._report is None:
+                self._report = await asyncio.to_thread(self._env.grade)
+        return self._report
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         env = self._env
@@ -96,6 +103,7 @@ class CodingEnvironment:
         async with self._order:
             if env.done:
                 return "the work was submitted"
+            self._report = None
             try:
                 result = await asyncio.to_thread(env.step, ToolCall(call_id=name, name=name, arguments=given))
             except SandboxError as error:
@@ -104,8 +112,24 @@ class CodingEnvironment:
         return result.content
 
 
-for _schema in CODING_TOOLS:
-    setattr(CodingEnvironment, _schema["function"]["name"], _tool(_schema))
+class ShellEnvironment(CodingEnvironment):
+    """Offers commands and patches too."""
+
+
+_CLASSES: Mapping[Toolset, type[CodingEnvironment]] = {"basic": CodingEnvironment, "shell": ShellEnvironment}
+
+for _toolset, _class in _CLASSES.items():
+    for _schema in TOOLSETS[_toolset]:
+        setattr(_class, _schema["function"]["name"], _tool(_schema))
+
+
+async def cheat_alarms(
+    *, environments: Sequence[CodingEnvironment], log_metric: Callable[[str, float], None], **_: Any
+) -> list[None]:
+    """For `reward_funcs`: rewards nothing, and logs the share of rollouts that passed an impossible task, as `cheat/alarms`."""
+    reports = [await environment._graded() for environment in environments]
+    log_metric("cheat/alarms", sum(report is not None and report.alarm for report in reports) / len(reports))
+    return [None] * len(environments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +141,13 @@ class CodingEnvironmentFactory:
     sandbox: SandboxKind = "auto"
     python: Path | None = None
     """Runs the tests; the interpreter the tasks were built with when None."""
+    toolset: Toolset = "basic"
+    """What agents are offered (`tools.TOOLSETS`). TRL names the reward after the class: `ShellEnvironment` with `shell`."""
 
     def __call__(self) -> CodingEnvironment:
         """A pooled instance. Raises as `TaskSuite` does."""
-        return CodingEnvironment(self._suite)
+        suite = self._suite
+        return _CLASSES[self.toolset](suite)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dataset, one row per task: `prompt` (system and user message) and `task_id`, which `reset` reads."""
@@ -129,4 +156,4 @@ class CodingEnvironmentFactory:
 
     @property
     def _suite(self) -> TaskSuite:
-        return shared_suite(Path(self.folder), self.sandbox, self.python)
+        return shared_suite(Path(self.folder), self.sandbox, self.python, self.toolset)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 import tarfile
+import uuid
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from composer_replication.sandbox.changes import LITTER
 from composer_replication.sandbox.grading import grade
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import Task
-from composer_replication.types import Unscored
+from composer_replication.types import GradeReport, Unscored
 
 try:
     import verifiers.v1 as vf
@@ -37,8 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["CodingTaskset"]
 
 _ARCHIVE = ".composer-tree.tar"
-_MOST_BYTES = 256 << 20
+_MOST_BYTES, _MOST_MEMBERS = 256 << 20, 100_000
+"""Of what is taken out of a runtime, packed and unpacked: the agent may have made the archive itself."""
 _LARGEST_FILE = 4 << 20
+_PACKING_S = 600.0
+_NOT_STARTED = (126, 127)
+"""What a shell or a container engine says of a command that cannot be started."""
 
 
 class CodingTaskConfig(vf.TaskConfig):
@@ -82,16 +87,25 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         await _run(runtime, "rm", "-f", _ARCHIVE)
 
     @vf.reward(weight=1.0)
-    async def tests_pass(self, runtime: vf.Runtime) -> float:
-        """Our grader's verdict on the tree as it is now.
+    async def tests_pass(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
+        """Our grader's verdict on the tree as it is now; 0 for one that cannot be taken out of a runtime that works.
+
+        The trace gets the metric `cheat_alarm` (1 when the tests of an impossible task passed) and why the reward is not 1, as
+        `info["reasons"]`.
 
         Raises:
-            SandboxError: our sandbox broke; verifiers then records an error and no reward.
+            SandboxError: our sandbox broke; verifiers' own: the runtime is gone. An error and no reward is recorded.
         """
-        excluded = [f"--exclude={name}" for name in sorted(LITTER | {_ARCHIVE})]
-        await _run(runtime, "tar", "-cf", _ARCHIVE, *excluded, ".")
-        archive = await runtime.read(_ARCHIVE, max_bytes=_MOST_BYTES)
-        return await asyncio.to_thread(lambda: self._grade_changes(_changes(archive, self._task)))
+        archive = await _archived(runtime)
+        changes = None if archive is None else await asyncio.to_thread(_changes, archive, self._task)
+        if changes is None:
+            trace.record_metric("cheat_alarm", 0.0)
+            trace.info["reasons"] = [f"the tree was not packed by tar, or is more than {_MOST_BYTES >> 20} MB"]
+            return 0.0
+        report, reward = await asyncio.to_thread(self._graded, changes)
+        trace.record_metric("cheat_alarm", float(report.alarm))
+        trace.info["reasons"] = list(report.reasons)
+        return reward
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the task's own solution scores 1 (0 where the task is impossible, and nothing is rewarded).
@@ -100,7 +114,8 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         """
         del runtime
         wanted = 0.0 if self._task.spec.impossible else 1.0
-        return await asyncio.to_thread(self._grade_changes, self._task.gold_files()) == wanted
+        _, reward = await asyncio.to_thread(self._graded, self._task.gold_files())
+        return reward == wanted
 
     @property
     def _suite(self) -> TaskSuite:
@@ -110,13 +125,13 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
     def _task(self) -> Task:
         return self._suite.task(self.data.task_id)
 
-    def _grade_changes(self, changes: Mapping[str, bytes | None]) -> float:
-        """Raises SandboxError when the box broke."""
+    def _graded(self, changes: Mapping[str, bytes | None]) -> tuple[GradeReport, float]:
+        """The grader's report and its reward. Raises SandboxError when the box broke."""
         suite, task = self._suite, self._task
         report = grade(task.spec, task.repo, changes, sandbox=suite.sandbox, python=suite.python)
         if isinstance(report.reward, Unscored):
             raise SandboxError(report.reward.reason)
-        return report.reward
+        return report, report.reward
 
 
 class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
@@ -146,6 +161,39 @@ async def _run(runtime: vf.Runtime, *argv: str) -> None:
         raise SandboxError(f"{' '.join(argv[:2])} failed in the runtime: {result.stderr.strip()[-300:]}")
 
 
+async def _archived(runtime: vf.Runtime) -> bytes | None:
+    """The runtime's tree, packed by its own `tar`; None when it gives none, or too much, and still works.
+
+    `tar` worked in the setup. Where it fails after the agent, or says what the agent wants, that is the agent's doing.
+
+    Raises:
+        vf.SandboxError, OSError, TimeoutError: the runtime is gone.
+    """
+    excluded = [f"--exclude={name}" for name in sorted(LITTER | {_ARCHIVE})]
+    try:
+        async with asyncio.timeout(_PACKING_S):
+            await runtime.run(["tar", "-cf", _ARCHIVE, *excluded, "."], {})
+            archive: bytes = await runtime.read(_ARCHIVE, max_bytes=_MOST_BYTES)
+    except (vf.SandboxError, OSError, TimeoutError):
+        if not await _works(runtime):
+            raise
+        return None
+    return archive
+
+
+async def _works(runtime: vf.Runtime) -> bool:
+    """Whether it still runs commands: one that is there, or it says that one which cannot be there is not.
+
+    The second is for an agent that has removed the first, or the working directory.
+    """
+    if await runtime.alive():
+        return True
+    try:
+        return (await runtime.run([f"/{uuid.uuid4().hex}"], {})).exit_code in _NOT_STARTED
+    except FileNotFoundError:
+        return True
+
+
 def _packed(tree: Path) -> bytes:
     """The regular files of a tree as an uncompressed tar archive."""
     packed = io.BytesIO()
@@ -162,15 +210,24 @@ def _ownerless(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _changes(archive: bytes, task: Task) -> dict[str, bytes | None]:
+def _changes(archive: bytes, task: Task) -> dict[str, bytes | None] | None:
     """An archived tree as changes to the task's: nothing of it is ever written to this machine's disk.
 
-    What is no regular file, or too large to be graded, counts as absent.
+    What is no regular file, or too large to be graded, counts as absent. None for what is no plain `tar` archive (nothing is
+    decompressed) and for more than `_MOST_BYTES` of content (a sparse file has more than its archive) or `_MOST_MEMBERS`.
     """
     found: dict[str, bytes | None] = {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for member in tar:
-            content = tar.extractfile(member) if member.isreg() and member.size <= _LARGEST_FILE else None
-            if content is not None:
-                found[str(PurePosixPath(member.name))] = content.read()
+    room = _MOST_BYTES
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+            for number, member in enumerate(tar):
+                fits = member.isreg() and 0 <= member.size <= _LARGEST_FILE
+                room -= member.size if fits else 0
+                if room < 0 or number >= _MOST_MEMBERS:
+                    return None
+                content = tar.extractfile(member) if fits else None
+                if content is not None:
+                    found[str(PurePosixPath(member.name))] = content.read()
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError):  # what tarfile makes of headers that lie
+        return None
     return {**dict.fromkeys(tree_files(task.repo)), **found}
