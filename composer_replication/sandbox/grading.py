@@ -27,6 +27,7 @@ from composer_replication.errors import SandboxError, StorageError, TaskError
 from composer_replication.sandbox.calls import wrong_calls
 from composer_replication.sandbox.hidden import HiddenTests, lay_out
 from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.once import Once
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.submission import Submission, read_submission
@@ -36,10 +37,11 @@ __all__ = ["GradeCache", "grade", "judge"]
 
 _NAMED_TESTS = 5
 """How many failed tests a report's reasons name."""
+_MOST_VERDICTS = 4096
 
 
 class GradeCache:
-    """Verdicts already given, so that an identical tree of the same task is graded once.
+    """The last verdicts given, so that an identical tree of the same task is graded once.
 
     Only scored verdicts are kept. With a `path` they are also appended to that JSONL file and read back from it; a torn last
     line (a killed writer) is skipped. Safe to use from several threads: of identical gradings at once one runs, the others wait.
@@ -48,11 +50,10 @@ class GradeCache:
         StorageError: the file cannot be read or written.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, most: int = _MOST_VERDICTS) -> None:
         self._path = path
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-        self._reports: dict[str, GradeReport] = {}
+        self._reports: Once[str, GradeReport] = Once(most)
         if path is not None:
             self._load(path)
 
@@ -61,16 +62,16 @@ class GradeCache:
 
     def get_or_grade(self, key: str, grade_now: Callable[[], GradeReport]) -> GradeReport:
         """The verdict stored under `key`, or the one `grade_now` gives."""
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            known = self._reports.get(key)
-            if known is not None:
-                return dataclasses.replace(known, cached=True)
+
+        def make() -> tuple[GradeReport, bool]:
             report = grade_now()
-            if not isinstance(report.reward, Unscored):
-                self._store(key, report)
-            return report
+            scored = not isinstance(report.reward, Unscored)
+            if scored:
+                self._write(key, report)
+            return report, scored
+
+        report, known = self._reports.get_or_make(key, make)
+        return dataclasses.replace(report, cached=True) if known else report
 
     def _load(self, path: Path) -> None:
         try:
@@ -87,21 +88,19 @@ class GradeCache:
         for line in data.splitlines():
             try:
                 record = json.loads(line)
-                self._reports[record["key"]] = grade_from_json(record["report"])
+                self._reports.put(record["key"], grade_from_json(record["report"]))
             except (ValueError, KeyError, TypeError):
                 continue
 
-    def _store(self, key: str, report: GradeReport) -> None:
-        with self._guard:
-            self._reports[key] = report
-            if self._path is None:
-                return
-            line = json.dumps({"key": key, "report": to_json(report)}) + "\n"
-            try:
-                with self._path.open("ab") as file:
-                    file.write(line.encode())
-            except OSError as error:
-                raise StorageError(f"the grade cache {self._path} cannot be written: {error}", fix="free some space") from error
+    def _write(self, key: str, report: GradeReport) -> None:
+        if self._path is None:
+            return
+        line = json.dumps({"key": key, "report": to_json(report)}) + "\n"
+        try:
+            with self._guard, self._path.open("ab") as file:
+                file.write(line.encode())
+        except OSError as error:
+            raise StorageError(f"the grade cache {self._path} cannot be written: {error}", fix="free some space") from error
 
 
 def grade(
@@ -131,6 +130,7 @@ def grade(
         TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy
             of the code installed that the task deletes, or shows the task's folder to every box.
         StorageError: the cache's file cannot be written.
+        SandboxError: `python` did not say in time what it is.
     """
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")

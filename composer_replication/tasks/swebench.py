@@ -190,8 +190,11 @@ def _line(tree: Path, credential: Credential) -> str:
 
 
 def task_id_of(instance: Instance) -> str:
-    """The instance's id, fit for a folder's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
+    """The instance's id, fit for a folder's name. Raises SourceError for one of which nothing is left."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
+    if not name.strip("-"):
+        raise SourceError(f"{instance.instance_id!r} is no name for a task", fix="give the instance another id")
+    return name
 
 
 def _paths(instance: Instance) -> list[str]:
