@@ -1,9 +1,10 @@
 """From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
 
-In the box with the code under test: the visible tests, whose outcome is read per id over a private channel; copies of some of
-them under names drawn anew, half of which expect the opposite and must fail; and a comparison of what pytest decides with, before
-and after. The code shares that interpreter with the recorder, so a program written for this grader can forge all of it: find the
-recorder through frames or the garbage collector, tell the copies apart by their code, and report what is hoped for.
+In the box with the code under test: copies of some visible tests under names drawn anew, half of which expect the opposite and
+must fail, in an order drawn anew; then the visible tests, whose outcome is read per id over a private channel; and a comparison
+of what pytest decides with, before and after. The code shares that interpreter with the recorder, so a program written for this
+grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their code, and
+report what is hoped for.
 
 In another box, after that: calls of the code with arguments the tests do not use. Results leave the box and are compared by the
 host with those of the gold code, which no box ever sees. To pass, code has to know the answer to a question it has not seen; what
@@ -25,7 +26,7 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxError, StorageError, TaskError
 from composer_replication.sandbox.calls import wrong_calls
-from composer_replication.sandbox.hidden import HiddenTests, lay_out
+from composer_replication.sandbox.hidden import HiddenTests, any_order, lay_out
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.once import Once
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
@@ -190,9 +191,10 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sand
     isolation = sandbox.isolation.summary()
     fault = ""
     for attempt in range(2):
-        anti_tests = lay_out(task.hidden.anti_tests, pristine, salt=task.source_digest)
+        wanted = task.hidden.anti_tests
+        anti_tests = lay_out(wanted, pristine, opposite_first=any_order(len(wanted)))
         tree = Tree(base=pristine, changes={**submission.changes, **anti_tests.files})
-        ids = (*expected, *anti_tests.wanted)
+        ids = (*anti_tests.wanted, *expected)  # the visible tests would tell which copies to pass
         try:
             run = run_pytest(sandbox, tree, python=python, test_ids=ids, python_path=task.python_path, limits=limits)
             if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:
