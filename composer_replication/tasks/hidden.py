@@ -229,7 +229,7 @@ def _raises(call: _Call) -> bool:
 
 def _tells_nothing(call: _Call) -> bool:
     """It returns None and changes nothing, which is an answer only where the function might have raised instead."""
-    return json.loads(call.held_out.expected) == {"returns": None, "after": {}}
+    return bool(json.loads(call.held_out.expected) == {"returns": None, "after": {}})
 
 
 def _lines(answer: Mapping[str, Any]) -> frozenset[tuple[str, int]]:

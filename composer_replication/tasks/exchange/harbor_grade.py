@@ -12,11 +12,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 __all__ = ["main"]
 
 EXIT_UNSCORED = 4
-UNSAFE = "unsafe-subprocess"
+UNSAFE: Final = "unsafe-subprocess"
 
 
 def main(tests: Path, workspace: Path, logs: Path) -> int:
