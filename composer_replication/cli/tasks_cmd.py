@@ -77,8 +77,7 @@ def build(
 
     Exits with 3 when no task could be validated.
     """
-    fewest, most = _range(size, "--size")
-    easiest, hardest = _range(difficulty, "--difficulty")
+    (fewest, most), (easiest, hardest) = _range(size, "--size"), _range(difficulty, "--difficulty")
     options = BuildOptions(
         max_tasks=max_tasks,
         mode=mode,
