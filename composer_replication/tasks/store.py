@@ -209,7 +209,7 @@ def _bring_back(root: Path) -> None:
     """Undo or finish what a killed `publish_task` began. Raises OSError."""
     aside = _aside(root)
     if aside.is_dir() and root.exists():
-        shutil.rmtree(aside)
+        shutil.rmtree(aside, ignore_errors=True)  # a reader may be at it too
     elif aside.is_dir():
         aside.rename(root)
 
