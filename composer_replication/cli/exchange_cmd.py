@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from composer_replication.cli.options import SandboxOption
 from composer_replication.errors import TaskError
-from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
 from composer_replication.tasks.store import load_tasks
@@ -39,7 +40,7 @@ def import_tasks(
     folder: Annotated[Path, typer.Argument(help="A Harbor task, or a folder with some below it.")],
     out: Annotated[Path, typer.Option(help="Folder for the tasks.")],
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; this one by default.")] = None,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Read Harbor tasks that can be expressed as ours; every other one is listed with the reason.
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer_replication.cli.options import SandboxOption
 from composer_replication.errors import ConfigError
-from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading import grade as grade_workspace
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.files import tree_files
@@ -31,7 +32,7 @@ def grade(
     workspace: Annotated[Path, typer.Option(help="Root of the tree to grade, e.g. an edited copy of TASK/repo.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the task was built with.")] = None,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Grade a workspace: its allow-listed files are copied into a fresh tree, and the task's own tests decide.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer_replication.sandbox import SandboxKind
+from composer_replication.cli.options import SandboxOption
 
 __all__ = ["quickstart"]
 
@@ -19,7 +19,7 @@ def quickstart(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Optimizer steps of each arm; the standard number when left out.")
     ] = None,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Build tasks, warm-start a tiny policy, then train it twice: with GRPO alone and with all three channels.
 

@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from composer_replication.cli.options import SandboxOption
 from composer_replication.envs import CodingEnv, TestCache, noop_script, oracle_script
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
-from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
+from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.describe import InstructionStyle
@@ -59,7 +60,7 @@ def rollout(
     workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for trajectories.jsonl and summary.json; replaces old ones.")] = None,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
     instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
     tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
     json_output: Annotated[

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from composer_replication.cli.options import SandboxOption
 from composer_replication.errors import ConfigError
-from composer_replication.sandbox import SandboxKind
 
 __all__ = ["app"]
 
@@ -29,7 +29,7 @@ def openenv(
     max_sessions: Annotated[int, typer.Option(min=1, help="Clients served at once; further ones are refused.")] = 64,
     session_timeout: Annotated[float | None, typer.Option(min=1.0, help="Seconds of silence that end a session.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
     shell: Annotated[bool, typer.Option("--shell", help="Offer agents commands and patches too.")] = False,
 ) -> None:
     """Serve the coding environment over OpenEnv's websocket protocol, a session per client, until interrupted.

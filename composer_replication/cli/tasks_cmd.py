@@ -17,8 +17,8 @@ from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
+from composer_replication.cli.options import SandboxOption
 from composer_replication.errors import ConfigError, TaskError
-from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.describe import InstructionStyle
@@ -71,7 +71,7 @@ def build(
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Turn a repository with tests into tasks: delete features whose tests can verify that they are back.
 
@@ -123,7 +123,7 @@ def revert(
     allow_credentials: Annotated[list[str] | None, typer.Option(help="Files whose credentials are made up: a pattern.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
-    sandbox: Annotated[SandboxKind, typer.Option(help="Where untrusted code runs.")] = "auto",
+    sandbox: SandboxOption = "auto",
 ) -> None:
     """Turn SWE-bench-style rows into tasks by reverting their gold patches; what a row claims is confirmed by real runs.
 

@@ -65,8 +65,8 @@ class TasksConfig(Section):
 class SandboxConfig(Section):
     """Where untrusted code runs."""
 
-    kind: Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe-subprocess"] = "auto"
-    """`auto` takes the strongest isolation the machine allows, and never the unsafe one."""
+    kind: Annotated[str, Field(pattern=r"^(auto|bubblewrap|namespaces|landlock|docker(:.+)?|unsafe-subprocess)$")] = "auto"
+    """`auto` takes the strongest isolation the machine allows, but never the unsafe one nor `docker` or `docker:IMAGE`."""
     memory_mb: Positive = 1024
     """MiB of memory of one box."""
     disk_mb: Positive = 256

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from composer_replication.sandbox import Tree
-from composer_replication.sandbox.submission import LITTER
+from composer_replication.sandbox.changes import LITTER
 
 __all__ = ["Workspace", "normalized"]
 

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 
-from composer_replication.sandbox.submission import LITTER
+__all__ = ["LITTER", "Changed", "read_changes"]
 
-__all__ = ["Changed", "read_changes"]
+LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+"""Folders tools leave behind: neither shown to an agent, nor graded, nor reported."""
 
 _MOST_ENTRIES = 100_000
 _DEEPEST = 64

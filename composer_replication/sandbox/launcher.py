@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from composer_replication.sandbox import bubblewrap, landlock, namespaces, unsafe
-from composer_replication.sandbox.cgroup import Cgroups
+from composer_replication.sandbox.cgroup import BoxGroup, Cgroups, Meter
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
 from composer_replication.sandbox.supervise import SETUP_ERRORS, Backend, Started, read_request, receive_order, supervise
 
@@ -95,7 +95,9 @@ def main(
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
     """Prepare a box, wait for an order, and serve it."""
     os.setsid()
-    group, meter = None, None
+    group: BoxGroup | None = None
+    meter: Meter | None = None
+    start: Backend
     try:
         if cgroups is not None:
             group = cgroups.create(owner)

@@ -139,9 +139,9 @@ def die_with_parent() -> None:
     _prctl("prctl PDEATHSIG", _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL)
 
 
-def set_dumpable() -> None:
-    """Let this process read its own /proc entries again after a change of user."""
-    _prctl("prctl DUMPABLE", _PR_SET_DUMPABLE, 1)
+def set_dumpable(allowed: bool) -> None:
+    """Whether others of this process's user, and after a change of user itself, may look into it (/proc, ptrace)."""
+    _prctl("prctl DUMPABLE", _PR_SET_DUMPABLE, int(allowed))
 
 
 def set_subreaper() -> None:

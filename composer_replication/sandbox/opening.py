@@ -12,12 +12,13 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import landlock
 from composer_replication.sandbox.box import BoxSandbox, Setup
 from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
+from composer_replication.sandbox.docker import DEFAULT_IMAGE, DockerSandbox, open_docker
 from composer_replication.sandbox.interpreter import reachable_by
 from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
@@ -25,7 +26,10 @@ from composer_replication.sandbox.scratch import scratch_folder
 
 __all__ = ["SandboxKind", "available", "open_sandbox", "survey"]
 
-SandboxKind: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe-subprocess"]
+SandboxKind: TypeAlias = str
+"""`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE` or `unsafe-subprocess`."""
+
+_KINDS = ("auto", "namespaces", "bubblewrap", "landlock", "docker", "docker:IMAGE", "unsafe-subprocess")
 
 _STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlock")
 """The first two build the same walls; only a box of our own making can be forked from a warm interpreter."""
@@ -59,15 +63,18 @@ os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(facts).encode())
 
 
 def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
-    """The sandbox of that kind, or with `auto` the strongest that passes its probe; never the unsafe one unasked.
+    """The sandbox of that kind, or with `auto` the strongest that passes its probe; never docker or the unsafe one unasked.
 
     Each kind is probed once per process. When `auto` settles for less than namespaces, the reasons stand in `Isolation.missing`.
 
     Raises:
         SandboxUnavailableError: this machine does not allow that kind, or any with `auto`.
     """
-    if kind not in get_args(SandboxKind):
-        raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=f"one of {', '.join(get_args(SandboxKind))}")
+    name, _, image = kind.partition(":")
+    if kind not in _KINDS and not (name == "docker" and image):
+        raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=f"one of {', '.join(_KINDS)}")
+    if name == "docker":
+        return _docker(kind, image or DEFAULT_IMAGE)
     if kind != "auto":
         opened = _opened(kind)
         if isinstance(opened, str):
@@ -81,6 +88,18 @@ def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
         _log.info("the %s sandbox is not available: %s", candidate, opened)
         refused.append(f"{candidate} refused: {opened}")
     raise SandboxUnavailableError(f"no isolation works on this machine ({'; '.join(refused)})", fix=_FIX)
+
+
+@cache
+def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
+    """Raises SandboxUnavailableError."""
+    sandbox = open_docker(kind, image)
+    try:
+        _probe(sandbox, expected_uid=BOX_UID)
+    except SandboxError as error:
+        fix = "the daemon must run on this machine, and the image have what the interpreter needs of /usr (a C library, at least)"
+        raise SandboxUnavailableError(f"the {kind} sandbox does not work on this machine: {error.message}", fix=fix) from error
+    return sandbox
 
 
 def survey() -> dict[SandboxKind, Isolation | str]:

@@ -95,7 +95,7 @@ class Isolation:
     """What really separates the box from the host: shown in terminal and report, so nobody has to guess."""
 
     name: str
-    """`bubblewrap`, `namespaces`, `landlock` or `unsafe-subprocess`."""
+    """The kind it was opened as, e.g. `namespaces` or `docker:IMAGE`."""
     network: str
     files: str
     user: str

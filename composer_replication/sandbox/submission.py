@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from composer_replication.sandbox.changes import LITTER
 from composer_replication.types import TaskSpec
 
-__all__ = ["LITTER", "Submission", "is_editable", "read_submission"]
-
-LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
-"""Folders tools leave behind: neither shown to an agent, nor graded, nor reported."""
+__all__ = ["Submission", "is_editable", "read_submission"]
 
 _NEVER = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth")
 _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")

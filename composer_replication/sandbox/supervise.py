@@ -120,7 +120,7 @@ def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], e
         os.dup2(fd, target, inheritable=True)
     if request.warm:
         os.closerange(CHANNEL_FD + 1, os.sysconf("SC_OPEN_MAX"))
-        linux.set_dumpable()
+        linux.set_dumpable(True)
         os.environ.clear()
         os.environ.update(env)
         source_at = 1 + len(WARM_FLAGS)

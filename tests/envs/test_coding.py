@@ -14,8 +14,9 @@ from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, Worksp
 from composer_replication.envs.tools import argument_error, read_file, search
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox import Limits
+from composer_replication.sandbox.changes import LITTER
 from composer_replication.sandbox.grading import GradeCache
-from composer_replication.sandbox.submission import LITTER, Submission, read_submission
+from composer_replication.sandbox.submission import Submission, read_submission
 from composer_replication.types import ToolCall, Unscored, to_json
 
 WORK = "    result = 0\n    for price in prices:\n        result += price\n    return result\n"

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from itertools import takewhile
 from pathlib import Path
+from tempfile import gettempdir
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -393,7 +395,7 @@ except StorageError as error:
 def test_no_permission_is_a_storage_error(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *takewhile(lambda parent: parent != Path(gettempdir()), tmp_path.parents)):
         folder.chmod(folder.stat().st_mode | 0o055)
     locked.chmod(0o555)
     code = [sys.executable, "-c", DENIED, str(locked)]

@@ -15,7 +15,7 @@ import pytest
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
-from composer_replication.sandbox.box import _ending
+from composer_replication.sandbox.orders import ending_of
 from composer_replication.sandbox.request import WARM_FLAGS, BoxReport
 
 PYTHON = Path(sys.executable)
@@ -102,9 +102,9 @@ def test_a_kill_for_memory_elsewhere_is_not_this_box():
     """The machine counts the kills in every box; a box with a control group of its own counts those that were its own."""
 
     report = BoxReport(returncode=-signal.SIGKILL, host_oom=True, oom_killed=False)
-    assert _ending(report, Limits(), b"") is Ending.KILLED
+    assert ending_of(report, Limits(), b"") is Ending.KILLED
     with pytest.raises(SandboxError, match="the machine ran out of memory"):
-        _ending(dataclasses.replace(report, oom_killed=None), Limits(), b"")
+        ending_of(dataclasses.replace(report, oom_killed=None), Limits(), b"")
 
 
 def test_a_program_that_is_not_there_is_an_error(any_box, base):

@@ -124,7 +124,7 @@ def counts() -> dict[str, int]:
     resident = sum(resident_mb(pid) for pid in (os.getpid(), *family))
     return {
         "processes": len(family),
-        "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
+        "mounts": Path("/proc/self/mountinfo").read_text().count(f" {os.path.realpath(tempfile.gettempdir())}/"),
         "control groups": sum(len(list(folder.glob(f"composer-box-{os.getpid()}-*"))) for folder in folders),
         "temporary files": sum(len(files) + len(names) for _, names, files in os.walk(tempfile.gettempdir())),
         "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), *family)),

@@ -18,8 +18,8 @@ from composer_replication.envs.coding import SYSTEM_PROMPT
 from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.errors import MissingExtraError, SandboxError
 from composer_replication.sandbox import SandboxKind
+from composer_replication.sandbox.changes import LITTER
 from composer_replication.sandbox.grading import grade
-from composer_replication.sandbox.submission import LITTER
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import Task
 from composer_replication.types import Unscored

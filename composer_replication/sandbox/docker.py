@@ -1,0 +1,307 @@
+"""The box a Docker daemon builds: one container per command, through the `docker` program and whatever daemon it is set up for.
+
+The image provides what is under /usr; the interpreter is the host's, shown read-only as in the other kinds, so the daemon has
+to be one of this machine. The tree travels over the container's standard input into a tmpfs; nothing else of the host is mounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import SandboxError, SandboxUnavailableError
+from composer_replication.sandbox.inside import BOOTSTRAP, MODULES
+from composer_replication.sandbox.interpreter import Installation, installation_of
+from composer_replication.sandbox.namespaces import BOX_UID
+from composer_replication.sandbox.orders import check_paths, environment_of, result_of, rlimits_of
+from composer_replication.sandbox.parcel import pack, pack_files, unpack, unpack_files
+from composer_replication.sandbox.protocol import Command, ExecResult, Isolation, Limits, Tree
+from composer_replication.sandbox.request import BoxReport
+
+__all__ = ["DEFAULT_IMAGE", "DockerSandbox", "open_docker"]
+
+DEFAULT_IMAGE = "debian:stable-slim"
+
+_ROOM, _SPARE = "/tmp", "/spare"
+_LABEL = "composer-box"
+_ABANDONED = "1h"
+"""Containers of ours that ended so long ago have lost their host, and are removed."""
+_GRACE_S = 120.0
+"""How much longer than its wall limit a container may take to start and end."""
+_OWN_MB, _OWN_PROCESSES = 48, 2
+"""Memory and threads of the container's process 1, on top of what the command may use."""
+_PAGE = 4096
+
+
+class DockerSandbox:
+    """A `Sandbox` whose boxes are containers of one image."""
+
+    def __init__(self, docker: str, image: str, isolation: Isolation) -> None:
+        self._docker = docker
+        self._image = image
+        self._lock = threading.Lock()
+        self._cpu_s = 0.0
+        self.isolation = isolation
+
+    @property
+    def cpu_s(self) -> float:
+        """See `Sandbox.cpu_s`."""
+        return self._cpu_s
+
+    def run(self, tree: Tree, command: Command) -> ExecResult:
+        """See `Sandbox.run`."""
+        check_paths(tree.changes)
+        files, disk = _archive(tree)
+        order = _order(tree, command, files)
+        name = f"{_LABEL}-{os.getpid()}-{secrets.token_hex(8)}"
+        argv = [self._docker, "run", *_options(command, name, disk, len(order)), self._image, *_PROGRAM]
+        started = time.monotonic()
+        try:
+            with _container(argv, command.limits.wall_s + _GRACE_S) as process:
+                answer, said = _exchange(process, order, _most_bytes(command.limits))
+            report, kept = self._judged(name, answer, said)
+        finally:
+            _ask(self._docker, "rm", "--force", name)
+        with self._lock:
+            self._cpu_s += report.cpu_s
+        return result_of(tree, command, report, kept, time.monotonic() - started)
+
+    def _judged(self, name: str, answer: bytes, said: str) -> tuple[BoxReport, dict[str, bytes]]:
+        """What process 1 answered; where it did not, only the daemon knows whether memory was why. Raises SandboxError."""
+        if not answer and _ask(self._docker, "inspect", "--format", "{{.State.OOMKilled}}", name).stdout.strip() == "true":
+            return BoxReport(returncode=-9, oom_killed=True), dict.fromkeys(("stdout", "stderr", "channel"), b"")
+        if not answer:
+            raise SandboxError(
+                f"the container ended without an answer: {said or 'it was stopped, or took too long'}", fix="see the daemon's log"
+            )
+        try:
+            return _opened(answer)
+        except (ValueError, TypeError, KeyError) as error:
+            raise SandboxError(f"the container's answer is torn ({error})", fix="see the daemon's log") from error
+
+
+_PROGRAM = ("-I", "-S", "-B", "-W", "ignore", "-c", BOOTSTRAP, _ROOM, _SPARE)
+
+
+def open_docker(kind: str, image: str) -> DockerSandbox:
+    """The sandbox that starts containers of `image`, which has to be there already; `kind` is what it was asked for as.
+
+    Raises:
+        SandboxUnavailableError: there is no `docker` program, no daemon that answers, or no such image.
+    """
+    docker = shutil.which("docker")
+    if docker is None:
+        raise SandboxUnavailableError("the program docker is not installed", fix="install Docker, or use another sandbox kind")
+    info = _ask(docker, "info", "--format", "{{json .}}")
+    facts: dict[str, Any] = json.loads(info.stdout) if info.returncode == 0 else {"ServerErrors": [_one_line(info.stderr)]}
+    if facts.get("ServerErrors"):
+        fix = "start it, or say with DOCKER_HOST or `docker context use` where it is"
+        raise SandboxUnavailableError(f"no Docker daemon answers: {facts['ServerErrors'][0]}", fix=fix)
+    unlimited = [name for name in ("MemoryLimit", "PidsLimit") if not facts.get(name)]
+    if unlimited:
+        fix = "start it with control groups of version 2, or as root"
+        raise SandboxUnavailableError(f"the Docker daemon cannot enforce {' and '.join(unlimited)}", fix=fix)
+    found = _ask(docker, "image", "inspect", "--format", "{{.Id}}", image)
+    if found.returncode != 0:
+        fix = f"docker pull {image}, or name another one as docker:IMAGE"
+        raise SandboxUnavailableError(f"there is no Docker image {image}: {_one_line(found.stderr)}", fix=fix)
+    _ask(docker, "container", "prune", "--force", "--filter", f"label={_LABEL}", "--filter", f"until={_ABANDONED}")
+    return DockerSandbox(docker, image, _isolation(kind, image, found.stdout.strip(), facts))
+
+
+def _isolation(kind: str, image: str, digest: str, facts: Mapping[str, Any]) -> Isolation:
+    filtered = any("seccomp" in option for option in facts.get("SecurityOptions") or ())
+    counted = f"cgroup v{facts.get('CgroupVersion', '1')} of Docker {facts.get('ServerVersion', '')} (memory, pids)"
+    return Isolation(
+        name=kind,
+        network="no network",
+        files=f"no host files but the interpreter, read-only; /usr of {image} ({digest[:19]})",
+        user=f"uid {BOX_UID}, no capabilities",
+        limits=f"{counted}, rlimits, sized tmpfs",
+        missing=() if filtered else ("a filter of system calls (the daemon has no seccomp)",),
+    )
+
+
+def _ask(docker: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([docker, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+def _options(command: Command, name: str, disk: _Disk, order_bytes: int) -> list[str]:
+    limits, installed = command.limits, installation_of(command.python)
+    held_mb = (2 * order_bytes + 3 * limits.output_bytes >> 20) + _OWN_MB
+    memory = f"{limits.memory_mb + limits.disk_mb + 2 * disk.mb + held_mb}m"
+    inodes = disk.entries + max(1024, limits.disk_mb * 64)
+    options = ["--interactive", "--name", name, "--label", _LABEL, "--pull", "never", "--log-driver", "none"]
+    options += ["--network", "none", "--ipc", "private", "--read-only", "--user", f"{BOX_UID}:{BOX_UID}"]
+    options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    options += ["--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.processes + _OWN_PROCESSES)]
+    options += ["--ulimit", "core=0:0", "--ulimit", "nofile=1024:1024"]
+    options += ["--shm-size", f"{limits.disk_mb}m"]
+    options += ["--tmpfs", f"{_ROOM}:exec,size={limits.disk_mb + disk.mb}m,nr_inodes={inodes},mode=1777"]
+    if command.read_back:
+        options += ["--tmpfs", f"{_SPARE}:size={disk.mb + 1}m,nr_inodes={disk.entries + 16},mode=1777"]
+    options += [word for mount in _mounts(installed) for word in ("--mount", mount)]
+    return [*options, "--workdir", _ROOM, "--entrypoint", str(command.python)]
+
+
+def _mounts(installed: Installation) -> list[str]:
+    """The interpreter's installation, and nothing where it holds this package: values of `--mount`, which are lines of CSV."""
+    lines = [("type=bind", f"source={path}", f"target={path}", "readonly") for path in installed.binds]
+    lines += [("type=tmpfs", f"target={path}", "tmpfs-size=4096", "tmpfs-mode=0555") for path in installed.masks]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().splitlines()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Disk:
+    """What a tree needs of a tmpfs."""
+
+    mb: int
+    entries: int
+
+
+def _archive(tree: Tree) -> tuple[bytes, _Disk]:
+    """Regular files, folders and symbolic links of the tree's base. Raises SandboxError."""
+    top = Path(os.path.abspath(tree.base))
+    stream, pages, entries = io.BytesIO(), 0, 0
+    try:
+        with tarfile.open(fileobj=stream, mode="w") as archive:
+            for path in _walk(top):
+                info = _entry(path, str(path.relative_to(top)))
+                with open(path, "rb") if info.isreg() else contextlib.nullcontext() as file:
+                    archive.addfile(info, file)
+                pages += 1 + -(-info.size // _PAGE)
+                entries += 1
+    except OSError as error:
+        raise SandboxError(f"the tree's base folder cannot be read: {error}") from error
+    pages += sum(2 + -(-len(content or b"") // _PAGE) for content in tree.changes.values())
+    return stream.getvalue(), _Disk((pages * _PAGE >> 20) + 1, entries + 2 * len(tree.changes))
+
+
+def _entry(path: Path, name: str) -> tarfile.TarInfo:
+    """Without the link that `TarFile.gettarinfo` makes of a second name of the same file."""
+    info, status = tarfile.TarInfo(name), path.lstat()
+    info.mode = stat.S_IMODE(status.st_mode) | stat.S_IRUSR | stat.S_IWUSR
+    if stat.S_ISLNK(status.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+    elif stat.S_ISDIR(status.st_mode):
+        info.type = tarfile.DIRTYPE
+        info.mode |= stat.S_IXUSR
+    else:
+        info.size = status.st_size
+    return info
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            yield path
+            yield from _walk(path)
+        elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+            yield path
+
+
+def _order(tree: Tree, command: Command, files: bytes) -> bytes:
+    """All that the container's process 1 reads: its own program, then what to run."""
+    limits = command.limits
+    request = {
+        "base": "",
+        "argv": list(command.argv),
+        "env": environment_of(command),
+        "binds": [],
+        "masks": [],
+        "scratch": "",
+        "wall_s": limits.wall_s,
+        "rlimits": rlimits_of(limits, counted=True, sized_disk=True),
+        "disk_mb": limits.disk_mb,
+        "memory_mb": limits.memory_mb,
+        "processes": limits.processes,
+        "overlay": False,
+        "most_changed": (limits.changed_files, limits.changed_mb << 20) if command.read_back else None,
+    }
+    listed, contents = pack_files(tree.changes)
+    facts = {"request": request, "changes": listed, "output_bytes": limits.output_bytes}
+    program = _modules()
+    return b"%d\n" % len(program) + program + pack(facts, [files, command.stdin, *contents])
+
+
+@cache
+def _modules() -> bytes:
+    """The archive of modules that run inside."""
+    stream, package = io.BytesIO(), Path(__file__).parents[1]
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for folder in ("", "sandbox/"):
+            archive.writestr(f"{package.name}/{folder}__init__.py", "")
+        for name in ("errors", *(f"sandbox/{module}" for module in MODULES)):
+            archive.write(package / f"{name}.py", f"{package.name}/{name}.py")
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def _container(argv: Sequence[str], most_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """A running `docker run`, which is killed when it takes longer than it may."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        watchdog = threading.Timer(most_s, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -> tuple[bytes, str]:
+    """Send the order and return the answer, or what stderr says; standard input stays open, as its end would end the box.
+
+    Raises SandboxError when the answer is longer than any may be.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(order)
+        process.stdin.flush()
+    answer = process.stdout.read(most_bytes + 1)
+    if len(answer) > most_bytes:
+        raise SandboxError(f"the container sent more than {most_bytes} bytes")
+    return answer, "" if answer else _one_line(process.stderr.read().decode(errors="replace"))
+
+
+def _most_bytes(limits: Limits) -> int:
+    """Of an answer: three streams, the changed files, and their names twice, each character in six at most."""
+    return 3 * limits.output_bytes + (limits.changed_mb << 20) + 2 * limits.changed_files * 6 * _PAGE + (1 << 20)
+
+
+def _opened(answer: bytes) -> tuple[BoxReport, dict[str, bytes]]:
+    """Raises SandboxError when the box could not be made; ValueError, TypeError or KeyError for a torn answer."""
+    facts, blobs = unpack(io.BytesIO(answer))
+    if "error" in facts:
+        raise SandboxError(str(facts["error"]))
+    stdout, stderr, channel, *contents = blobs
+    changes = None if facts["changes"] is None else unpack_files(facts["changes"], contents)
+    check_paths(changes or ())
+    report = BoxReport(**{**facts["report"], "not_kept": tuple(facts["report"]["not_kept"]), "changes": changes})
+    return report, {"stdout": stdout, "stderr": stderr, "channel": channel}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:1000]
