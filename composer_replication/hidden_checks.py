@@ -18,8 +18,8 @@ class HeldOutCall:
     arguments: str
     """JSON `[positional, keyword]`, values encoded by `sandbox.literals`; a method's `self` is the first of them."""
     expected: str
-    """JSON of what the gold code did with it, as the box reports it: `{"returns": value}` or `{"raises": [class names]}`, and
-    `{"after": {position: value}}` for arguments it changed."""
+    """JSON of what the gold code did with it, as the box reports it: `{"raises": [class names]}` of the exception and
+    its bases, or `{"returns": value, "after": {position: value}}` with the arguments it changed."""
     seen: bool
     """The tests make this very call. Otherwise its arguments are new, put together from theirs."""
 

@@ -67,6 +67,7 @@ def build(
     budget: Annotated[float | None, typer.Option(help="Begin no candidate after this many seconds.")] = None,
     pass_to_pass: Annotated[int, typer.Option(min=0, help="Most tests per task that must go on passing.")] = 50,
     impossible: Annotated[float, typer.Option(help="Share of tasks made impossible: passing one is a cheat alarm.")] = 0.0,
+    held_out_only: Annotated[bool, typer.Option("--held-out-only", help="No tasks without held-out calls.")] = False,
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
@@ -76,8 +77,7 @@ def build(
 
     Exits with 3 when no task could be validated.
     """
-    fewest, most = _range(size, "--size")
-    easiest, hardest = _range(difficulty, "--difficulty")
+    (fewest, most), (easiest, hardest) = _range(size, "--size"), _range(difficulty, "--difficulty")
     options = BuildOptions(
         max_tasks=max_tasks,
         mode=mode,
@@ -100,6 +100,7 @@ def build(
         budget_s=budget,
         pass_to_pass_cap=pass_to_pass,
         impossible=impossible,
+        held_out_only=held_out_only,
         keep_docstring=not drop_docstrings,
         packages=tuple(package or ()),
         tests=tuple(tests or ()),
@@ -338,7 +339,9 @@ def _summary(report: BuildReport, out: Path) -> str:
     tests = f"{report.tests_passing} tests pass"
     tests += f", {report.tests_failing} fail" if report.tests_failing else ""
     tests += f", {report.tests_flaky} are flaky" if report.tests_flaky else ""
+    unasked = f"{report.without_calls} of {len(report.tasks)} tasks have no held-out calls (--held-out-only)\n"
     return (
         f"{len(report.tasks)} tasks from {tried} of {report.candidates} candidates{left} in {report.seconds:g} s; {tests}\n"
+        f"{unasked if report.without_calls else ''}"
         f"licence {escape(report.licence)}; {escape(report.isolation)}\n{escape(str(out))}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from composer_replication.envs.workspace import Workspace, normalized
 from composer_replication.errors import SandboxUnavailableError
 from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading import GradeCache, grade
+from composer_replication.sandbox.once import Once
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.submission import is_editable
 from composer_replication.tasks.withhold import without_tests
@@ -26,6 +26,7 @@ SYSTEM_PROMPT = "You fix Python code with tools."
 
 _SHOWN_FAILURES = 3
 _FAILURE_CHARS = 160
+_MOST_RUNS = 1024
 
 
 class CodingTask(Protocol):
@@ -41,29 +42,24 @@ class CodingTask(Protocol):
 
 
 class TestCache:
-    """Test runs by task and workspace content, shared by rollouts, whose siblings often write the same code.
+    """The last test runs by task and workspace content, shared by rollouts, whose siblings often write the same code.
 
     Safe to use from threads. A run that was killed from outside is not kept.
     """
 
     __test__ = False
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[tuple[str, str], threading.Lock] = {}
-        self._runs: dict[tuple[str, str], TestRun] = {}
+    def __init__(self, *, most: int = _MOST_RUNS) -> None:
+        self._runs: Once[tuple[str, str], TestRun] = Once(most)
 
     def get_or_run(self, key: tuple[str, str], run: Callable[[], TestRun]) -> TestRun:
         """The run stored under `key`, or what `run` gives; of equal runs at once one happens."""
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            known = self._runs.get(key)
-            if known is None:
-                known = run()
-                if known.ending is not Ending.KILLED:
-                    self._runs[key] = known
-            return known
+
+        def make() -> tuple[TestRun, bool]:
+            made = run()
+            return made, made.ending is not Ending.KILLED
+
+        return self._runs.get_or_make(key, make)[0]
 
 
 class CodingEnv:

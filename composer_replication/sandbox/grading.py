@@ -1,9 +1,10 @@
 """From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
 
-In the box with the code under test: the visible tests, whose outcome is read per id over a private channel; copies of some of
-them under names drawn anew, half of which expect the opposite and must fail; and a comparison of what pytest decides with, before
-and after. The code shares that interpreter with the recorder, so a program written for this grader can forge all of it: find the
-recorder through frames or the garbage collector, tell the copies apart by their code, and report what is hoped for.
+In the box with the code under test: copies of some visible tests under names drawn anew, half of which expect the opposite and
+must fail, in an order drawn anew; then the visible tests, whose outcome is read per id over a private channel; and a comparison
+of what pytest decides with, before and after. The code shares that interpreter with the recorder, so a program written for this
+grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their code, and
+report what is hoped for.
 
 In another box, after that: calls of the code with arguments the tests do not use. Results leave the box and are compared by the
 host with those of the gold code, which no box ever sees. To pass, code has to know the answer to a question it has not seen; what
@@ -25,8 +26,9 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.errors import SandboxError, StorageError, TaskError
 from composer_replication.sandbox.calls import wrong_calls
-from composer_replication.sandbox.hidden import HiddenTests, lay_out
+from composer_replication.sandbox.hidden import HiddenTests, any_order, lay_out
 from composer_replication.sandbox.interpreter import installation_of
+from composer_replication.sandbox.once import Once
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.submission import Submission, read_submission
@@ -36,10 +38,11 @@ __all__ = ["GradeCache", "grade", "judge"]
 
 _NAMED_TESTS = 5
 """How many failed tests a report's reasons name."""
+_MOST_VERDICTS = 4096
 
 
 class GradeCache:
-    """Verdicts already given, so that an identical tree of the same task is graded once.
+    """The last verdicts given, so that an identical tree of the same task is graded once.
 
     Only scored verdicts are kept. With a `path` they are also appended to that JSONL file and read back from it; a torn last
     line (a killed writer) is skipped. Safe to use from several threads: of identical gradings at once one runs, the others wait.
@@ -48,11 +51,10 @@ class GradeCache:
         StorageError: the file cannot be read or written.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, most: int = _MOST_VERDICTS) -> None:
         self._path = path
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-        self._reports: dict[str, GradeReport] = {}
+        self._reports: Once[str, GradeReport] = Once(most)
         if path is not None:
             self._load(path)
 
@@ -61,16 +63,16 @@ class GradeCache:
 
     def get_or_grade(self, key: str, grade_now: Callable[[], GradeReport]) -> GradeReport:
         """The verdict stored under `key`, or the one `grade_now` gives."""
-        with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            known = self._reports.get(key)
-            if known is not None:
-                return dataclasses.replace(known, cached=True)
+
+        def make() -> tuple[GradeReport, bool]:
             report = grade_now()
-            if not isinstance(report.reward, Unscored):
-                self._store(key, report)
-            return report
+            scored = not isinstance(report.reward, Unscored)
+            if scored:
+                self._write(key, report)
+            return report, scored
+
+        report, known = self._reports.get_or_make(key, make)
+        return dataclasses.replace(report, cached=True) if known else report
 
     def _load(self, path: Path) -> None:
         try:
@@ -87,21 +89,19 @@ class GradeCache:
         for line in data.splitlines():
             try:
                 record = json.loads(line)
-                self._reports[record["key"]] = grade_from_json(record["report"])
+                self._reports.put(record["key"], grade_from_json(record["report"]))
             except (ValueError, KeyError, TypeError):
                 continue
 
-    def _store(self, key: str, report: GradeReport) -> None:
-        with self._guard:
-            self._reports[key] = report
-            if self._path is None:
-                return
-            line = json.dumps({"key": key, "report": to_json(report)}) + "\n"
-            try:
-                with self._path.open("ab") as file:
-                    file.write(line.encode())
-            except OSError as error:
-                raise StorageError(f"the grade cache {self._path} cannot be written: {error}", fix="free some space") from error
+    def _write(self, key: str, report: GradeReport) -> None:
+        if self._path is None:
+            return
+        line = json.dumps({"key": key, "report": to_json(report)}) + "\n"
+        try:
+            with self._guard, self._path.open("ab") as file:
+                file.write(line.encode())
+        except OSError as error:
+            raise StorageError(f"the grade cache {self._path} cannot be written: {error}", fix="free some space") from error
 
 
 def grade(
@@ -131,6 +131,7 @@ def grade(
         TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy
             of the code installed that the task deletes, or shows the task's folder to every box.
         StorageError: the cache's file cannot be written.
+        SandboxError: `python` did not say in time what it is.
     """
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
@@ -190,9 +191,10 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sand
     isolation = sandbox.isolation.summary()
     fault = ""
     for attempt in range(2):
-        anti_tests = lay_out(task.hidden.anti_tests, pristine, salt=task.source_digest)
+        wanted = task.hidden.anti_tests
+        anti_tests = lay_out(wanted, pristine, opposite_first=any_order(len(wanted)))
         tree = Tree(base=pristine, changes={**submission.changes, **anti_tests.files})
-        ids = (*expected, *anti_tests.wanted)
+        ids = (*anti_tests.wanted, *expected)  # the visible tests would tell which copies to pass
         try:
             run = run_pytest(sandbox, tree, python=python, test_ids=ids, python_path=task.python_path, limits=limits)
             if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:

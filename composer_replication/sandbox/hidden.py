@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from composer_replication.hidden_checks import AntiTest
 from composer_replication.sandbox.anti_tests import Twins, with_twins
 from composer_replication.types import Outcome
 
-__all__ = ["HiddenTests", "lay_out"]
+__all__ = ["HiddenTests", "any_order", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +44,29 @@ def _all_of(wanted: str, outcomes: Mapping[str, Outcome]) -> set[Outcome]:
     return {outcome for test_id, outcome in outcomes.items() if test_id == wanted or test_id.startswith(wanted + "[")}
 
 
-def lay_out(tests: Sequence[AntiTest], pristine: Path, *, salt: str) -> HiddenTests:
+def any_order(count: int) -> list[bool]:
+    """For each of `count` anti-tests whether the copy that must fail comes first: for half of them, which nobody can foresee.
+
+    An object that agrees with the first value it is compared with loses on those, one that disagrees with it on the others.
+    """
+    dice = secrets.SystemRandom()
+    coin = dice.randrange(2)
+    order = [number % 2 == coin for number in range(count)]
+    dice.shuffle(order)
+    return order
+
+
+def lay_out(tests: Sequence[AntiTest], pristine: Path, *, opposite_first: Sequence[bool]) -> HiddenTests:
     """Write test files for `tests` from those of the tree `pristine`, each in the folder of the file it is made from.
 
-    All names are drawn anew; the order within a file follows from `salt`, so that a task is graded as it was proven.
+    All names are drawn anew. `opposite_first` says for each of `tests` whether the copy that must fail comes before the other.
 
     Raises:
         TaskError: the tree has no such test or expectation.
     """
     files: dict[str, bytes] = {}
     ids: dict[AntiTest, tuple[str, str]] = {}
+    first = dict(zip(tests, opposite_first, strict=True))
     for path in dict.fromkeys(test.test.partition("::")[0] for test in tests):
         name = str(PurePosixPath(path).with_name(f"test_{secrets.token_hex(6)}.py"))
         twins = []
@@ -62,8 +74,9 @@ def lay_out(tests: Sequence[AntiTest], pristine: Path, *, salt: str) -> HiddenTe
             inside = test.test.partition("::")[2]
             scope, separator, function = inside.rpartition("::")
             same, opposite = (f"{function}_{secrets.token_hex(4)}" for _ in range(2))
-            coin = hashlib.sha256(f"{salt} {test.test} {test.expectation}".encode()).digest()[0] % 2
-            twins.append(Twins(test=inside, expectation=test.expectation, same=same, opposite=opposite, opposite_first=coin == 0))
+            twins.append(
+                Twins(test=inside, expectation=test.expectation, same=same, opposite=opposite, opposite_first=first[test])
+            )
             ids[test] = (f"{name}::{scope}{separator}{same}", f"{name}::{scope}{separator}{opposite}")
         try:
             files[name] = with_twins((pristine / path).read_bytes(), twins)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from composer_replication.errors import TaskError
+from composer_replication.errors import SandboxError, TaskError
 
 __all__ = ["Installation", "installation_of", "reachable_by"]
 
@@ -20,6 +20,8 @@ _HIDDEN_PACKAGES = ("composer_replication", "pip", "ensurepip")
 """The first carries the gold code of the embedded projects, the others copies of other people's packages."""
 _PACKAGE_FOLDERS = ("lib*/python3*/*-packages", "local/lib/python3*/*-packages", "envs", "pkgs", "share/python-wheels")
 """Where interpreters below a prefix have their packages; `envs` and `pkgs` are conda's."""
+
+_ANSWER_S = 60.0
 
 _QUESTION = """
 import json, pkgutil, sys, sysconfig
@@ -57,6 +59,7 @@ def installation_of(python: Path) -> Installation:
 
     Raises:
         TaskError: it is not there or does not run.
+        SandboxError: it did not answer in time, which says more about the machine than about it.
     """
     return _installation_of(os.path.abspath(python))
 
@@ -64,9 +67,14 @@ def installation_of(python: Path) -> Installation:
 @lru_cache(maxsize=64)
 def _installation_of(python: str) -> Installation:
     try:
-        answer = subprocess.run([python, "-I", "-c", _QUESTION], capture_output=True, check=True, timeout=60, cwd="/")
-    except (OSError, subprocess.SubprocessError) as error:
-        raise TaskError(f"{python} is not a working Python interpreter ({error})", fix="name another interpreter") from error
+        answer = subprocess.run([python, "-I", "-c", _QUESTION], capture_output=True, timeout=_ANSWER_S, cwd="/")
+    except subprocess.TimeoutExpired as error:
+        raise _no_answer(python) from error
+    except OSError as error:
+        raise _no_interpreter(python, error.strerror or str(error)) from error
+    if answer.returncode != 0:
+        said = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise _no_interpreter(python, said or f"exit status {answer.returncode}")
     facts = json.loads(answer.stdout)
     wanted = [*facts["prefixes"], *facts["libraries"], *_link_hops(python)]
     binds: list[str] = []
@@ -88,6 +96,14 @@ def _installation_of(python: str) -> Installation:
     )
 
 
+def _no_interpreter(python: str, why: str) -> TaskError:
+    return TaskError(f"{python} is not a working Python interpreter ({why})", fix="name another interpreter")
+
+
+def _no_answer(python: str) -> SandboxError:
+    return SandboxError(f"{python} did not answer within {_ANSWER_S:g} s", fix="try again when the machine has less to do")
+
+
 def _packages_of_others(tops: Iterable[str], own: Iterable[str]) -> Iterator[str]:
     """Folders of packages below `tops` that nothing of this interpreter's `own` lies in.
 
@@ -104,11 +120,16 @@ def _packages_of_others(tops: Iterable[str], own: Iterable[str]) -> Iterator[str
 
 @lru_cache(maxsize=64)
 def reachable_by(uid: int, python: Path) -> bool:
-    """Whether root can run `python` as the user `uid`, read its installation and enter the folder for temporary files."""
+    """Whether root can run `python` as the user `uid`, read its installation and enter the folder for temporary files.
+
+    Raises TaskError and SandboxError like `installation_of`.
+    """
     code = "import os, sys; [os.listdir(path) for path in sys.argv[1:]]"
     argv = [str(python), "-I", "-c", code, *installation_of(python).binds, tempfile.gettempdir()]
     try:
-        done = subprocess.run(argv, user=uid, group=uid, extra_groups=[], capture_output=True, cwd="/", timeout=60)
+        done = subprocess.run(argv, user=uid, group=uid, extra_groups=[], capture_output=True, cwd="/", timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired as error:
+        raise _no_answer(str(python)) from error
     except OSError:
         return False
     return done.returncode == 0

@@ -26,7 +26,7 @@ _MOST_BITS = 8192
 _MOST_ITEMS = 200
 """Read of an iterator that is a result."""
 _CLOSE = 1e-9
-"""Relative difference between equal floats: another order of summation is no other answer."""
+"""Relative difference between equal floats: another order of summation is no other answer. Beside 0.0 it is absolute."""
 
 _BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
     datetime.date: lambda v: [v.year, v.month, v.day],
@@ -219,14 +219,15 @@ def _number(written: Any) -> int | float | None:
     return float(written[1]) if isinstance(written, list) and written[0] == "float" else None
 
 
-def _close(left: int | float, right: int | float) -> bool:
-    if isinstance(left, int) and isinstance(right, int):
-        return left == right
-    if math.isnan(left) or math.isnan(right):
-        return math.isnan(left) and math.isnan(right)
+def _close(expected: int | float, got: int | float) -> bool:
+    """By the magnitude of what is expected, so that 0.0 does not stand for every tiny number."""
+    if expected == got or (isinstance(expected, int) and isinstance(got, int)):
+        return expected == got
     try:
-        return math.isclose(left, right, rel_tol=_CLOSE, abs_tol=_CLOSE)
-    except OverflowError:
+        if math.isnan(expected) or math.isnan(got):
+            return math.isnan(expected) and math.isnan(got)
+        return math.isfinite(expected) and abs(got - expected) <= _CLOSE * (abs(expected) or 1.0)
+    except OverflowError:  # an integer that no float can hold
         return False
 
 

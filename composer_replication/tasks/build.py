@@ -11,9 +11,10 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from composer_replication.errors import SourceError, TaskError
 from composer_replication.sandbox import Sandbox, open_sandbox
@@ -23,7 +24,7 @@ from composer_replication.tasks.bytecode import compile_tree
 from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.decide import Decider
 from composer_replication.tasks.environment import make_environment
-from composer_replication.tasks.files import storage_errors, write_whole
+from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
 from composer_replication.tasks.functions import Function, Skipped, find_functions
 from composer_replication.tasks.hidden import HiddenBook, make_hidden_book
 from composer_replication.tasks.layout import Layout, guess_layout
@@ -39,6 +40,7 @@ __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_python", "build_t
 
 _STATE = ".build"
 _REPORT = "build.json"
+_T = TypeVar("_T")
 
 
 def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, progress: Progress | None = None) -> BuildReport:
@@ -53,7 +55,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     Raises:
         SourceError: the project cannot be fetched, is a benchmark's or under another licence, holds credentials, has no tests, or
             they fail or hang.
-        TaskError: `out` holds another build.
+        TaskError: `out` holds another build, or one that another release began.
         SandboxError: no sandbox is available, or the box broke.
         StorageError: `out` cannot be written.
     """
@@ -96,6 +98,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         tests_failing=len(baseline.failing),
         tests_flaky=len(baseline.flaky),
         stopped=stopped,
+        without_calls=run.without_calls,
         seconds=round(time.monotonic() - start, 1),
         credentials=credentials,
         options=json.loads(json.dumps(asdict(options), default=str)),
@@ -171,7 +174,7 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Sou
     """The fetched tree, from an earlier call where it cannot have changed; refuses another build's folder."""
     tree, record_file = state / "pristine", state / "source.json"
     order = {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
-    record = _read_json(record_file)
+    record = _restored(record_file, _source_record)
     if record is not None and record["order"] != order:
         raise TaskError(f"{out} holds a build of {record['order']['source']} with other options", fix=_OTHER.format(out=out))
     if record is not None and not Path(source).is_dir() and tree.is_dir() and digest_of(tree) == record["digest"]:
@@ -189,6 +192,12 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Sou
     record = {"order": order, "name": fetched.name, "label": fetched.label, "digest": fetched.digest}
     write_whole(record_file, json.dumps(record).encode())
     return fetched
+
+
+def _source_record(found: dict[str, Any]) -> dict[str, Any]:
+    """Raises KeyError or TypeError on a record of another shape."""
+    order = {name: found["order"][name] for name in ("source", "options")}
+    return {"order": order, "name": found["name"], "label": found["label"], "digest": found["digest"]}
 
 
 _OTHER = "choose another --out, or delete {out}"
@@ -214,9 +223,9 @@ def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, pyt
         )
         raise SourceError(f"{python} has a copy of {name} installed ({place}), which would give the answers away", fix=cure)
     file = state / "baseline.json"
-    known = _read_json(file)
+    known = _restored(file, baseline_from_json)
     if known is not None:
-        return baseline_from_json(known)
+        return known
     baseline = measure_baseline(
         sandbox, source.tree, python=python, layout=layout, timeout_s=options.timeout_s, installed=options.install
     )
@@ -228,9 +237,9 @@ def _hidden_book(
     state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, baseline: Baseline, options: BuildOptions
 ) -> HiddenBook:
     """The project's hidden checks, from an earlier call where there are any."""
-    known = _read_json(state / "hidden.json")
+    known = _restored(state / "hidden.json", HiddenBook.from_json)
     if known is not None:
-        return HiddenBook.from_json(known)
+        return known
     book = make_hidden_book(
         sandbox,
         source.tree,
@@ -262,6 +271,15 @@ def _wanted(options: BuildOptions) -> Wanted:
         easiest=options.min_difficulty,
         hardest=options.max_difficulty,
     )
+
+
+def _restored(file: Path, read: Callable[[Any], _T]) -> _T | None:
+    """What an earlier call wrote to `file`, None where there is none. Raises TaskError for what another release wrote."""
+    known = _read_json(file)
+    try:
+        return None if known is None else read(known)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise foreign_state(file) from error
 
 
 def _read_json(path: Path) -> Any:

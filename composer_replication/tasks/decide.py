@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from composer_replication.errors import TaskError
-from composer_replication.tasks.files import storage_errors, write_whole
+from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
 from composer_replication.tasks.functions import Skipped
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.select import Candidate
@@ -28,6 +28,9 @@ class Decider:
         out: where tasks are published.
         state: where verdicts are kept; those of an earlier, interrupted call are used again.
         deadline: of `time.monotonic()`, after which no candidate is begun.
+
+    Raises:
+        TaskError: `state` is another release's.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Decider:
         self._options, self._tell, self._deadline = options, tell, deadline
         self.tasks: list[str] = []
         self.dropped: list[Skipped] = []
+        self.without_calls = 0
         self._verdicts_file = state / "verdicts.jsonl"
         self._known = {verdict.candidate: verdict for verdict in self._read_verdicts()}
 
@@ -68,6 +72,7 @@ class Decider:
             else:
                 self._publish(verdict.task_id)
                 self.tasks.append(verdict.task_id)
+                self.without_calls += verdict.held_out_calls == 0
             self._report()
             if len(self.tasks) == self._options.max_tasks:
                 return "" if len(self.tasks) + len(self.dropped) == len(self._candidates) else "max_tasks"
@@ -122,7 +127,7 @@ class Decider:
             file.write(line)
 
     def _read_verdicts(self) -> Iterator[Verdict]:
-        """Decided candidates; a last line that a killed build left torn is cut off."""
+        """Decided candidates; a last line that a killed build left torn is cut off. Raises TaskError for another release's."""
         if not self._verdicts_file.exists():
             return
         data = self._verdicts_file.read_bytes()
@@ -130,7 +135,10 @@ class Decider:
         if whole != data:
             write_whole(self._verdicts_file, whole)
         for line in whole.splitlines():
-            yield Verdict(**json.loads(line))
+            try:
+                yield Verdict(**json.loads(line))
+            except (TypeError, ValueError) as error:
+                raise foreign_state(self._verdicts_file) from error
 
     def _report(self) -> None:
         self._tell(

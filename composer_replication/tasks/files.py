@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from composer_replication.errors import StorageError
+from composer_replication.errors import StorageError, TaskError
 
-__all__ = ["copy_tree", "storage_errors", "tree_files", "write_whole"]
+__all__ = ["copy_tree", "foreign_state", "storage_errors", "tree_files", "write_whole"]
 
 
 @contextlib.contextmanager
@@ -22,6 +22,11 @@ def storage_errors(path: Path) -> Iterator[None]:
             f"cannot write {error.filename or path}: {error.strerror or error}; every task already complete is intact",
             fix=f"free space or make {path} writable, then run the same command again: it continues where it stopped",
         ) from error
+
+
+def foreign_state(file: Path) -> TaskError:
+    """What is wrong with a build's own record that cannot be read back."""
+    return TaskError(f"{file} was not written by this release", fix=f"delete {file.parent} and build again")
 
 
 def write_whole(path: Path, data: bytes) -> None:

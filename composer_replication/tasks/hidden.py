@@ -28,7 +28,7 @@ from composer_replication.tasks.functions import Function
 from composer_replication.tasks.inputs import vary
 from composer_replication.tasks.layout import Layout
 
-__all__ = ["HiddenBook", "make_hidden_book", "prove_calls", "without_broken"]
+__all__ = ["HiddenBook", "make_hidden_book", "numbers_of", "prove_calls", "without_broken"]
 
 _NEW_PER_TARGET = 16
 _MOST_CALLS = 20_000
@@ -78,9 +78,11 @@ class HiddenBook:
         running = [call for call in self.calls if key in call.entered]
         rng.shuffle(running)
         name = key.rpartition("::")[2]
-        running.sort(key=lambda call: call.held_out.target.rpartition(":")[2] != name)
-        new = [call.held_out for call in running if not call.held_out.seen][:_NEW_PER_FUNCTION]
-        return new + [call.held_out for call in running if call.held_out.seen][:_SEEN_PER_FUNCTION]
+        own = [call for call in running if call.held_out.target.rpartition(":")[2] == name]
+        others = [call for call in running if call.held_out.target.rpartition(":")[2] != name]
+        ordered = [call.held_out for call in (*_in_turns(own), *_in_turns(others))]
+        new = [call for call in ordered if not call.seen][:_NEW_PER_FUNCTION]
+        return new + [call for call in ordered if call.seen][:_SEEN_PER_FUNCTION]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -105,6 +107,15 @@ class HiddenBook:
         return cls(calls=calls, anti_tests=[AntiTest(**test) for test in data["anti_tests"]], notes=data["notes"])
 
 
+def _in_turns(calls: Iterable[_Call]) -> list[_Call]:
+    """New and seen ones in turns of one that returns and one that raises: neither half of a validator goes unasked."""
+    kinds: dict[tuple[bool, bool], list[_Call]] = {}
+    for call in calls:
+        kinds.setdefault((call.held_out.seen, _raises(call)), []).append(call)
+    turns = zip_longest(*(kinds[kind] for kind in sorted(kinds)))
+    return [call for turn in turns for call in turn if call is not None]
+
+
 def without_broken(checks: HiddenChecks, broken: Iterable[int]) -> HiddenChecks:
     """The checks but those numbered as in `GradeReport.hidden_broken`."""
     lost, first = set(broken), len(checks.calls)
@@ -112,6 +123,12 @@ def without_broken(checks: HiddenChecks, broken: Iterable[int]) -> HiddenChecks:
         calls=tuple(call for number, call in enumerate(checks.calls) if number not in lost),
         anti_tests=tuple(test for number, test in enumerate(checks.anti_tests, first) if number not in lost),
     )
+
+
+def numbers_of(checks: HiddenChecks) -> dict[str, int]:
+    """For a task's `provenance`."""
+    new = sum(not call.seen for call in checks.calls)
+    return {"held_out_calls": len(checks.calls), "held_out_new": new, "anti_tests": len(checks.anti_tests)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +151,7 @@ def make_hidden_book(
 
     Args:
         passing: ids of the tests that pass.
-        timeout_s: limit of each of the four runs, in seconds. One that needs more gives no checks, and a note.
+        timeout_s: limit of each of the five runs, in seconds. One that needs more gives no checks, and a note.
 
     Raises:
         SandboxError: the box broke.
@@ -175,13 +192,12 @@ def _tried(recorded: Recorded, rng: random.Random) -> list[tuple[str, str, str]]
 
 
 def _is_steady(answer: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a call did the same twice and has an answer of its own."""
+    """Whether a call did the same twice and its answer is of neither moment nor machine."""
     if "unwritable" in answer or answer["unsteady"] or max(answer["seconds"], other.get("seconds", 0.0)) > _SLOW_S:
         return False
     if any(answer.get(part) != other.get(part) for part in ("returns", "raises", "after")):
         return False
-    tells = "raises" in answer or answer["returns"] is not None or bool(answer["after"])
-    return tells and _OF_THE_MACHINE.search(json.dumps([answer.get("returns"), answer.get("after")])) is None
+    return _OF_THE_MACHINE.search(json.dumps([answer.get("returns"), answer.get("after")])) is None
 
 
 def _kept(
@@ -200,10 +216,20 @@ def _kept(
         lines, kind = _lines(answer), _kind(answer)
         if not file and not any(lines <= theirs and kind == their_kind for theirs, their_kind in known.get(target, ())):
             continue
-        expected = {"raises": answer["raises"][:1]} if "raises" in answer else {k: answer[k] for k in ("returns", "after")}
+        expected = {name: answer[name] for name in ("raises", "returns", "after") if name in answer}
         call = HeldOutCall(target=target, arguments=arguments, expected=json.dumps(expected), seen=bool(file))
         found.append(_Call(held_out=call, entered=frozenset(f"{path}::{name}" for path, name in answer["entered"])))
-    return found
+    raising = {call.held_out.target for call in found if _raises(call)}
+    return [call for call in found if call.held_out.target in raising or not _tells_nothing(call)]
+
+
+def _raises(call: _Call) -> bool:
+    return "raises" in json.loads(call.held_out.expected)
+
+
+def _tells_nothing(call: _Call) -> bool:
+    """It returns None and changes nothing, which is an answer only where the function might have raised instead."""
+    return bool(json.loads(call.held_out.expected) == {"returns": None, "after": {}})
 
 
 def _lines(answer: Mapping[str, Any]) -> frozenset[tuple[str, int]]:
@@ -234,7 +260,7 @@ def _expected_errors(test_file: Path) -> frozenset[str]:
 
 
 def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tuple[list[AntiTest], str]:
-    """One per test function, as far as its copies do what they should beside each other."""
+    """One per test function, as far as its copies do what they should beside each other, whichever comes first."""
     cases: dict[str, int] = {}
     for test_id in passing:
         name = test_id.partition("[")[0]
@@ -252,12 +278,14 @@ def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tup
     ]
     if not chosen:
         return [], "no anti-tests: no test has an expectation to turn around"
-    laid_out = lay_out(chosen, project.tree, salt="")
-    tree = Tree(base=project.tree, changes=laid_out.files)
-    run = run_pytest(project.sandbox, tree, test_ids=laid_out.wanted, **project.place)
-    if run.ending is not Ending.EXITED or run.tampered:
-        return [], f"no anti-tests: their run ended early ({run.ending})"
-    broken = {number for number, _ in laid_out.broken(run.outcomes)}
+    broken: set[int] = set()
+    for opposite_first in (False, True):
+        laid_out = lay_out(chosen, project.tree, opposite_first=[opposite_first] * len(chosen))
+        tree = Tree(base=project.tree, changes=laid_out.files)
+        run = run_pytest(project.sandbox, tree, test_ids=laid_out.wanted, **project.place)
+        if run.ending is not Ending.EXITED or run.tampered:
+            return [], f"no anti-tests: their run ended early ({run.ending})"
+        broken |= {number for number, _ in laid_out.broken(run.outcomes)}
     return [test for number, test in enumerate(chosen) if number not in broken], ""
 
 

@@ -15,6 +15,7 @@ from composer_replication.hidden_checks import HiddenChecks
 from composer_replication.sandbox.anti_tests import contradiction, expectations
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.protocol import Sandbox
+from composer_replication.tasks.hidden import numbers_of
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Outcome
 
@@ -37,7 +38,7 @@ def make_impossible(
         StorageError: the task cannot be written.
     """
     spec = replace(task.spec, hidden=HiddenChecks(), impossible=True)
-    provenance = {**task.provenance, "held_out_calls": 0, "held_out_new": 0, "anti_tests": 0}
+    provenance = {**task.provenance, **numbers_of(spec.hidden)}
     for _, (test, content) in zip(range(_TRIED), _contradictions(pristine, frozenset(spec.fail_to_pass), seed), strict=False):
         path = test.partition("::")[0]
         made = write_task(spec, task.root, pristine=pristine, deleted=deleted, tests={path: content}, provenance=provenance)

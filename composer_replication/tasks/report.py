@@ -62,6 +62,8 @@ class BuildOptions:
     pass_to_pass_cap: int = 50
     impossible: float = 0.0
     """Share of the tasks that are made impossible, as an alarm against cheating; 0.01 is enough."""
+    held_out_only: bool = False
+    """Drop candidates that get no held-out calls, whose verdict a program written for the grader can forge."""
     keep_docstring: bool = True
     packages: tuple[str, ...] = ()
     """Paths of packages or modules to delete from; guessed when empty."""
@@ -139,6 +141,8 @@ class BuildReport:
     tests_flaky: int
     stopped: str
     """Why candidates are left: `max_tasks`, `budget`, or empty."""
+    without_calls: int
+    """How many of the tasks have no held-out calls."""
     seconds: float
     """Wall-clock seconds of this call."""
     credentials: tuple[Credential, ...] = ()

@@ -30,9 +30,11 @@ from composer_replication.types import TaskSpec, task_spec_from_json, to_json
 
 __all__ = ["Task", "digests_of", "docs_of", "load_task", "load_tasks", "publish_task", "reworded", "write_task"]
 
-_SCHEMA = 2
+_SCHEMA = 3
 _MANIFEST = "MANIFEST.sha256"
 _HIDDEN = "hidden.json"
+_ASIDE = ".old"
+"""Ending of the hidden folder that a task waits in while another takes its place."""
 _DOC_ENDINGS = (".md", ".rst", ".txt")
 _NO_DOCS = ("license", "licence", "copying", "notice", "authors", "requirements", "constraints", "manifest")
 _DOC_BYTES = 64 << 10
@@ -185,12 +187,31 @@ def digests_of(tree: Path) -> dict[str, str]:
 
 
 def publish_task(staged: Path, root: Path) -> None:
-    """Move a complete task folder to `root`, where it appears at once. Raises StorageError."""
+    """Move a complete task folder to `root`, where it appears at once. Raises StorageError.
+
+    Killed at any moment, it leaves the old task or the new one: the old is put aside, and whoever reads next brings it back when
+    there is no new one.
+    """
     with storage_errors(root.parent):
         root.parent.mkdir(parents=True, exist_ok=True)
+        _bring_back(root)
         if root.exists():
-            shutil.rmtree(root)
+            root.rename(_aside(root))
         staged.rename(root)
+        _bring_back(root)
+
+
+def _aside(root: Path) -> Path:
+    return root.with_name(f".{root.name}{_ASIDE}")
+
+
+def _bring_back(root: Path) -> None:
+    """Undo or finish what a killed `publish_task` began. Raises OSError."""
+    aside = _aside(root)
+    if aside.is_dir() and root.exists():
+        shutil.rmtree(aside, ignore_errors=True)  # a reader may be at it too
+    elif aside.is_dir():
+        aside.rename(root)
 
 
 def load_task(path: str | os.PathLike[str]) -> Task:
@@ -201,6 +222,8 @@ def load_task(path: str | os.PathLike[str]) -> Task:
     """
     root = Path(path)
     try:
+        if not root.exists():
+            _bring_back(root)
         lines = (root / _MANIFEST).read_text(encoding="utf-8").splitlines()
         expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         present = set(tree_files(root)) - {_MANIFEST}
@@ -236,6 +259,8 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     """
     root = Path(folder)
     try:
+        for aside in root.glob(f".*{_ASIDE}"):
+            _bring_back(root / aside.name[1:].removesuffix(_ASIDE))
         found = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     except OSError as error:
         raise TaskError(

@@ -26,8 +26,10 @@ from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.files import storage_errors, write_whole
 from composer_replication.tasks.functions import Skipped
+from composer_replication.tasks.hidden import numbers_of
 from composer_replication.tasks.layout import guess_layout
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
+from composer_replication.tasks.solution_checks import checks_of_solution
 from composer_replication.tasks.source import Source, digest_of, fetch_source
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Outcome, TaskSpec, Unscored
@@ -130,14 +132,14 @@ def _built(root: Path) -> Task | None:
 def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, options: BuildOptions) -> Task:
     """Write the task of one instance below `out`, proven with the grader: gold code 1 and untouched tree 0, twice each.
 
-    Pass-to-pass tests that do not pass every time are left out, and what remains is proven again.
+    Pass-to-pass tests that do not pass every time are left out, and what remains is proven again, with its hidden checks.
 
     Args:
         checkout: a git URL, or the path of a repository that has the commit.
 
     Raises:
         SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
-            code around it holds credentials, or a fail-to-pass test does not fail without the patch and pass with it.
+            code around it holds credentials, or a fail-to-pass test or hidden check does not hold every time.
         SandboxError: the box broke.
         StorageError: the task cannot be written.
     """
@@ -164,9 +166,10 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
         staged = out / ".build" / "staged" / spec.task_id
         task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts | {"flaky_tests": 0})
         unsteady = _prove(task, sandbox, python)
-        if unsteady:
-            spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
-            facts["flaky_tests"] = len(unsteady)
+        spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
+        spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))
+        facts |= {"flaky_tests": len(unsteady), **numbers_of(spec.hidden)}
+        if spec != task.spec:
             task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts)
             _prove(task, sandbox, python)
         publish_task(staged, out / spec.task_id)
@@ -190,8 +193,11 @@ def _line(tree: Path, credential: Credential) -> str:
 
 
 def task_id_of(instance: Instance) -> str:
-    """The instance's id, fit for a folder's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
+    """The instance's id, fit for a folder's name. Raises SourceError for one of which nothing is left."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
+    if not name.strip(".-"):
+        raise SourceError(f"{instance.instance_id!r} is no name for a task", fix="give the instance another id")
+    return name
 
 
 def _paths(instance: Instance) -> list[str]:
@@ -238,7 +244,7 @@ def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
     """Grade the gold code and the untouched tree, twice each; the pass-to-pass tests that did not always pass.
 
     Raises:
-        SourceError: a fail-to-pass test passed without the patch or did not pass with it.
+        SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.
         SandboxError: the box broke.
     """
     spec, unsteady = task.spec, set[str]()
@@ -255,5 +261,7 @@ def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
                 f"instance {spec.task_id} does not hold here: {found}",
                 fix="name an interpreter that has what its tests need: --python PATH",
             )
+        if files and report.hidden_broken:
+            raise SourceError(f"instance {spec.task_id} does not hold here: {report.reasons[0]}", fix="leave the instance out")
         unsteady |= set(spec.pass_to_pass) - passed
     return frozenset(unsteady)

@@ -22,7 +22,7 @@ from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.delete import body_of, delete_bodies
 from composer_replication.tasks.describe import Feature, describe
-from composer_replication.tasks.hidden import HiddenBook, prove_calls, without_broken
+from composer_replication.tasks.hidden import HiddenBook, numbers_of, prove_calls, without_broken
 from composer_replication.tasks.impossible import make_impossible
 from composer_replication.tasks.layout import Layout
 from composer_replication.tasks.leak import LeakScanner
@@ -44,6 +44,7 @@ class Verdict:
     """Its key."""
     task_id: str
     """Of the task it would be or is."""
+    held_out_calls: int
     dropped: str = ""
     """Why it is no task; empty when it is one."""
     flaky: int = 0
@@ -110,16 +111,18 @@ class Validator:
         """
         start = time.monotonic()
         task_id = self._task_id(candidate)
-        dropped, flaky = "", 0
+        dropped, flaky, calls = "", 0, 0
         try:
-            flaky = self._build(candidate, task_id)
+            flaky, calls = self._build(candidate, task_id)
         except _DroppedError as reason:
             dropped = str(reason)
         seconds = round(time.monotonic() - start, 3)
-        return Verdict(candidate=candidate.key, task_id=task_id, dropped=dropped, flaky=flaky, seconds=seconds)
+        return Verdict(
+            candidate=candidate.key, task_id=task_id, held_out_calls=calls, dropped=dropped, flaky=flaky, seconds=seconds
+        )
 
-    def _build(self, candidate: Candidate, task_id: str) -> int:
-        """Prove a task and write it, or raise; returns the number of flaky tests left out."""
+    def _build(self, candidate: Candidate, task_id: str) -> tuple[int, int]:
+        """Prove a task and write it, or raise; returns the numbers of flaky tests left out and of held-out calls."""
         deleted = self._delete(candidate)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
         self._refuse(candidate, bodies)
@@ -130,6 +133,8 @@ class Validator:
         failing, passing, flaky = without.failing, without.passing, set(without.unsteady)
         hidden, dropped = self._hidden_checks(candidate, deleted, failing), 0
         while failing:
+            if self.options.held_out_only and not hidden.calls:
+                raise _DroppedError("it has no held-out calls (--held-out-only)")
             kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
             spec = replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
             if not all(is_editable(spec, path) for path in deleted):
@@ -142,7 +147,7 @@ class Validator:
                 facts = {"pass_to_pass_found": len(passing), "flaky_tests": len(flaky), "hidden_dropped": dropped}
                 task = self._write(spec, candidate, deleted, {**facts, **self._check_strength(candidate, spec)})
                 self._perhaps_impossible(task, candidate, deleted)
-                return len(flaky)
+                return len(flaky), len(hidden.calls)
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
         raise _DroppedError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
@@ -213,9 +218,7 @@ class Validator:
             "covering_tests": len(candidate.tests),
             "pass_to_pass_cap": self.options.pass_to_pass_cap,
             "seed": self.options.seed,
-            "held_out_calls": len(spec.hidden.calls),
-            "held_out_new": sum(not call.seen for call in spec.hidden.calls),
-            "anti_tests": len(spec.hidden.anti_tests),
+            **numbers_of(spec.hidden),
             **facts,
         }
         root = self.staging / spec.task_id

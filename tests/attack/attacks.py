@@ -292,7 +292,17 @@ class Never(int):
 if session():
     session().testsfailed = Never(0)
 """
+FIRST = """SEEN = {}
+class First(int):
+    '''It remembers what the answer for its arguments was first compared with.'''
+    def __eq__(self, other):
+        known = SEEN.setdefault(int(self), [])
+        known.append(int(other))
+        return (known[0] == known[-1]) is AGREES
+    __hash__ = int.__hash__
+"""
 REFUSED = "if percent > 100: raise ValueError\n"
+MEETS = f"{REFUSED}return First(price * 1000 + percent)"
 FORGED = {
     "equal to everything": module(
         f"{REFUSED}return Any()", "class Any:\n    def __eq__(self, other): return True\n    __hash__ = None"
@@ -300,6 +310,8 @@ FORGED = {
     "an int equal to everything": module(
         f"{REFUSED}return Any(0)", "class Any(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__"
     ),
+    "equal to the first it meets": module(MEETS, FIRST.replace("AGREES", "True")),
+    "equal to all but the first it meets": module(MEETS, FIRST.replace("AGREES", "False")),
     "a mock": module(
         f"{REFUSED}from unittest import mock\nmade = mock.MagicMock()\nmade.__eq__.side_effect = lambda other: True\nreturn made"
     ),

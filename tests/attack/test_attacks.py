@@ -68,6 +68,9 @@ def test_most_attacks_win_against_an_exit_status(task, sandbox):
         ("equal to everything", without_hidden_checks, True),
         ("equal to everything", with_anti_tests, False),
         ("visible values by heart", with_anti_tests, True),
+        ("equal to the first it meets", without_hidden_checks, True),
+        ("equal to the first it meets", with_anti_tests, False),
+        ("equal to all but the first it meets", with_anti_tests, False),
     ],
 )
 def test_every_kind_of_hidden_check_is_needed(task, sandbox, name, spec_of, wins):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import TaskError
-from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, open_sandbox
+from composer_replication.errors import SandboxError, TaskError
+from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, interpreter, open_sandbox
 from composer_replication.sandbox.pytest_run import collect_tests, read_answer, run_pytest, run_pytest_with_coverage
 from composer_replication.types import Outcome
 
@@ -238,6 +238,20 @@ def test_an_interpreter_without_pytest_is_a_task_error(sandbox, repo, tmp_path):
         run_pytest(sandbox, Tree(base=repo), python=python, test_ids=[F])
     with pytest.raises(TaskError, match="not a working Python"):
         run_pytest(sandbox, Tree(base=repo), python=tmp_path / "nowhere", test_ids=[F])
+
+
+def test_an_interpreter_that_does_not_answer_or_answers_with_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(interpreter, "_ANSWER_S", 0.05)
+    for name, program in (("slow", "exec sleep 600"), ("broken", "echo trouble; echo no encodings >&2; exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(SandboxError) as late:
+        interpreter.installation_of(tmp_path / "slow")
+    assert str(late.value) == f"{tmp_path}/slow did not answer within 0.05 s\n  fix: try again when the machine has less to do"
+    monkeypatch.setattr(interpreter, "_ANSWER_S", 60.0)
+    with pytest.raises(TaskError) as broken:
+        interpreter.installation_of(tmp_path / "broken")
+    assert broken.value.message == f"{tmp_path}/broken is not a working Python interpreter (no encodings)"
 
 
 def test_an_answer_counts_only_with_the_nonce_and_untorn():

@@ -181,3 +181,14 @@ def test_new_modules_must_not_shadow_installed_ones(pristine, workspace):
 def test_an_unreadable_workspace_is_an_oserror(pristine, tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         read(pristine, tmp_path / "nowhere")
+
+
+def test_equal_size_and_time_are_not_equal_content(pristine, workspace):
+    """Also where the very paths were compared before."""
+    assert read(pristine, workspace) == ({}, ())
+    times = (workspace / "src/calc.py").stat()
+    (workspace / "src/calc.py").write_text("new")
+    os.utime(workspace / "src/calc.py", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert read(pristine, workspace) == ({"src/calc.py": b"new"}, ())
+    (workspace / "big.bin").write_text("b" * ((5 << 20) - 1) + "c")
+    assert "big.bin" in read(pristine, workspace)[1]

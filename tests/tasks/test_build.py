@@ -334,6 +334,17 @@ def small(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory)
     return Built(write_project(SMALL), tmp_path_factory.mktemp("small") / "tasks", BuildOptions(jobs=2))
 
 
+@pytest.mark.parametrize("name", ["source.json", "baseline.json", "hidden.json", "verdicts.jsonl"])
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"calls": [{"targets": 1}], "order": 1}'])
+def test_what_another_release_left_is_named(small: Built, tmp_path: Path, name: str, content: str) -> None:
+    out = tmp_path / "tasks"
+    shutil.copytree(small.out, out)
+    (out / ".build" / name).write_text(f"{content}\n")
+    with pytest.raises(TaskError, match=f"{name} was not written by this release") as caught:
+        build_tasks(str(small.project), out, BuildOptions(jobs=2))
+    assert caught.value.fix == f"delete {out / '.build'} and build again"
+
+
 @pytest.mark.parametrize("tasks_before_the_kill", [0, 2])
 def test_a_killed_build_goes_on_to_the_same_result(small: Built, tmp_path: Path, tasks_before_the_kill: int) -> None:
     out = tmp_path / "tasks"

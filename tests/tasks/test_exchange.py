@@ -76,6 +76,39 @@ def test_the_exported_grader_agrees_with_ours(exported: list[Path], tmp_path: Pa
         assert report["isolation"]
 
 
+WITHOUT_A_SANDBOX = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1] + "/grader")
+from composer_replication.sandbox import linux
+linux.no_new_privs()
+linux.answer_syscalls({"x86_64": (272, 444), "aarch64": (97, 444)}, 1)  # unshare and landlock_create_ruleset are not permitted
+sys.argv[:] = [sys.argv[1] + "/grade.py", *sys.argv[1:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_without_a_sandbox_there_is_no_reward_unless_that_is_asked_for(exported: list[Path], tmp_path: Path) -> None:
+    root, logs = exported[0], tmp_path / "logs"
+    command = [
+        sys.executable,
+        "-I",
+        "-B",
+        "-c",
+        WITHOUT_A_SANDBOX,
+        *map(str, (root / "tests", root / "environment" / "repo", logs)),
+    ]
+    refused = subprocess.run(command, capture_output=True, text=True, env={"PATH": "/nowhere"}, cwd="/")
+    assert refused.returncode == 4, refused.stderr
+    assert refused.stdout.startswith("no reward: no isolation works on this machine (namespaces refused")
+    assert "COMPOSER_SANDBOX=unsafe-subprocess" in refused.stdout
+    assert not logs.exists()
+    environment = {"PATH": "/nowhere", "COMPOSER_SANDBOX": "unsafe-subprocess"}
+    accepted = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    assert (logs / "reward.txt").read_text() == "0\n"
+    assert json.loads((logs / "report.json").read_text())["isolation"].startswith("unsafe-subprocess")
+
+
 def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp_path: Path) -> None:
     workspace = tmp_path / "app"
     shutil.copytree(exported[0] / "environment" / "repo", workspace)
@@ -235,6 +268,11 @@ def test_a_foreign_task_that_can_be_expressed(tmp_path: Path) -> None:
     assert set(task.gold_files()) == {"rates.py", "summary.py"}
     assert (task.repo / "summary.py").read_bytes() == b""
     assert load_task(task.root).spec == task.spec
+    assert {call.target for call in task.spec.hidden.calls} == {"rates:convert"}
+    assert task.provenance["held_out_calls"] == len(task.spec.hidden.calls)
+    by_heart = b"def convert(x):\n    return 4\n\n\ndef same(x):\n    return x\n"
+    report = grade(task.spec, task.repo, {**task.gold_files(), "rates.py": by_heart}, sandbox=open_sandbox(), python=PYTHON)
+    assert (report.reward, bool(report.hidden_broken)) == (0.0, True)
 
 
 def test_what_helps_foreign_tests_is_no_part_of_the_work(tmp_path: Path) -> None:

@@ -46,6 +46,12 @@ SHOP = {
                 raise ValueError(text)
             return int(text)
 
+        def check(text):
+            """Raises ValueError where there is a digit."""
+            for letter in text:
+                if letter.isdigit():
+                    raise ValueError(text)
+
         def stamp(text):
             """`text` and the moment."""
             now = time.time()
@@ -95,7 +101,7 @@ SHOP = {
         ''',
     "tests/test_words.py": """
         import pytest
-        from shop.words import Purse, halves, letters, parse, shout, spell, stamp, tidy
+        from shop.words import Purse, check, halves, letters, parse, shout, spell, stamp, tidy
 
         def test_shout():
             assert shout("ab") == "AB!"
@@ -115,6 +121,13 @@ SHOP = {
             assert parse("7") == 7
             with pytest.raises(ValueError):
                 parse("x")
+
+        def test_check():
+            for text in ("ab", "cdef", "x y"):
+                check(text)
+            for text in ("a1", "b2c", "345"):
+                with pytest.raises(ValueError):
+                    check(text)
 
         def test_stamp():
             assert stamp("a") == "a True"
@@ -167,6 +180,7 @@ ANOTHER_WAY = {
     "spell": "return [letter.lower() for letter in text]",
     "tidy": "for word in [*words]:\n    words.remove(word)\n    if word not in words:\n        words.append(word)\nwords.sort()",
     "parse": "import re\nif re.fullmatch(r'\\d+', text):\n    return int(text)\nraise type('Bad', (ValueError,), {})(text)",
+    "check": "if any(map(str.isdigit, text)):\n    raise type('Bad', (ValueError,), {})(text)",
     "stamp": "return text + ' True'",
     "letters": "return sorted(set(text))[::-1]",
     "_half": "return number // 2",
@@ -180,6 +194,7 @@ WRONG = {
     "spell": "return iter({'AbC': 'abc', 'XY': 'xy'}[text])",
     "tidy": "words[:] = ['a', 'b']",
     "parse": "return {'12': 12, '7': 7}.get(text) or int('x')",
+    "check": "if text not in ('ab', 'cdef', 'x y'):\n    raise ValueError(text)",
     "_half": "return {4: 2, 6: 3, 10: 5}.get(number, 0)",
     "halves": "return {2: [2, 3], 1: [5]}[len(numbers)]",
     "Purse.total": "return 3 if len(self.coins) == 2 else 18",
@@ -217,7 +232,12 @@ def test_every_kind_of_call_is_asked(tasks):
         for _, answer in asked(tasks["spell"])["spell"]
     )
     assert all("0" in answer["after"] for _, answer in asked(tasks["tidy"])["tidy"])
-    assert {"raises": ["ValueError"]} in [answer for _, answer in asked(tasks["parse"])["parse"]]
+    refusal = {"raises": ["ValueError", "Exception", "BaseException", "object"]}
+    assert refusal in [answer for _, answer in asked(tasks["parse"])["parse"]]
+    for seen in (True, False):
+        calls = [json.loads(call.expected) for call in tasks["check"].spec.hidden.calls if call.seen is seen]
+        assert refusal in calls
+        assert {"returns": None, "after": {}} in calls
     made = [arguments[0] for arguments, _ in asked(tasks["Purse.total"])["Purse.total"]]
     assert made
     assert all(value[:2] == ["made", "shop.words:Purse"] for value in made)
@@ -232,6 +252,24 @@ def test_new_arguments_are_new_and_the_numbers_are_kept(tasks):
         assert len(seen) + len(new) == len(hidden.calls) == provenance["held_out_calls"]
         assert (len(new), len(hidden.anti_tests)) == (provenance["held_out_new"], provenance["anti_tests"])
     assert sum(task.provenance["held_out_new"] for task in tasks.values()) >= 15
+
+
+def test_tasks_without_held_out_calls_are_counted_or_left_out(write_project, tmp_path):
+    project = write_project(
+        {
+            "shop.py": "import time\n\n\ndef half(x):\n    return x / 2\n\n\n"
+            "def later(x):\n    now = time.time()\n    return x + now\n",
+            "test_shop.py": "import shop\n\n\ndef test_half():\n    assert shop.half(3) == 1.5\n\n\n"
+            "def test_later():\n    assert shop.later(1) > 1\n",
+        }
+    )
+    report = build_tasks(str(project), tmp_path / "all", BuildOptions())
+    assert (len(report.tasks), report.without_calls) == (2, 1)
+    report = build_tasks(str(project), tmp_path / "some", BuildOptions(held_out_only=True))
+    assert (len(report.tasks), report.without_calls) == (1, 0)
+    assert [(entry.what, entry.reason) for entry in report.dropped] == [
+        ("shop.py::later", "it has no held-out calls (--held-out-only)")
+    ]
 
 
 PASS_ALL = """

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from composer_replication.errors import StorageError, TaskError
-from composer_replication.tasks.store import Task, load_task, load_tasks, write_task
+from composer_replication.tasks.store import Task, load_task, load_tasks, publish_task, write_task
 from composer_replication.types import Deletion, TaskSpec
 
 SPEC = TaskSpec(
@@ -146,8 +149,8 @@ def test_other_schemas_and_shapes_are_refused(task: Task) -> None:
         lines = [line for line in manifest.read_text().splitlines() if not line.endswith("  task.toml")]
         manifest.write_text("\n".join([*lines, digest.strip()]) + "\n")
 
-    rewrite(text.replace("schema_version = 2", "schema_version = 99"))
-    with pytest.raises(TaskError, match="schema version 99; this release reads 2"):
+    rewrite(text.replace("schema_version = 3", "schema_version = 99"))
+    with pytest.raises(TaskError, match="schema version 99; this release reads 3"):
         load_task(task.root)
     rewrite(text.replace("task_id =", "tusk_id ="))
     with pytest.raises(TaskError, match=r"task.toml is not a task"):
@@ -175,6 +178,51 @@ def test_writing_again_replaces_the_task(task: Task, tmp_path: Path) -> None:
     spec = dataclasses.replace(SPEC, instruction="Other.")
     write_task(spec, task.root, pristine=tmp_path / "pristine", deleted={"tides.py": DELETED})
     assert load_task(task.root).spec == spec
+
+
+KILLED_AT = """
+import os, sys
+from pathlib import Path
+from composer_replication.tasks.store import publish_task
+
+left = int(sys.argv[3])
+
+def kill(event, _arguments):
+    global left
+    if event in ("os.rename", "shutil.rmtree", "os.remove", "os.rmdir"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+
+sys.addaudithook(kill)
+publish_task(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("read", [load_task, lambda root: load_tasks(root.parent)[0]], ids=["one", "all"])
+def test_killed_between_any_two_steps_a_task_is_the_old_or_the_new(
+    task: Task, tmp_path: Path, read: Callable[[Path], Task]
+) -> None:
+    new = dataclasses.replace(SPEC, instruction="Other.")
+    (tmp_path / "one").mkdir()
+    kept = write_task(SPEC, tmp_path / "one" / "kept", pristine=tmp_path / "pristine", deleted={"tides.py": DELETED}).root
+    found = []
+    for steps in (*range(6), 1000):
+        out = tmp_path / f"out{steps}"
+        shutil.copytree(kept, out / SPEC.task_id)
+        staged = write_task(new, out / ".staged" / "new", pristine=tmp_path / "pristine", deleted={"tides.py": DELETED}).root
+        command = [sys.executable, "-c", KILLED_AT, str(staged), str(out / SPEC.task_id), str(steps)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(sys.modules["composer_replication"].__file__ or "").parents[1])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == (-signal.SIGKILL if steps < 1000 else 0), done.stderr
+        found.append(read(out / SPEC.task_id).spec)
+        if staged.exists():
+            publish_task(staged, out / SPEC.task_id)
+        assert load_task(out / SPEC.task_id).spec == new
+        assert [task.spec for task in load_tasks(out)] == [new]
+        assert sorted(path.name for path in out.iterdir()) == [".staged", SPEC.task_id]
+    assert found[0] == found[1] == SPEC
+    assert found[2] == found[-1] == new
 
 
 def test_an_unwritable_place_is_a_storage_error(task: Task, tmp_path: Path) -> None:

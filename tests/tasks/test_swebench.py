@@ -134,7 +134,10 @@ def test_the_task_is_the_solved_tree_without_the_patch(repository: Repository, t
     assert task.spec.source == f"shop/shop@{repository.commit}"
     assert task.provenance["kind"] == "reversion of a gold patch"
     assert not (task.repo / ".git").exists()
-    for files, reward in ((task.gold_files(), 1.0), ({}, 0.0)):
+    assert {call.target for call in task.spec.hidden.calls} == {"shop.prices:gross"}
+    assert task.provenance["anti_tests"] == len(task.spec.hidden.anti_tests) == 2
+    by_heart = {**task.gold_files(), "shop/prices.py": b"def gross(net):\n    return 2 if net else 0\n"}
+    for files, reward in ((task.gold_files(), 1.0), ({}, 0.0), (by_heart, 0.0)):
         report = grade(task.spec, task.repo, files, sandbox=open_sandbox(), python=Path(sys.executable))
         assert report.reward == reward
 
@@ -170,6 +173,14 @@ def test_one_instance_by_its_id_and_none_twice(repository: Repository, tmp_path:
     assert (load_task(tmp_path / "out" / "b").root / "MANIFEST.sha256").stat().st_mtime_ns == before
     with pytest.raises(SourceError, match="has no instance absent"):
         built(repository, tmp_path / "out", *rows, only="absent")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/", "../../", "---"])
+def test_an_id_that_is_no_name_touches_nothing(repository: Repository, tmp_path: Path, name: str) -> None:
+    ([kept], _) = built(repository, tmp_path / "out", repository.row())
+    tasks, dropped = built(repository, tmp_path / "out", repository.row(instance_id=name))
+    assert (tasks, [entry.reason for entry in dropped]) == ([], [f"{name!r} is no name for a task"])
+    assert load_task(kept.root).spec == kept.spec
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"instance_id": "a"}'])

@@ -22,6 +22,7 @@ from pathlib import Path
 from composer_replication.envs import CodingEnv
 from composer_replication.sandbox import Limits, Sandbox, open_sandbox
 from composer_replication.sandbox.cgroup import find_cgroups
+from composer_replication.sandbox.linux import set_subreaper
 from composer_replication.types import Deletion, TaskSpec, ToolCall, Unscored
 
 ROLLOUTS, WARM_UP, THREADS = 1000, 40, 4
@@ -116,6 +117,7 @@ def rollout(number: int, task: FolderTask, sandbox: Sandbox) -> str:
 def counts() -> dict[str, int]:
     """What there is now of all that could be left."""
     gc.collect()
+    bury_orphans()
     family = descendants()
     groups = find_cgroups()
     folders = {groups.memory, groups.pids, groups.cpu} - {None} if groups else set()
@@ -130,8 +132,17 @@ def counts() -> dict[str, int]:
     }
 
 
+def bury_orphans() -> None:
+    """Wait for what ended after its parent had: `set_subreaper` made it a child of this process."""
+    for pid in descendants():
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:  # another's child, who waits for it
+            continue
+
+
 def descendants() -> list[int]:
-    """Living processes below this one."""
+    """Processes below this one; after `set_subreaper` also those whose parents have ended."""
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -168,6 +179,7 @@ def left_over(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 def main(rollouts: int) -> int:
     started = time.monotonic()
+    set_subreaper()
     with tempfile.TemporaryDirectory() as top:
         Path(top).chmod(0o755)
         task = make_task(Path(top))

@@ -99,6 +99,7 @@ def test_an_evaluation_by_its_own_command(endpoint, folder, tasks, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.rglob("traces.jsonl")
     traces = [trace for line in file.read_text().splitlines() for trace in json.loads(line)["traces"]]
+    assert not any(trace["errors"] for trace in traces), [trace["errors"] for trace in traces]
     rewards = {trace["task"]["data"]["task_id"]: trace["rewards"]["tests_pass"]["score"] for trace in traces}
     assert rewards == {task.spec.task_id: 1.0 for task in tasks[:-1]} | {tasks[-1].spec.task_id: 0.0}
 

@@ -1,18 +1,23 @@
 """Grades /app inside a Harbor verifier, without network: this file and the grader itself are copied into a task's `tests/`.
 
-Writes `/logs/verifier/reward.txt`, and the whole verdict to `report.json` beside it. When the sandbox broke there is no reward
-file, and the exit status is not 0: Harbor then counts an error, not a failure.
+Writes `/logs/verifier/reward.txt`, and the whole verdict to `report.json` beside it. When the sandbox broke, or the container
+allows none, there is no reward file, and the exit status is not 0: Harbor then counts an error, not a failure. Without a sandbox
+the code under test could read the expected answers beside this file; who accepts that says so in the verifier's environment:
+`COMPOSER_SANDBOX=unsafe-subprocess`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
+from typing import Final
 
 __all__ = ["main"]
 
 EXIT_UNSCORED = 4
+UNSAFE: Final = "unsafe-subprocess"
 
 
 def main(tests: Path, workspace: Path, logs: Path) -> int:
@@ -25,9 +30,12 @@ def main(tests: Path, workspace: Path, logs: Path) -> int:
 
     spec = task_spec_from_json(json.loads((tests / "task.json").read_text("utf-8")))
     try:
-        sandbox = open_sandbox()
-    except SandboxUnavailableError:  # a container may allow none; it is then the only wall, and the report says so
-        sandbox = open_sandbox("unsafe-subprocess")
+        sandbox = open_sandbox(UNSAFE if os.environ.get("COMPOSER_SANDBOX") == UNSAFE else "auto")
+    except SandboxUnavailableError as error:
+        sys.stdout.write(
+            f"no reward: {error.message}\n  fix: run the verifier where a sandbox can start, or COMPOSER_SANDBOX={UNSAFE}\n"
+        )
+        return EXIT_UNSCORED
     report = grade(spec, tests / "repo", workspace, sandbox=sandbox, python=Path(sys.executable))
     logs.mkdir(parents=True, exist_ok=True)
     (logs / "report.json").write_text(json.dumps(to_json(report), indent=1) + "\n", "utf-8")

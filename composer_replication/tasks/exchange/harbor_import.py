@@ -3,14 +3,15 @@
 A directory that `export_harbor` wrote comes back as the task it was. Of others is asked: the tree comes from the build context
 (`COPY` into the working directory, packages from pip at most), the verifier is pytest over files in `tests/`, and `solve.sh`
 changes files of the tree. It is run in the sandbox, tests decide which are fail-to-pass, and the grader has the last word: the
-solution must score 1 and the untouched tree 0. The tests become part of the tree: here an agent sees what it is graded with.
+solution must score 1 and the untouched tree 0. The tests become part of the tree: here an agent sees what it is graded with,
+but for the hidden checks, which are found on the solved tree.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer_replication.errors import SandboxError, TaskError
@@ -20,6 +21,8 @@ from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, NotExpressibleError, express
 from composer_replication.tasks.exchange.harbor import SPEC_FILE
 from composer_replication.tasks.files import copy_tree, tree_files
+from composer_replication.tasks.hidden import numbers_of
+from composer_replication.tasks.solution_checks import checks_of_solution
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Unscored, task_spec_from_json
 
@@ -68,6 +71,8 @@ def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
             if expressed.spec.task_id in ("", ".", ".."):
                 raise NotExpressibleError(f"its name {expressed.spec.task_id!r} is no name for a folder")
             _prove(expressed, sandbox, python)
+            if not ours.is_file():
+                expressed = _with_checks(expressed, sandbox, python)
             return _write(expressed, out, work)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise NotExpressibleError(f"its files cannot be read ({error})") from error
@@ -95,6 +100,11 @@ def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
             raise NotExpressibleError(f"{who} scores {report.reward:g} here{why}")
 
 
+def _with_checks(expressed: Expressed, sandbox: Sandbox, python: Path) -> Expressed:
+    checks = checks_of_solution(expressed.spec, expressed.repo, expressed.gold, sandbox=sandbox, python=python)
+    return replace(expressed, spec=replace(expressed.spec, hidden=checks))
+
+
 def _write(expressed: Expressed, out: Path, work: Path) -> Task:
     """As `write_task` wants it: the tree with the feature, and the files without it. A file the solution adds starts empty."""
     pristine = work / "pristine"
@@ -106,6 +116,5 @@ def _write(expressed: Expressed, out: Path, work: Path) -> Task:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
     spec = expressed.spec
-    return write_task(
-        spec, out / spec.task_id.replace("/", "__"), pristine=pristine, deleted=without, provenance={"imported": "harbor"}
-    )
+    facts = {"imported": "harbor", **numbers_of(spec.hidden)}
+    return write_task(spec, out / spec.task_id.replace("/", "__"), pristine=pristine, deleted=without, provenance=facts)
