@@ -4,7 +4,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.policy_gradient import group_advantages, has_signal, soft_overlong_punishment
@@ -35,7 +35,6 @@ def test_unscored_siblings_leave_the_baseline(kind):
     assert [a for a in with_gap if a is not None] == group_advantages([1.0, 0.0, 0.0], kind)
 
 
-@settings(deadline=None)
 @given(REWARDS, st.sampled_from(["grpo", "dr_grpo", "rloo"]), st.floats(-5, 5))
 def test_advantages_sum_to_zero_and_ignore_a_constant(rewards, kind, shift):
     advantages = group_advantages(rewards, kind)

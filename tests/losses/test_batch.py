@@ -38,7 +38,7 @@ def assert_same(model, batches, other, **options):
 
 # --- invariance ------------------------------------------------------------------------------------------------------
 
-INVARIANCE = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+INVARIANCE = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @INVARIANCE

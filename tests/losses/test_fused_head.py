@@ -219,7 +219,7 @@ def test_losses_are_the_same_where_no_gradient_is_wanted(how):
     assert torch.equal(value, expected.detach())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 12),
     vocabulary=st.integers(2, 300),
@@ -249,7 +249,7 @@ def test_order_chunks_and_splits_change_nothing(rows, vocabulary, split, diverge
     torch.testing.assert_close(sum(part for _, part in parts), gradient)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(vocabulary=st.integers(2, 200), beta=st.floats(0.05, 0.95), shift=st.floats(-50, 50), seed=st.integers(0, 1000))
 def test_what_a_divergence_is(vocabulary, beta, shift, seed):
     """Non-negative, zero between equals, D_b(s, t) = D_{1-b}(t, s), at most log 2 at b = 1/2, blind to a shift of the logits."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Categorical, kl_divergence
 
@@ -101,7 +101,6 @@ def test_half_precision_is_computed_in_float32(dtype, beta):
 SEEDS = st.integers(0, 10**6)
 
 
-@settings(deadline=None)
 @given(SEEDS, st.sampled_from(BETAS), st.sampled_from([0.01, 1.0, 30.0]))
 def test_non_negative_and_zero_only_at_equality(seed, beta, spread):
     s, t = both(seed, spread=spread)
@@ -109,7 +108,6 @@ def test_non_negative_and_zero_only_at_equality(seed, beta, spread):
     torch.testing.assert_close(generalized_jsd_per_token(s, s, beta=beta), torch.zeros(4, dtype=s.dtype), rtol=0, atol=1e-16)
 
 
-@settings(deadline=None)
 @given(SEEDS, st.floats(0.06, 0.94))
 def test_symmetry_and_upper_bound(seed, beta):
     s, t = both(seed, spread=8.0)
@@ -118,7 +116,6 @@ def test_symmetry_and_upper_bound(seed, beta):
     assert (generalized_jsd_per_token(s, t, beta=beta) <= binary_entropy + 1e-12).all()
 
 
-@settings(deadline=None)
 @given(SEEDS, st.sampled_from(BETAS), st.floats(-50, 50))
 def test_shifting_the_logits_changes_nothing(seed, beta, shift):
     s, t = both(seed)

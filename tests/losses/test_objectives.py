@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.policy_gradient import clipped_surrogate, kl_k3, sequence_weights, token_logprobs
@@ -124,7 +124,6 @@ def test_weights_reproduce_the_aggregation(objective):
     assert got.item() == pytest.approx(loops(mask, values, objective, 9), rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(["grpo", "dr_grpo", "dapo"]))
 def test_weights_of_a_part_are_the_parts_of_the_weights(seed, objective):
     mask = torch.tensor(streams(seed, b=5)[3])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.distillation import dpo_loss, simpo_loss
@@ -79,7 +79,6 @@ def test_the_reference_has_no_gradient():
     assert [a.grad is None for a in x] == [False, False, True, True]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), st.floats(-100, 100))
 def test_only_differences_count_and_order_does_not(seed, shift):
     x = tensors(draws(seed, 4))
@@ -89,7 +88,6 @@ def test_only_differences_count_and_order_does_not(seed, shift):
     torch.testing.assert_close(dpo_loss(*(a[order] for a in x)), dpo_loss(*x))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6))
 def test_positive_and_falling_in_the_margin(seed):
     x = tensors(draws(seed, 4))

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ConfigError, StorageError
@@ -161,7 +161,6 @@ def test_reserved_names_and_negative_steps_are_refused(run: RunDir) -> None:
 # --- torn lines
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=40), max_size=5), st.integers(min_value=0))
 def test_a_torn_tail_is_dropped_wherever_the_cut_falls(
     tmp_path_factory: pytest.TempPathFactory, blobs: list[bytes], cut: int

@@ -202,7 +202,7 @@ def source_of_each(data: bytes) -> dict[str, tuple[bytes, bytes]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=modules(), picks=st.sets(st.sampled_from(NAMES)), keep=st.booleans())
 def test_deleting_any_functions_of_any_module(data: bytes, picks: set[str], keep: bool) -> None:
     ast.parse(data)
@@ -248,7 +248,7 @@ def stub_length(data: bytes, function: Function) -> int:
     return len(function.indent) + len(b"raise NotImplementedError") + len(last) - len(last.rstrip(b"\r\n"))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=modules())
 def test_the_gold_patch_restores_the_original_bytes(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     functions, _ = find_functions("m.py", data)

@@ -151,7 +151,7 @@ def test_answers_that_merge_with_the_prompt_keep_the_prompt():
     assert renderer.tokenizer.decode(ids) == "\nhi<|im_end|>"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "user\n", "x", "\ud7ff", "<tool_call>", "é"]), max_size=6))
 def test_text_never_becomes_control_tokens(parts):
     renderer = ChatRenderer(byte_level_tokenizer())
