@@ -27,6 +27,8 @@ _MOST_ITEMS = 200
 """Read of an iterator that is a result."""
 _CLOSE = 1e-9
 """Relative difference between equal floats: another order of summation is no other answer. Beside 0.0 it is absolute."""
+_ZERO = 1e-14
+"""Absolute difference that rounding leaves between numbers around 1: 5e-17 and 0.0 are the same answer."""
 
 _BUILT_FROM: dict[type, Callable[[Any], list[Any]]] = {
     datetime.date: lambda v: [v.year, v.month, v.day],
@@ -220,13 +222,13 @@ def _number(written: Any) -> int | float | None:
 
 
 def _close(expected: int | float, got: int | float) -> bool:
-    """By the magnitude of what is expected, so that 0.0 does not stand for every tiny number."""
+    """By the magnitude of what is expected, down to that of rounding, so that 0.0 does not stand for every small number."""
     if expected == got or (isinstance(expected, int) and isinstance(got, int)):
         return expected == got
     try:
         if math.isnan(expected) or math.isnan(got):
             return math.isnan(expected) and math.isnan(got)
-        return math.isfinite(expected) and abs(got - expected) <= _CLOSE * (abs(expected) or 1.0)
+        return math.isfinite(expected) and abs(got - expected) <= max(_CLOSE * (abs(expected) or 1.0), _ZERO)
     except OverflowError:  # an integer that no float can hold
         return False
 

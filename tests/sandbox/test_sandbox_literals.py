@@ -125,6 +125,8 @@ def test_what_is_too_large_or_strange_is_not_written(value):
         (1, True),
         (2, 2.0),
         (0.1 + 0.2, 0.3),
+        (0.1 + 0.2 - 0.3, 0.0),
+        (0.0, 0.1 + 0.2 - 0.3),
         (float("nan"), float("nan")),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         ({1, 2}, frozenset({2, 1})),
