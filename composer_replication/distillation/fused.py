@@ -26,7 +26,7 @@ from torch import Tensor
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
 from composer_replication.fused_head import Head, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
 
-__all__ = ["fused_divergence"]
+__all__ = ["WeightedRows", "fused_divergence"]
 
 _Rows: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(student logits [n, V], teacher logits [n, V]) -> losses [n]; the gradient overwrites the student's logits."""
@@ -58,15 +58,32 @@ def fused_divergence(
     return value, kernel.per_row
 
 
-class _DivergenceKernel:
-    """`RowKernel` of a divergence."""
+class WeightedRows:
+    """What the `RowKernel`s of losses against a teacher share: each row counts by its weight, and one of weight 0 not at all, be
+    its loss infinite."""
 
-    def __init__(self, head: Head, divergence: Divergence, weights: Tensor, temperature: float) -> None:
-        self.head, self.divergence, self.temperature = head, divergence, temperature
+    def __init__(self, head: Head, weights: Tensor, temperature: float) -> None:
+        self.head, self.temperature = head, temperature
         self.weights = weights.to(accumulation_dtype(head.weight.dtype))
         self.per_row, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
         out = self.weights == 0
         self.out = out if bool(out.any()) else None
+
+    def weigh(self, losses: Tensor, product: Tensor, rows: slice) -> Tensor:
+        """Keep `losses` [n] of `rows` by their weights. Returns the factors [n] of the dense gradient in `product` [n, V]."""
+        torch.mul(self.weights[rows], losses, out=self.losses[rows])
+        if self.out is not None:  # 0 * inf is NaN
+            self.losses[rows].masked_fill_(self.out[rows], 0.0)
+            product.masked_fill_(self.out[rows].unsqueeze(-1), 0.0)
+        return self.weights[rows] * (self.head.scale / self.temperature)
+
+
+class _DivergenceKernel(WeightedRows):
+    """`RowKernel` of a divergence."""
+
+    def __init__(self, head: Head, divergence: Divergence, weights: Tensor, temperature: float) -> None:
+        super().__init__(head, weights, temperature)
+        self.divergence = divergence
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
         assert teacher is not None
@@ -76,11 +93,7 @@ class _DivergenceKernel:
             diverge(product, teacher, self.head, self.divergence, self.temperature, self.per_row[rows])
         else:
             _diverge(product, teacher, self.head, self.divergence, self.temperature, self.per_row[rows])
-        self.losses[rows] = self.weights[rows] * self.per_row[rows]
-        if self.out is not None:  # 0 * inf is NaN
-            self.losses[rows].masked_fill_(self.out[rows], 0.0)
-            product.masked_fill_(self.out[rows].unsqueeze(-1), 0.0)
-        return self.weights[rows] * (self.head.scale / self.temperature)
+        return self.weigh(self.per_row[rows], product, rows)
 
 
 def _diverge(student: Tensor, teacher: Tensor, head: Head, divergence: Divergence, temperature: float, losses: Tensor) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from composer_replication.distillation.fused import WeightedRows
 from composer_replication.distillation.sampled_token import EntropyGatedOPD
-from composer_replication.fused_head import Head, TeacherRows, accumulation_dtype, for_blocks, total_loss
+from composer_replication.fused_head import Head, TeacherRows, for_blocks, total_loss
 
 __all__ = ["fused_entropy_gated"]
 
@@ -47,19 +48,17 @@ def fused_entropy_gated(
     return value, kernel.per_row
 
 
-class _GatedKernel:
+class _GatedKernel(WeightedRows):
     """`RowKernel` of the loss."""
 
     def __init__(self, head: Head, tokens: Tensor, loss: EntropyGatedOPD, weights: Tensor, temperature: float) -> None:
-        self.head, self.tokens, self.loss, self.temperature = head, tokens, loss, temperature
-        self.weights = weights.to(accumulation_dtype(head.weight.dtype))
-        self.per_row, self.losses = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        out = self.weights == 0
-        self.out = out if bool(out.any()) else None
+        super().__init__(head, weights, temperature)
+        self.tokens, self.loss = tokens, loss
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
         assert teacher is not None
-        tokens, per_row, losses = self.tokens[rows], self.per_row[rows], self.losses[rows]
+        tokens, per_row = self.tokens[rows], self.per_row[rows]
+        losses = torch.empty_like(per_row)
 
         def work(block: slice) -> None:
             logits = product[block]
@@ -70,11 +69,7 @@ class _GatedKernel:
                 logits.mul_(slope)
 
         for_blocks(product, work)
-        losses.mul_(self.weights[rows])
-        if self.out is not None:  # 0 * inf is NaN
-            losses.masked_fill_(self.out[rows], 0.0)
-            product.masked_fill_(self.out[rows].unsqueeze(-1), 0.0)
-        return self.weights[rows] * (self.head.scale / self.temperature)
+        return self.weigh(losses, product, rows)
 
 
 def _rows(student: Tensor, teacher: Tensor, tokens: Tensor, loss: EntropyGatedOPD) -> tuple[Tensor, Tensor]:
