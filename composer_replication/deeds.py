@@ -167,7 +167,7 @@ def _list(a: Mapping[str, Any]) -> Deed:
 
 def _shell(a: Mapping[str, Any]) -> Deed:
     """A command as one string; Codex gives words, and mostly `["bash", "-lc", SCRIPT]`."""
-    given = next((a[name] for name in ("command", "cmd", "action") if a.get(name) is not None), None)
+    given: Any = next((a[name] for name in ("command", "cmd", "action") if a.get(name) is not None), None)
     given = given["command"] if isinstance(given, Mapping) else given
     if isinstance(given, str):
         command = given
