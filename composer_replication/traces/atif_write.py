@@ -13,7 +13,7 @@ from composer_replication.errors import TraceError
 from composer_replication.observe.files import replace_file
 from composer_replication.traces.atif import KEY
 from composer_replication.traces.fields import number, present, section, string
-from composer_replication.traces.recorder import RAW, assistant, tool_message
+from composer_replication.traces.recorder import RAW, assistant, native_call, tool_message
 from composer_replication.traces.store import context_steps
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult, to_json
@@ -146,8 +146,9 @@ def _iso(value: Any) -> str:
 
 def _call(call: ToolCall, raw: str | None) -> dict[str, Any]:
     told = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": to_json(call.arguments)}
-    ours = {"error": call.error} | ({} if raw is None else {"raw": raw})
-    return told if call.error is None and raw is None else {**told, "extra": {KEY: ours}}
+    if native_call(call.call_id, call.name, told["arguments"]) == (call, raw):
+        return told
+    return {**told, "extra": {KEY: {"error": call.error, "raw": raw}}}
 
 
 def _result(result: ToolResult, known: set[str]) -> dict[str, Any]:

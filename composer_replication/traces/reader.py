@@ -19,7 +19,7 @@ from composer_replication.transcript import Trace
 __all__ = ["GROUP", "Item", "Reader", "reader_for", "readers"]
 
 GROUP = "composer_replication.trace_readers"
-_BUILTIN = ("own", "atif", "openai_chat")
+_BUILTIN = ("own", "claude_code", "codex", "openhands", "swe_agent", "mini_swe_agent", "atif", "openai_chat")
 """Modules of this room with a `READER`, in the order in which they are asked; the last knows the most general form."""
 
 Item: TypeAlias = Trace | Problem | Dropped

@@ -84,15 +84,26 @@ class Recorder:
         reasoning: str | None = None,
         details: Mapping[str, Any] | None = None,
         message: Message | None = None,
+        shown: bool = True,
+        counted: bool = True,
     ) -> None:
-        """The model answers to what it has seen; `message` is how it sees its answer later, where calls are not native."""
+        """The model answers to what it has seen.
+
+        Args:
+            calls: each with its arguments as text where they are no object (see `native_call`).
+            message: how the model sees its answer later, where its calls are not native.
+            shown: it sees its answer later at all.
+            counted: this is a turn; else it is one of another trace, and here only context.
+        """
         pairs = list(calls)
         raw = {call.call_id: broken for call, broken in pairs if broken is not None}
         told = {**(details or {}), **({RAW: raw} if raw else {})}
         turn = _Open(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
-        self._turns.append(turn)
+        if counted:
+            self._turns.append(turn)
         self._asked.update({call.call_id: turn for call in turn.calls})
-        self.context.append(message or assistant(text, turn.calls, raw))
+        if shown:
+            self.context.append(message or assistant(text, turn.calls, raw))
 
     def call(self, call_id: str) -> ToolCall | None:
         """The call of that id, if the model made one."""

@@ -68,7 +68,7 @@ def parse(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise UnreadableError("not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise UnreadableError(f"not JSON: {error.msg} at character {error.pos}") from error
+        raise UnreadableError(f"not JSON: {error.msg} (character {error.pos})") from error
     except RecursionError as error:
         raise UnreadableError("nested too deeply") from error
     except ValueError as error:
@@ -134,7 +134,8 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
             try:
                 value = parse(line)
             except UnreadableError as error:
-                cut = "" if line.endswith(b"\n") else ": the file ends in the middle of a line"
+                torn = not line.endswith(b"\n") and str(error).startswith("not JSON")
+                cut = "; the file ends in the middle of a line" if torn else ""
                 yield Problem(path, f"{error}{cut}", number)
                 continue
             if isinstance(value, dict):
@@ -194,10 +195,8 @@ def peek(path: Path) -> tuple[dict[str, Any], ...]:
 @lru_cache(maxsize=4)
 def _peek(path: Path, changed: int, size: int) -> tuple[dict[str, Any], ...]:
     del changed
-    if not size:
-        raise UnreadableError("empty")
     found: list[dict[str, Any]] = []
-    problem = "no JSON object"
+    problem = "no JSON object" if size else "empty"
     for seen, item in enumerate(documents(path)):
         if isinstance(item, Problem):
             problem = item.reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from made_traces import traces
 from hypothesis import given
+from made_traces import traces
 
 from composer_replication.errors import ConfigError, StorageError
 from composer_replication.traces import read_traces, states_from_traces, write_traces

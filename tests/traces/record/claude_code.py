@@ -2,8 +2,8 @@
 
     python tests/traces/record/claude_code.py CLAUDE OUT
 
-`CLAUDE` is the program, `OUT` a folder: for each session its log (`NAME.jsonl`, and its subagents') and the requests that the model
-received (`NAME.requests.jsonl`), rewritten by `neutral.py` so that no path and no name of the recording machine remains.
+`CLAUDE` is the program, `OUT` a folder: for each session its log (`NAME.jsonl`, and its subagents') and the requests that the
+model received (`NAME.requests.jsonl`), rewritten by `neutral.py` so that no path and no name of the recording machine remains.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from neutral import keep  # noqa: E402
-from project import project  # noqa: E402
-from server import serve  # noqa: E402
+from neutral import keep
+from project import project
+from server import serve
 
 
 def call(name, **arguments):

@@ -3,7 +3,7 @@
     python server.py SCRIPT.json REQUESTS.jsonl PORT
 
 A script is a list of `{"text", "thinking", "calls": [{"name", "arguments"}], "status"}`: the answers to those requests that offer
-tools (agents ask for titles and summaries besides, without: these are answered by `{"text"}` of the entry `"aside"`, a plain text).
+tools. Agents ask for titles and summaries besides, without: these get one plain text.
 Speaks OpenAI chat completions and Responses, and Anthropic messages, whole or streamed.
 """
 
