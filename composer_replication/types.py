@@ -274,6 +274,9 @@ class Finding:
     """`unknown_tool`, `malformed_call`, `invalid_arguments`, `edit_not_applied`, `tests_failed`, `repeated_action`, ..."""
     turn: int
     """0-based index of the turn that went wrong (for failing tests: the edit, not the test run that revealed it)."""
+    span: tuple[int, int] | None = None
+    """Where in the turn: a range of characters in the call's argument that `evidence["argument"]` names, else in the turn's text;
+    None when it is about the whole turn."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     confidence: float = 1.0
 
@@ -289,6 +292,8 @@ class Hint:
     text: str
     source: str
     """Who wrote it: `template`, `environment`, `documentation`, ..."""
+    dropped: str | None = None
+    """Why it is not told after all; None for a hint that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
