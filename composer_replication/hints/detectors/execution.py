@@ -59,8 +59,8 @@ class CommandFailed:
     """A command that failed through its own fault, not one whose failing is an answer.
 
     That is: the shell could not run it (exit status 126 or 127) or it says itself that it was called in a wrong way (a usage
-    message, a known error text); or it failed and the next turn makes nearly the same call again, or takes it back. A failing test
-    run, linter or build and a search that finds nothing are answers, and so is a program of the agent's own that raises.
+    message, a known error text); or it failed and the next turn makes nearly the same call again, or takes it back. A failing
+    test run, linter or build and a search that finds nothing are answers, and so is a program of the agent's own that raises.
     """
 
     kinds: tuple[str, ...] = ("command_failed",)

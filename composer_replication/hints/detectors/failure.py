@@ -6,6 +6,7 @@ tools are known to answer with count, where they stand at the beginning of an an
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -13,7 +14,7 @@ from composer_replication.deeds import Deed, Kind
 from composer_replication.hints.detectors.shell import Command
 from composer_replication.types import ToolResult
 
-__all__ = ["STATUSES", "exit_code_of", "refusal_of", "shell_refusal"]
+__all__ = ["STATUSES", "refusal_of", "shell_answer", "shell_refusal"]
 
 STATUSES = frozenset(
     {
@@ -143,7 +144,7 @@ _SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
         re.MULTILINE,
     ),
     "permission_denied": _any(
-        rf"^(?:{_SHELL}|\w[\w.-]{{0,30}}: ).{{0,300}}(?:Permission denied|Operation not permitted|Read-only file system)",
+        rf"^(?:{_SHELL}|[a-z][\w.-]{{0,30}}: ).{{0,300}}(?:Permission denied|Operation not permitted|Read-only file system)",
         re.MULTILINE,
     ),
     "edit_not_applied": _any(
@@ -161,8 +162,6 @@ _SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
         ^(?:zsh: )?command not found:
         ^/\S*python[\d.]*: (?:No module named |can't find )
         ^  File \"<(?:string|stdin)>\", line \d+\n(?:.{{0,200}}\n){{1,4}}(?:Syntax|Indentation)Error:
-        ^[\w. -]{{1,60}}: (?:error: )?(?:unrecognized|invalid|illegal|unknown|ambiguous) (?:option|arguments?\b)
-        ^[\w. -]{{1,60}}: (?:error: )?(?:unexpected argument|the following arguments are required)
         ^(?:error: )?(?:unknown|unexpected|unrecognized) (?:option|argument|switch|subcommand|command)\b
         ^Error: No such (?:option|command)
         ^fatal: (?:not a git repository|pathspec|ambiguous argument|bad revision|unknown|unrecognized|invalid|no such path)
@@ -177,6 +176,12 @@ _SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
 }
 """Lines by which a shell and common programs say that they were called in a wrong way."""
 
+_MISUSED = re.compile(
+    r"^([\w.-]{1,30})(?: \w{1,20})?: (?:error: )?(?:(?:unrecognized|invalid|illegal|unknown|ambiguous) (?:option|arguments?\b)"
+    r"|unexpected argument|the following arguments are required)",
+    re.MULTILINE,
+)
+"""A program's complaint about its own arguments."""
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 
 
@@ -203,40 +208,49 @@ def _told(content: str) -> str | None:
     return next((kind for kind, pattern in _REFUSALS.items() if pattern.match(head)), None)
 
 
-def exit_code_of(result: ToolResult) -> int | None:
-    """Of a shell command, as the log's fields or the first or last words of the answer say it."""
+def shell_answer(result: ToolResult) -> tuple[str, int | None]:
+    """What a shell command showed, and its exit status, as the log's fields or the first or last words of the answer say it."""
+    text, code = result.content, None
+    if text.startswith('{"output":'):  # Codex
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            data = {}
+        metadata = data.get("metadata")
+        text = str(data.get("output", text))
+        code = metadata.get("exit_code") if isinstance(metadata, dict) else None
     for name in ("returncode", "exit_code", "exitCode"):
-        value = result.details.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    text = result.content
+        code = result.details.get(name, code)
+    if isinstance(code, int) and not isinstance(code, bool):
+        return text, code
     parts = (text,) if len(text) <= _TAIL else (text[:200], text[-_TAIL:])
-    found = [match for part in parts for match in _EXIT.finditer(part)]
-    return int(next(group for group in found[-1].groups() if group is not None)[:10]) if found else None
+    found = [code for part in parts for code in _EXIT.findall(part)]
+    return text, int("".join(found[-1])[:10]) if found else None
 
 
-def shell_refusal(result: ToolResult, command: Command, exit_code: int | None) -> str | None:
+def shell_refusal(status: str, shown: str, command: Command, exit_code: int | None) -> str | None:
     """The kind of error of a command that certainly failed through its own fault, or None.
 
     A failing test run, check or search says something about the code, not about the command.
     """
-    if result.status in ("timeout", "out_of_memory") or (exit_code == 124 and not command.checks):
-        return result.status if result.status != "ok" and result.status != "command_failed" else "timeout"
+    if status in ("timeout", "out_of_memory"):
+        return status
     if exit_code == 0:
         return None
-    text = _ends(result.content)
-    if exit_code is None and result.status == "ok" and _TIMEOUT_LINE.search(text):
+    silent = exit_code is None and status == "ok"
+    text = _ends(shown)
+    if silent and command.looks:  # what a file shows is no word of the shell's; the program's own error would come first
+        first = text.partition("\n")[0]
+        text = first if any(f"{program}:" in first[:60] for program in command.programs) else ""
+    if (exit_code == 124 and not command.checks) or (exit_code in (None, -1, 124) and _TIMEOUT_LINE.search(text or shown[:80])):
         return "timeout"
-    if result.status == "ok" and exit_code is None and (command.looks and "cat" in command.programs):
-        text = text[:300]
     for kind, pattern in _SHELL_ERRORS.items():
         if pattern.search(text):
             return kind
-    if exit_code in (126, 127):
+    misused = any(program in command.programs or program.endswith(".py") for program in _MISUSED.findall(text))
+    if misused or exit_code in (126, 127) or (exit_code == 2 and _USAGE.search(text)):
         return "command_failed"
-    if exit_code == 2 and _USAGE.search(text):
-        return "command_failed"
-    return result.status if result.status in STATUSES - {"command_failed", "tests_failed"} else None
+    return status if status in STATUSES - {"command_failed", "tests_failed"} else None
 
 
 def _ends(text: str) -> str:

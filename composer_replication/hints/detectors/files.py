@@ -41,8 +41,11 @@ def changes(steps: Sequence[Step]) -> Iterator[Change]:
     known: dict[str, str] = {}
     for step in steps:
         deed = step.deed
-        if deed.kind is Kind.SHELL:
-            if step.command is not None and not step.command.looks and not step.command.checks:
+        if step.command is not None:
+            words = step.command.words
+            if words[:1] == ("cat",) and len(words) == 2 and len(step.command.programs) == 1 and step.exit_code == 0:
+                known[posixpath.normpath(words[1])] = step.content
+            elif not step.command.looks and not step.command.checks:
                 known.clear()
         elif deed.kind is Kind.READ and deed.lines is None and step.refusal is None:
             text = _shown(step.content)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -104,7 +106,7 @@ class _Schema:
         if (self.simple and self._fit(arguments)) or too_deep(dict(arguments)):
             return None
         if self.validator is False:
-            self.validator = _validator(self.parameters)
+            self.validator = _validator(json.dumps(self.parameters, default=str)) if not too_deep(dict(self.parameters)) else None
         if not isinstance(self.validator, Draft202012Validator):
             return None
         try:
@@ -123,14 +125,15 @@ class _Schema:
         return all(name in arguments for name in self.required)
 
 
-def _validator(parameters: Mapping[str, Any]) -> Draft202012Validator | None:
-    if too_deep(dict(parameters)):
-        return None
+@lru_cache(maxsize=256)
+def _validator(parameters: str) -> Draft202012Validator | None:
+    """Of a schema in JSON; None when it is none."""
+    schema = json.loads(parameters)
     try:
-        Draft202012Validator.check_schema(dict(parameters))
+        Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError, re.error):
         return None
-    return Draft202012Validator(dict(parameters))
+    return Draft202012Validator(schema)
 
 
 _MARKUP = re.compile(
@@ -171,6 +174,11 @@ _ANNOUNCED = re.compile(
 )
 
 
+@lru_cache(maxsize=1024)
+def _hands_in(tool: str) -> bool:
+    return deed_of(tool, {}).kind is Kind.SUBMIT
+
+
 @dataclass(frozen=True, slots=True)
 class NoToolCall:
     """A turn without a call where one is due.
@@ -182,11 +190,11 @@ class NoToolCall:
     needs: frozenset[str] = frozenset()
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
-        ends_by_call = any(deed_of(name, {}).kind is Kind.SUBMIT for name in work.tool_names)
+        ends_by_call = any(map(_hands_in, work.tool_names))
         submitted = False
         for index, turn in enumerate(work.turns):
             if turn.tool_calls:
-                submitted = submitted or any(deed_of(call.name, {}).kind is Kind.SUBMIT for call in turn.tool_calls)
+                submitted = submitted or any(_hands_in(call.name) for call in turn.tool_calls)
                 continue
             if turn.results or submitted or not turn.text.strip():
                 continue

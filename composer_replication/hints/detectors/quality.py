@@ -138,7 +138,7 @@ _CONFIGURATION = re.compile(
 _HIDDEN = re.compile(r"(?:^|/)(?:\.git|__pycache__|\.pytest_cache|\.mypy_cache|\.ruff_cache)(?:/|$)|\.pyc$")
 _HISTORY = re.compile(
     r"\bgit\s+(?:reflog|fsck|unpack-objects|cat-file)\b|\bgit\s+log\b[^|;&]*\s--(?:all|reflog)\b|\bgit\s+stash\s+(?:list|show|pop|apply)\b"
-    r"|(?:^|\s)(?:cat|ls|less|head|tail|find|strings|cp|grep -r\S* \S+)\s+[^|;&]*(?:^|[\s/])\.git/"
+    r"|(?:^|\s)(?:cat|ls|less|head|tail|find|strings|cp|grep -r\S* \S+)\s(?:[^|;&]*[\s/])?\.git/"
     r"|\b(?:uncompyle6|decompyle3|pycdc|pycdas)\b|\bstrings\s+\S*\.pyc|\bmarshal\.loads?\b|(?:^|\s)\S*__pycache__/\S+\.pyc"
 )
 _WRITES_TO = re.compile(

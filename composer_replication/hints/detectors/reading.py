@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,7 @@ from typing import Any
 
 from composer_replication.actions import canonical_call, too_deep
 from composer_replication.deeds import Deed, Kind, deed_of
-from composer_replication.hints.detectors.failure import exit_code_of, refusal_of, shell_refusal
+from composer_replication.hints.detectors.failure import refusal_of, shell_answer, shell_refusal
 from composer_replication.hints.detectors.shell import Command, command_of, condensed
 from composer_replication.transcript import Transcript, TranscriptTurn
 from composer_replication.types import Finding, Message, Reward, ToolCall, ToolResult, ToolSchema
@@ -32,15 +31,13 @@ class Step:
     deed: Deed
     command: Command | None
     """Of a shell call."""
+    content: str
+    """What was shown; empty when there is no result."""
     exit_code: int | None
     refusal: str | None
     """The kind of error the environment told (`failure.STATUSES`, or what else a log has as a status), None for none."""
     signature: str
     """Equal for equal actions, and cheap: unequal ones may share it (`same_action` decides)."""
-
-    @property
-    def content(self) -> str:
-        return "" if self.result is None else self.result.content
 
     @property
     def runs_tests(self) -> bool:
@@ -120,7 +117,8 @@ class Reading:
     @cached_property
     def tool_names(self) -> frozenset[str]:
         """Of the tools the agent was given; empty when its log does not say."""
-        return frozenset(str(tool.get("function", {}).get("name", "")) for tool in self.tools if isinstance(tool, dict))
+        functions = (tool.get("function") for tool in self.tools if isinstance(tool, dict))
+        return frozenset(str(function.get("name", "")) for function in functions if isinstance(function, dict))
 
     def steps_of(self, turn: int) -> list[Step]:
         """The steps of one turn, in order."""
@@ -147,14 +145,15 @@ def _step(turn: int, index: int, call: ToolCall | None, result: ToolResult | Non
     deed = _NOTHING if call is None or call.error is not None else deed_of(call.name, call.arguments)
     if deed.kind is Kind.SHELL and deed.command.startswith("apply_patch"):
         deed = Deed(kind=Kind.PATCH, content=deed.command)
-    command, exit_code = None, None
+    command, exit_code, content = None, None, "" if result is None else result.content
     if deed.kind is Kind.SHELL:
-        command = command_of(deed.command)
-        exit_code = None if result is None else exit_code_of(result)
-        refusal = None if result is None else shell_refusal(result, command, exit_code)
+        command, refusal = command_of(deed.command), None
+        if result is not None:
+            content, exit_code = shell_answer(result)
+            refusal = shell_refusal(result.status, content, command, exit_code)
     else:
         refusal = refusal_of(result, deed)
-    return Step(turn, index, call, result, deed, command, exit_code, refusal, _signature(call, deed))
+    return Step(turn, index, call, result, deed, command, content, exit_code, refusal, _signature(call, deed))
 
 
 def _signature(call: ToolCall | None, deed: Deed) -> str:
@@ -164,8 +163,6 @@ def _signature(call: ToolCall | None, deed: Deed) -> str:
         return f"{call.name}\0{deed.cwd}\0{condensed(deed.command)}"
     if deed.kind in (Kind.READ, Kind.LIST, Kind.SEARCH):
         return f"{call.name}\0{deed.path}\0{deed.pattern}\0{deed.lines}"
-    if deed.kind is Kind.OTHER and too_deep(dict(call.arguments)):
-        return ""
     return f"{call.name}\0{deed.path}\0{len(call.arguments)}"
 
 
@@ -173,13 +170,12 @@ def same_action(one: Step, other: Step) -> bool:
     """Whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
     if one.call is None or other.call is None or not one.signature or one.signature != other.signature:
         return False
-    if too_deep(dict(one.call.arguments)) or too_deep(dict(other.call.arguments)):
-        return False
-    return _canonical(one.call) == _canonical(other.call)
-
-
-def _canonical(call: ToolCall) -> str:
+    mine, others = one.call.arguments, other.call.arguments
     try:
-        return canonical_call(call.name, call.arguments)
-    except (TypeError, ValueError):  # arguments that are no JSON: nothing is equal to them
-        return json.dumps([call.name, id(call)])
+        if mine == others:
+            return True
+        if too_deep(dict(mine)) or too_deep(dict(others)):
+            return False
+        return canonical_call(one.call.name, mine) == canonical_call(other.call.name, others)
+    except (RecursionError, TypeError, ValueError):  # arguments that are no JSON
+        return False
