@@ -18,6 +18,7 @@ from rich.text import Text
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
+from composer_replication.cli.hints_cmd import app as hints_app
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
@@ -68,6 +69,7 @@ app.command()(rollout)
 app.add_typer(serve_app, name="serve")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.command()(report)
+app.add_typer(hints_app, name="hints")
 app.command()(doctor)
 
 

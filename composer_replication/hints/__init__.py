@@ -33,7 +33,7 @@ from composer_replication.hints.generators import (
 from composer_replication.hints.glossary import Definition, definitions
 from composer_replication.hints.insertion import Insertion, insert_hint, insert_hints
 from composer_replication.hints.leak import leaks_action, leaks_gold
-from composer_replication.hints.report import HintReport, find_hints, shuffle_hints
+from composer_replication.hints.report import HintReport, explain, find_hints, shuffle_hints
 from composer_replication.hints.templates import TemplateHint, template_hint
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "definitions",
     "detect",
     "detectors_named",
+    "explain",
     "find_hints",
     "first_error",
     "generators_named",

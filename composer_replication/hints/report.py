@@ -17,7 +17,7 @@ from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.transcript import Transcript
 from composer_replication.types import Finding, Hint, Trajectory
 
-__all__ = ["HintReport", "find_hints", "shuffle_hints"]
+__all__ = ["HintReport", "explain", "find_hints", "shuffle_hints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ def find_hints(
     gold: Mapping[str, Sequence[str]] | None = None,
     detectors: Sequence[Detector] | None = None,
     generators: Sequence[HintGenerator] | None = None,
+    demo: bool = False,
 ) -> HintReport:
     """Hints for the earliest error turns of each trajectory that something can be said about.
 
@@ -49,6 +50,7 @@ def find_hints(
         gold: the deleted code by task id; a hint that gives any of it away is dropped and counted.
         detectors: by default those that repeat what the environment said (`ENVIRONMENT`).
         generators: by default those of `DEFAULT_GENERATORS`. Asked in this order.
+        demo: a hint may show a better action itself (`HintContext.demo`).
     """
     detectors = detectors_named(ENVIRONMENT) if detectors is None else detectors
     generators = generators_named(DEFAULT_GENERATORS) if generators is None else generators
@@ -60,22 +62,34 @@ def find_hints(
     untold: list[Hint] = []
     for trajectory in trajectories:
         context = contexts.get(trajectory.task_id, HintContext(tools=trajectory.tools))
-        context = dataclasses.replace(context, siblings=(*context.siblings, *solved.get(trajectory.task_id, ())))
+        siblings = (*context.siblings, *solved.get(trajectory.task_id, ()))
+        context = dataclasses.replace(context, siblings=siblings, demo=demo or context.demo)
         secrets = (gold or {}).get(trajectory.task_id, ())
-        candidates: list[tuple[Finding, Hint]] = []
-        for finding in detect(trajectory, detectors):
-            hint = _write(finding, trajectory, context, secrets, generators)
-            if hint.dropped is None:
-                candidates.append((finding, hint))
-            else:
-                untold.append(hint)
-        kept = first_error([finding for finding, _ in candidates], limit=max_per_trajectory)
-        for finding, hint in candidates:
-            if any(finding is k for k in kept):
-                told.append(hint)
-            else:
-                untold.append(dataclasses.replace(hint, dropped="after an earlier error"))
+        for _, hint in explain(
+            trajectory, context, secrets, max_hints=max_per_trajectory, detectors=detectors, generators=generators
+        ):
+            (told if hint.dropped is None else untold).append(hint)
     return HintReport(tuple(told), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+
+
+def explain(
+    trajectory: Transcript,
+    context: HintContext,
+    gold: Sequence[str] = (),
+    *,
+    max_hints: int,
+    detectors: Sequence[Detector],
+    generators: Sequence[HintGenerator],
+) -> list[tuple[Finding, Hint]]:
+    """Every finding of one trajectory and what is said about it: a hint, or one with the reason why it is not told."""
+    written = [(one, _write(one, trajectory, context, gold, generators)) for one in detect(trajectory, detectors)]
+    kept = first_error([finding for finding, hint in written if hint.dropped is None], limit=max_hints)
+
+    def settle(finding: Finding, hint: Hint) -> Hint:
+        late = hint.dropped is None and not any(finding is one for one in kept)
+        return dataclasses.replace(hint, dropped="after an earlier error") if late else hint
+
+    return [(finding, settle(finding, hint)) for finding, hint in written]
 
 
 def _write(

@@ -40,16 +40,16 @@ def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mappin
     match kind:
         case "unknown_tool":
             unknown = f"there is no tool {tool}. " if tool else ""
-            return f"{unknown}Available tools are: {', '.join(tools)}."
+            return f"{unknown}Available tools are: {', '.join(tools)}." if tools else f"{unknown}Call one that you have."
         case "malformed_call":
             reason = f" ({evidence['error']})" if evidence.get("error") else ""
             return f"the tool call could not be read{reason}. Write one JSON object with name and arguments."
         case "invalid_arguments":
             return _arguments_sentence(tool, tools)
         case "edit_not_applied":
-            return _edit_sentence(path, evidence.get("occurrences"))
+            return _edit_sentence(path, evidence.get("occurrences"), evidence.get("reason"))
         case "path_not_found":
-            return f"there is no {path}. List the files first."
+            return f"there is no {path}. List the files first." if path != "the file" else None
         case "path_not_editable":
             return f"{path} may not be changed. Change the project's source files."
         case "repeated_action":
@@ -119,7 +119,11 @@ def _arguments_sentence(tool: str, tools: Mapping[str, Mapping[str, Any]]) -> st
     return f"{needs}{f'; optional: {optional}' if optional else ''}."
 
 
-def _edit_sentence(path: str, occurrences: Any) -> str:
+def _edit_sentence(path: str, occurrences: Any, reason: Any) -> str | None:
+    if reason is not None:
+        return f"{reason}, so nothing in {path} was changed."
+    if occurrences is None:
+        return None
     if isinstance(occurrences, int) and occurrences > 1:
         return f"the old text occurs {occurrences} times in {path}. Add the lines around it until it occurs once."
     return f"the old text occurs 0 times in {path}. Read the file first and copy the old text exactly."
