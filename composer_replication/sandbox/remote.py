@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -110,16 +110,16 @@ class _Session:
             TaskError: what the agent answered with.
         """
         try:
-            with scratch_folder() as folder:
+            with _understood(self._url), scratch_folder() as folder:
                 (folder / "order").write_bytes(pack({**facts, "ask": what}, blobs))
                 answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s))
-            taken = unpack(io.BytesIO(answer))
-        except (SandboxError, ValueError) as error:
+                taken = unpack(io.BytesIO(answer))
+        except OSError as error:
+            raise SandboxError(f"an order for {self._url} cannot be written here: {error}", fix="free some space") from error
+        except SandboxError:
             self.usable = False
             self._beating.cancel()
-            if isinstance(error, SandboxError):
-                raise
-            raise SandboxError(f"the answer of {self._url} is torn ({error})", fix="try again") from error
+            raise
         raise_error(taken[0], self._url)
         return taken
 
@@ -159,7 +159,7 @@ class _Session:
         """Renew the lease. A server that does not answer is noticed by the commands."""
         while True:
             await asyncio.sleep(LEASE_S / 6)
-            with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, ValueError, TypeError):
+            with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
                 await self._execute("touch", "-c", f"{self._folder}/{LEASE}")
 
     async def _execute(self, *argv: str) -> Any:
@@ -181,11 +181,20 @@ class _Session:
         except TimeoutError:
             fix = "see whether that machine or the way there is overloaded"
             fault = SandboxUnavailableError(f"the server {self._url} did not answer within {_REQUEST_S:g} s", fix=fix)
-        except (ValueError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             fault = SandboxError(f"the reply of {self._url} makes no sense ({one_line(str(error))[:200]})", fix="is it SWE-ReX?")
         finally:
             future.cancel()
         raise fault
+
+
+@contextlib.contextmanager
+def _understood(url: str) -> Iterator[None]:
+    """Raises SandboxError where what an agent answered is of another shape than ours."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise SandboxError(f"the answer of {url} is torn ({error})", fix="try again") from error
 
 
 def _refusal(url: str, status: int) -> SandboxUnavailableError:
@@ -219,8 +228,9 @@ class RemoteSandbox:
         self._cpu_s = 0.0
         self._installations: dict[str, Installation] = {}
         self._session, found = self._open()
-        self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
-        self.python = Path(found["python"])
+        with _understood(self._url):
+            self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
+            self.python = Path(found["python"])
         """The interpreter of the far machine for who names none."""
         self._there = found
 
@@ -234,10 +244,8 @@ class RemoteSandbox:
         check_paths(tree.changes)
         order = order_parcel(tree, command, archive_of(tree)[0])
         facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S)
-        try:
+        with _understood(self._url):
             result = result_of_parcel(facts, blobs)
-        except (KeyError, TypeError, ValueError) as error:
-            raise SandboxError(f"the answer of {self._url} is torn ({error})", fix="try again") from error
         with self._lock:
             self._cpu_s += result.cpu_s
         return result
@@ -246,18 +254,22 @@ class RemoteSandbox:
         """See `Sandbox.installation`; of this machine boxes see nothing."""
         if (known := self._installations.get(str(python))) is None:
             facts, _ = self._ask("installation", {"python": str(python)}, (), _GRACE_S)
-            known = self._installations[str(python)] = Installation(
-                binds=(),
-                masks=(),
-                pytest_plugins=tuple((str(name), str(module)) for name, module in facts["pytest_plugins"]),
-                version=(int(facts["version"][0]), int(facts["version"][1])),
-                modules=frozenset(map(str, facts["modules"])),
-            )
+            with _understood(self._url):
+                known = Installation(
+                    binds=(),
+                    masks=(),
+                    pytest_plugins=tuple((str(name), str(module)) for name, module in facts["pytest_plugins"]),
+                    version=(int(facts["version"][0]), int(facts["version"][1])),
+                    modules=frozenset(map(str, facts["modules"])),
+                )
+            self._installations[str(python)] = known
         return known
 
     def escapes(self, probe: str) -> list[str]:
         """See `selftest.Elsewhere`."""
-        return [str(what) for what in self._ask("probe", {"probe": probe}, (), _PROBE_S)[0]["got"]]
+        facts, _ = self._ask("probe", {"probe": probe}, (), _PROBE_S)
+        with _understood(self._url):
+            return [str(what) for what in facts["got"]]
 
     def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float) -> Parcel:
         """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
