@@ -162,7 +162,7 @@ def test_an_order_that_is_none_is_an_error_and_no_end(agent):
 
 
 def test_the_agent_ends_with_its_lease_and_takes_its_boxes_along(base):
-    agent = Agent(5.0)
+    agent = Agent(2.0)
     marker = f"composer-far-{agent.folder.name}"
     argv = (str(PYTHON), "-S", "-c", "import time; time.sleep(600)", marker)
     tree = Tree(base=base)
