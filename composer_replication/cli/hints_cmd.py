@@ -45,7 +45,7 @@ def _top() -> None:
 
 @app.command()
 def explain(
-    traces: Annotated[Path, typer.Argument(help="A run directory, or a .jsonl file of trajectories or imported traces.")],
+    traces: Annotated[Path, typer.Argument(help="A run directory, a folder of imported traces, or a .jsonl file of either.")],
     rules: Annotated[Path | None, typer.Option(help="TOML file with style rules of your own.")] = None,
     lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, a process for every edit.")] = False,
     per_trajectory: Annotated[int, typer.Option(min=1, help="Most hints of one trajectory, earliest error turns first.")] = 1,
