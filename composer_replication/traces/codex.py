@@ -28,6 +28,7 @@ _TYPES = {"session_meta", "response_item", "turn_context", "event_msg", "compact
 _OUTPUT = {"reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call"}
 _RESULTS = {"function_call_output", "custom_tool_call_output", "local_shell_call_output"}
 _ROLES = {"developer": "system", "system": "system", "user": "user"}
+SUMMARY = "answers to the program's own request for a summary"
 UNKNOWN = "items of a type that is not known"
 
 
@@ -95,6 +96,10 @@ class _Player:
                 self.model = string(payload, "model") or self.model
             case "event_msg":
                 self._event(payload)
+            case "token_usage_record":
+                if self._open:
+                    self._told.update(present(usage=section(payload, "usage"), response_id=string(payload, "response_id")))
+                self.close()
             case "compacted":
                 self._compacted(payload)
             case "response_item":
@@ -119,6 +124,8 @@ class _Player:
 
     def _compacted(self, payload: Mapping[str, Any]) -> None:
         self.close()
+        if self.recorder.forget_last(string(payload, "compaction_response_id")):
+            self.dropped[SUMMARY] += 1
         history = payload.get("replacement_history")
         if not isinstance(history, list):
             self._lost = "what a compaction left of the conversation"

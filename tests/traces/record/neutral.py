@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import platform
 import re
@@ -39,3 +40,20 @@ def neutral(text: str, scratch: str) -> str:
 def keep(source: Path, target: Path, scratch: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(neutral(source.read_text("utf-8"), scratch), "utf-8")
+
+
+def keep_requests(source: Path, target: Path, scratch: str) -> None:
+    """What the model received, each message once: `{"items": [...], "requests": [{"main", "items": [index, ...], "tools"}]}`."""
+    items: dict[str, int] = {}
+    requests = []
+    for line in neutral(source.read_text("utf-8"), scratch).splitlines():
+        record = json.loads(line)
+        body = record["body"]
+        system = [{"role": "system", "content": body["system"]}] if "system" in body else []
+        told = [json.dumps(item) for item in [*system, *(body.get("messages") or body.get("input"))]]
+        tools = [tool.get("name") or tool.get("function", {}).get("name") or tool["type"] for tool in body.get("tools") or []]
+        numbers = [items.setdefault(item, len(items)) for item in told]
+        requests.append({"main": record["main"], "items": numbers, "tools": tools, "answer": record["answer"]})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    kept = {"items": [json.loads(item) for item in items], "requests": requests}
+    target.write_text(json.dumps(kept, indent=0) + "\n", "utf-8")

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parent))  # not first: this file is called like the package
 sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).parent.resolve()] + [str(Path(__file__).parent)]
 os.environ.update(OPENHANDS_SUPPRESS_BANNER="1", LITELLM_LOCAL_MODEL_COST_MAP="True", LMNR_DISABLE="1")
-from neutral import keep  # noqa: E402
+from neutral import keep, keep_requests  # noqa: E402
 from openhands.sdk import LLM, Agent, Conversation, Tool  # noqa: E402
 from openhands.sdk.context.condenser import LLMSummarizingCondenser  # noqa: E402
 from openhands.tools.file_editor import FileEditorTool  # noqa: E402
@@ -77,7 +77,7 @@ def record(out: Path) -> None:
                 keep(file, out / name / "events" / file.name, scratch)
             for file in sorted(Path(scratch, "completions").glob("*.json")):
                 keep(file, out / name / "completions" / file.name, scratch)
-            keep(requests, out / f"{name}.requests.jsonl", scratch)
+            keep_requests(requests, out / f"{name}.requests.json", scratch)
             print(name, "done")
 
 
