@@ -188,7 +188,10 @@ class _Player:
         code = number(extra, "returncode")
         call = self.recorder.call(call_id)
         kind = string(extra, "exception_type")
-        result = told_result(call, call_id, text, exit_code=None if code is None or kind else int(code), failed=bool(kind))
+        printed = [string(extra, name) for name in ("raw_output", "exception_info") if string(extra, name)]
+        said = "\n".join(printed) if "raw_output" in extra else text
+        exit_code = None if code is None or kind else int(code)
+        result = told_result(call, call_id, text, said=said, exit_code=exit_code, failed=bool(kind))
         self.recorder.result(result, spoken)
 
 

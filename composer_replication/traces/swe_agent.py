@@ -117,9 +117,10 @@ class _Player:
             details[INCOMPLETE] = NO_QUERY
         self.recorder.answer(text, calls, details=details, message=spoken)
         read = objects_in(after.get("query"))[len(told) + 1 :] if told else []
-        observation = text_of(read[0].get("content") if len(read) == 1 else step.get("observation"))[0]
+        said = text_of(step.get("observation"))[0]
+        observation = text_of(read[0].get("content"))[0] if len(read) == 1 else said
         for call, _ in calls[:1]:
-            result = told_result(call, call.call_id, observation)
+            result = told_result(call, call.call_id, observation, said=said)
             self.recorder.result(result, None if self.native else Message(role="user", content=observation))
 
     def _called(self, response: str, action: str) -> Any:

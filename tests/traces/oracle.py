@@ -8,13 +8,16 @@ from pathlib import Path
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-def received(file: Path, *, drop=lambda text: False, users: bool = False) -> list[tuple[list, dict]]:
-    """Messages and answer of every scripted request; `drop` says which texts of users to leave out, `users` joins their texts."""
+def received(file: Path, *, drop=lambda text: False, users: bool = False, skip: int = 0) -> list[tuple[list, dict]]:
+    """Messages and answer of every scripted request, but for the first `skip` messages and users' texts of which `drop` is true.
+
+    `users`: neighbouring messages of users are one.
+    """
     kept = json.loads(file.read_text("utf-8"))
     found = []
     for request in kept["requests"]:
         if request["main"]:
-            flat = [part for i in request["items"] for part in flatten(kept["items"][i], drop)]
+            flat = [part for i in request["items"][skip:] for part in flatten(kept["items"][i], drop)]
             found.append((joined(flat, users), request["answer"]))
     return found
 
