@@ -47,7 +47,7 @@ _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
         "invalid_arguments",
         re.compile(
             r"\A(?:<tool_use_error>)?(?:InputValidationError|failed to parse function arguments|Error validating |"
-            r"Parameter `\w+` is required|Missing required argument|Invalid `\w+` parameter)"
+            r"Parameter `\w+` is required|Missing required argument|Invalid `\w+` parameter(?!: \S+\. The path ))"
         ),
     ),
     (

@@ -8,8 +8,8 @@ from pathlib import Path
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-def received(file: Path, *, drop=lambda text: False, users: bool = False, skip: int = 0) -> list[tuple[list, dict]]:
-    """Messages and answer of every scripted request, but for the first `skip` messages and users' texts of which `drop` is true.
+def received(file: Path, *, drop=lambda role, text: False, users: bool = False, skip: int = 0) -> list[tuple[list, dict]]:
+    """Messages and answer of every scripted request, but for the first `skip` messages and texts of which `drop` is true.
 
     `users`: neighbouring messages of users are one.
     """
@@ -24,7 +24,7 @@ def received(file: Path, *, drop=lambda text: False, users: bool = False, skip: 
 
 def shown(context, *, users: bool = False) -> list:
     """The context of a turn in the same form."""
-    flat = [part for message in context for part in flatten(message, lambda text: False)]
+    flat = [part for message in context for part in flatten(message, lambda role, text: False)]
     return joined(flat, users)
 
 
@@ -45,15 +45,15 @@ def flatten(item, drop):
                 yield "assistant", "", (call(block["name"], block["input"]),), ""
             elif block["type"] == "tool_result":
                 yield "tool", text(block.get("content")), (), block["tool_use_id"]
-            elif block["type"] == "text" and not drop(block["text"]):
+            elif block["type"] == "text" and not drop(role, block["text"]):
                 yield role, block["text"], (), ""
-    elif isinstance(content, list):
+    elif isinstance(content, list) and not item.get("tool_calls"):
         for block in content:
-            if block.get("type") != "thinking" and not (role == "user" and drop(block["text"])):
+            if block.get("type") != "thinking" and not drop(role, block["text"]):
                 yield {"developer": "system"}.get(role, role), block["text"], (), ""
-    elif not (role == "user" and drop(content)):
+    elif not drop(role, text(content)):
         calls = tuple(call(c["function"]["name"], c["function"]["arguments"]) for c in item.get("tool_calls") or ())
-        yield {"developer": "system"}.get(role, role), content or "", calls, ""
+        yield {"developer": "system"}.get(role, role), text(content), calls, ""
 
 
 def call(name, arguments):

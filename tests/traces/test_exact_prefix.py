@@ -99,3 +99,43 @@ def test_swe_agent(name):
     states = states_from_traces([trace])
     native = name == "fix"
     assert states[0]["student_action"].startswith('{"name": "bash"' if native else "DISCUSSION\nI look first.")
+
+
+@pytest.mark.parametrize("form", ["events", "completions"])
+@pytest.mark.parametrize("name", ["fix", "errors", "condensed"])
+def test_openhands(name, form):
+    """Events and logged completions tell the same; the tools' schemas are missing. Of `condensed` only the events are kept."""
+    folder = FIXTURES / "openhands"
+    if (name, form) == ("condensed", "completions"):
+        assert not (folder / name / form).exists()
+        return
+    (trace,), dropped = read("openhands", folder / name / form)
+    contexts_are(trace, received(folder / f"{name}.requests.json"))
+    assert dropped == {}
+    assert trace.tools == ()
+
+
+def test_what_came_of_the_calls_of_openhands():
+    for form in ("events", "completions"):
+        (fix,), _ = read("openhands", FIXTURES / "openhands" / "fix" / form)
+        assert statuses(fix)[:6] == ["ok", "ok", "tests_failed", "edit_not_applied", "ok", "ok"]
+        (errors,), _ = read("openhands", FIXTURES / "openhands" / "errors" / form)
+        assert statuses(errors) == ["path_not_found", "malformed_call", "unknown_tool", "command_failed"]
+
+
+SUMMARIZE = "Your task is to create a detailed summary of the conversation so far"
+
+
+def reminder(role, text):
+    return role == "system" or text.startswith("<system-reminder>")
+
+
+@pytest.mark.parametrize("name", ["fix", "errors", "delegate", "resumed", "compacted"])
+def test_claude_code(name):
+    """Missing are the system prompt, the tools and the reminders that the program puts between a user's words."""
+    folder = FIXTURES / "claude_code"
+    (trace,), _ = read("claude-code", folder / f"{name}.jsonl")
+    requests = received(folder / f"{name}.requests.json", drop=reminder, users=True, skip=1)
+    own = [r for r in requests if r[0][0] != ("user", "Count the files here.", (), "") and SUMMARIZE not in r[0][-1][1]]
+    contexts_are(trace, own, users=True)
+    assert trace.tools == ()

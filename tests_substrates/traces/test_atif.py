@@ -18,13 +18,13 @@ def test_any_trace_is_valid(trace):
 
 def test_every_recorded_session_is_valid():
     valid = 0
-    for format, pattern in (
+    for name, pattern in (
         ("codex", "codex/*.jsonl"),
         ("mini-swe-agent", "mini_swe_agent/*.traj.json"),
         ("swe-agent", "swe_agent/*"),
     ):
         for path in FIXTURES.glob(pattern):
-            for trace in reader_for(format).read(path):
+            for trace in reader_for(name).read(path):
                 if isinstance(trace, Trace):
                     atif.Trajectory.model_validate(atif_from_trace(trace))
                     valid += 1

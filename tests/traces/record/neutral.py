@@ -32,6 +32,7 @@ def neutral(text: str, scratch: str) -> str:
     for old, new in pairs:
         if len(old) > 3:
             text = text.replace(old, new)
+    text = re.sub(r'("hostname": ?")[^"]*', r"\1host", re.sub(r'("username": ?")[^"]*', r"\1user", text))
     user = getpass.getuser()
     text = re.sub(rf"\b(User|user|USER)([\"': =]+){user}\b", r"\1\2user", text)
     return re.sub(r"127\.0\.0\.1:\d{4,5}", "127.0.0.1:8000", text)
