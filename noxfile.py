@@ -55,6 +55,14 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session
+def traces(session: nox.Session) -> None:
+    """ATIF files beside the package `atif`: what is written is valid."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", "atif>=1.8,<1.9")
+    session.run("python", "-m", "pytest", "tests_substrates/traces", *session.posargs)
+
+
+@nox.session
 @nox.parametrize(
     ("version", "numpy"),
     [
