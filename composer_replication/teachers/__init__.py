@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from composer_replication.agreement import Vote
+from composer_replication.teachers.call import Failure
 from composer_replication.teachers.judge import judge_pairs
-from composer_replication.teachers.ledger import Ledger, request_key
+from composer_replication.teachers.ledger import Ledger, Reconciled, request_key
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool, check_teachers
 from composer_replication.teachers.teacher import Question, Teacher, wire_messages
 from composer_replication.teachers.votes import cast_vote
 
 __all__ = [
     "BUDGET",
+    "Failure",
     "Ledger",
     "Question",
+    "Reconciled",
     "Teacher",
     "TeacherAnswer",
     "TeacherPool",
