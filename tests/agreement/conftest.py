@@ -3,5 +3,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "teachers")]
+sys.path.insert(0, str(Path(__file__).parent))
