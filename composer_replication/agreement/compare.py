@@ -13,6 +13,7 @@ What none of them decides stays undecided: it is neither a vote nor a pair.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ from composer_replication.deeds import deed_of
 from composer_replication.types import ToolSchema
 
 __all__ = ["Scene", "compare"]
+
+_CHOICE = re.compile(r"\(([a-z0-9])\)\s")
+"""A text that begins with one of several options, `(b) Delete the test`."""
 
 Calls = Sequence[Call]
 
@@ -58,6 +62,9 @@ def compare(one: str, other: str, scene: Scene | None = None) -> Verdict:
     if not left and not right:
         if canonical_text(left_text) == canonical_text(right_text):
             return Verdict(Answer.SAME, "canonical", "the same words")
+        choices = [_CHOICE.match(canonical_text(text)) for text in (left_text, right_text)]
+        if all(choices) and len({choice[1] for choice in choices if choice}) > 1:
+            return Verdict(Answer.DIFF, "intent", "they choose another option")
         return _judged(one, other, scene, "two texts in other words")
     if not left or not right:
         return Verdict(Answer.DIFF, "intent", "one calls a tool, the other does not")

@@ -97,6 +97,7 @@ def test_the_same_in_other_words(one, other):
         ("2*3*4", "234"),
         ("Run A.py", "Run a.py"),
         ("look in .", "look in"),
+        ("(a) Read it first", "(a) Read it"),
         (bash("echo $(date)"), bash("echo  $(date)")),
     ],
 )
@@ -117,6 +118,7 @@ def test_what_may_be_something_else_is_not_the_same(one, other):
         (act("edit_file", path="a.py", old="x", new="y"), act("edit_file", path="b.py", old="x", new="y"), "edits"),
         (act("write_file", path="a.py", content="x = 1"), act("write_file", path="a.py", content="x = 2"), "edits"),
         (act("submit"), act("run_tests"), "intent"),
+        ("(a) Read it first.", "**(b) Delete it**", "intent"),
     ],
 )
 def test_other_aims_are_other_actions(one, other, method):

@@ -24,8 +24,8 @@ def judge(server):
     )  # fmt: skip
 
 
-def ask(pairs, answer, ledger=None):
-    with TeacherServer(answer) as server, Ledger(ledger) as kept:
+def ask(pairs, answer):
+    with TeacherServer(answer) as server, Ledger() as kept:
         verdicts = asyncio.run(judge_pairs(pairs, judge(server), ledger=kept, max_total_usd=1.0))
         return verdicts, server.requests
 
@@ -65,10 +65,11 @@ def test_a_pair_is_paid_for_once_in_whichever_order_and_spelling(tmp_path):
     one = '{"name": "f", "arguments": {"a": 1, "b": 2}}'
     respelled = '{"name": "f", "arguments": {"b": 2, "a": 1}}'
     other = act("b")
-    ask([(one, other)], lambda *_: Reply(content="no"), tmp_path / "ledger.sqlite")
-    verdicts, requests = ask([(other, respelled)], lambda *_: Reply(content="yes"), tmp_path / "ledger.sqlite")
-    assert requests == []
-    assert verdicts[other, respelled].diff
+    with TeacherServer(lambda *_: Reply(content="no")) as server, Ledger(tmp_path / "ledger.sqlite") as kept:
+        for pair in ((one, other), (other, respelled)):
+            verdicts = asyncio.run(judge_pairs([pair], judge(server), ledger=kept, max_total_usd=1.0))
+            assert verdicts[pair].diff
+        assert len(server.requests) == 2
 
 
 def test_nothing_to_ask():
