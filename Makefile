@@ -5,10 +5,10 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 env: ## Make or refresh .venv (PYTHON=... chooses the interpreter)
 	@scripts/bootstrap.sh
@@ -69,6 +69,9 @@ bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an envi
 
 bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
 	@$(BIN)/python benchmarks/hint.py
+
+bench-detectors: env ## Measure precision, recall and cost of the error detectors on labelled transcripts
+	@$(BIN)/python benchmarks/detectors.py
 
 bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
 	@$(BIN)/python benchmarks/memory.py

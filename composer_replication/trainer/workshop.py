@@ -9,7 +9,7 @@ from pathlib import Path
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.hints import HintContext
+from composer_replication.hints import Detector, HintContext, HintGenerator, detectors_named, generators_named
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
@@ -76,6 +76,14 @@ class Workshop:
             self.contexts[name] = _context(self.config, task)
             self.gold[name] = task.deleted_code()
         return task
+
+    def detectors(self, config: RunConfig) -> tuple[Detector, ...]:
+        """Those that an arm names. Raises ConfigError for one that there is not."""
+        return detectors_named(config.loss.hint.detectors)
+
+    def generators(self, config: RunConfig) -> tuple[HintGenerator, ...]:
+        """Those that an arm names. Raises ConfigError for one that there is not."""
+        return generators_named(config.loss.hint.generators)
 
     def make_env(self, task: Task, withheld: frozenset[str] = frozenset()) -> CodingEnv:
         """A fresh episode of a task, in which the agent does not see the tests `withheld`."""
