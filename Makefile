@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -88,6 +88,9 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py
+
+bench-agreement: env ## Measure how often the same action is seen to be the same, and what that does to teachers' votes
+	@$(BIN)/python benchmarks/agreement.py
 
 bench-replay: env ## Measure what the teacher pool adds to a call, and a replay from its ledger
 	@$(BIN)/python benchmarks/replay.py
