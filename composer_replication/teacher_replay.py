@@ -3,27 +3,35 @@ student's, the two become a preference pair.
 
     teacher_actions = await replay_trace(states=states, teachers=DEFAULT_TEACHERS, max_total_usd=10.0)
     pairs = extract_dpo_pairs(states=states, teacher_actions=teacher_actions, agreement_threshold=2)
+
+`replay_in_tiers` asks less: a gate chooses the states, and the dear teachers are asked where a cheap one does not settle them.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from composer_replication.actions import Call, action_message, canonical_action, parse_action
 from composer_replication.errors import ConfigError
+from composer_replication.replay_steps import steps_of
 from composer_replication.teachers import (
     Consensus,
+    Gate,
     Ledger,
     Question,
     Teacher,
     TeacherAnswer,
     TeacherPool,
+    TieredAnswers,
     Vote,
+    ask_in_tiers,
     cast_vote,
+    cheapest,
     consensus,
 )
 from composer_replication.tokens import ChatRenderer
@@ -38,7 +46,9 @@ __all__ = [
     "extract_dpo_pairs",
     "find_disagreements",
     "pairs_to_token_pairs",
+    "replay_in_tiers",
     "replay_trace",
+    "same_action",
 ]
 
 DEFAULT_TEACHERS: tuple[Teacher, ...] = (
@@ -81,23 +91,78 @@ async def replay_trace(
     max_total_usd: float | None,
     *,
     ledger: Ledger | Path | str | None = None,
+    gate: Gate | None = None,
 ) -> list[TeacherAnswer]:
     """Every teacher's answer to every state, state by state and in the order of `teachers`.
 
     Args:
         max_total_usd: hard cap on everything the ledger has paid, earlier runs included; None for no cap.
         ledger: where answers are kept, so that a replay that is killed or repeated pays for nothing twice; None for memory only.
+        gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also tells why.
 
     Raises:
         ConfigError: two states of one id, or teachers that cannot be asked (see `TeacherPool`).
         TeacherError: no teacher answered anything; BudgetExceededError when the cap is the reason.
     """
+    if gate is not None:
+        cheap = cheapest(teachers)
+        dear = [t for t in teachers if t is not cheap]
+        tiered = await replay_in_tiers(states, cheap, dear, max_total_usd, gate=gate, ledger=ledger)
+        return list(tiered.answers)
     _check_states(states)
-    questions = [Question(question_id=s["state_id"], messages=s["messages"], tools=s.get("tools", ())) for s in states]
+    questions = [_question(s) for s in states]
     if isinstance(ledger, Ledger):
         return await _ask(questions, teachers, max_total_usd, ledger)
     with Ledger(ledger) as own:
         return await _ask(questions, teachers, max_total_usd, own)
+
+
+async def replay_in_tiers(
+    states: Sequence[TraceState],
+    cheap: Teacher,
+    dear: Sequence[Teacher],
+    max_total_usd: float | None,
+    *,
+    gate: Gate,
+    same: Callable[[TraceState, TeacherAnswer], bool] | None = None,
+    ledger: Ledger | Path | str | None = None,
+    reach: int | None = None,
+) -> TieredAnswers:
+    """The answers that `gate` wants: the cheap teacher's first, the dear ones' where it does not settle the matter, and an audit.
+
+    Args:
+        max_total_usd: one cap for all; see `replay_trace`.
+        same: whether an answer is certainly the student's action; by default `same_action`. In doubt it must say no.
+        reach: how many steps after a prompt was sent the endpoints' caches find it (`Tariff.reach`); None for any number.
+
+    Raises:
+        ConfigError, TeacherError: as `replay_trace`.
+    """
+    _check_states(states)
+    by_id = {s["state_id"]: s for s in states}
+    compare = same_action if same is None else same
+    with nullcontext(ledger) if isinstance(ledger, Ledger) else Ledger(ledger) as kept:
+        return await ask_in_tiers(
+            [_question(s) for s in states],
+            steps_of(states),
+            cheap=cheap,
+            dear=dear,
+            gate=gate,
+            agrees=lambda answer: compare(by_id[answer.question_id], answer),
+            ledger=kept,
+            max_total_usd=max_total_usd,
+            reach=reach,
+        )
+
+
+def same_action(state: TraceState, answer: TeacherAnswer) -> bool:
+    """Whether an answer is a valid action and equals the student's in canonical form."""
+    vote = cast_vote(answer, state.get("tools", ()))
+    return isinstance(vote, Vote) and vote.canonical == _student_canonical(state)
+
+
+def _question(state: TraceState) -> Question:
+    return Question(question_id=state["state_id"], messages=state["messages"], tools=state.get("tools", ()))
 
 
 async def _ask(
