@@ -51,7 +51,7 @@ class Gate:
         ConfigError: a share is outside [0, 1].
     """
 
-    rule: Rule = "any"
+    rule: Rule = "cascade"
     uncertain: float = 0.3
     """Share of the states with a known entropy that count as uncertain: those with the highest. 0 turns this ground off."""
     findings: bool = True
