@@ -58,6 +58,9 @@ DEFAULT_TEACHERS: tuple[Teacher, ...] = (
         family="anthropic",
         usd_per_million_input=5.0,
         usd_per_million_output=25.0,
+        usd_per_million_cache_read=0.5,
+        usd_per_million_cache_write=6.25,
+        mark_cache=True,
     ),
     Teacher(name="gpt-5", model="openai/gpt-5", family="openai", usd_per_million_input=1.25, usd_per_million_output=10.0),
     Teacher(
@@ -91,13 +94,18 @@ async def replay_trace(
     max_total_usd: float | None,
     *,
     ledger: Ledger | Path | str | None = None,
+    on_answer: Callable[[TeacherAnswer], None] | None = None,
     gate: Gate | None = None,
 ) -> list[TeacherAnswer]:
     """Every teacher's answer to every state, state by state and in the order of `teachers`.
 
+    The states of one trajectory are put to a teacher one after the other, in the order of their turns, so that each finds the
+    prompt of the one before in the endpoint's cache.
+
     Args:
         max_total_usd: hard cap on everything the ledger has paid, earlier runs included; None for no cap.
         ledger: where answers are kept, so that a replay that is killed or repeated pays for nothing twice; None for memory only.
+        on_answer: called with each answer as soon as it is there, those from the ledger first.
         gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also tells why.
 
     Raises:
@@ -107,14 +115,12 @@ async def replay_trace(
     if gate is not None:
         cheap = cheapest(teachers)
         dear = [t for t in teachers if t is not cheap]
-        tiered = await replay_in_tiers(states, cheap, dear, max_total_usd, gate=gate, ledger=ledger)
+        tiered = await replay_in_tiers(states, cheap, dear, max_total_usd, gate=gate, ledger=ledger, on_answer=on_answer)
         return list(tiered.answers)
     _check_states(states)
-    questions = [_question(s) for s in states]
-    if isinstance(ledger, Ledger):
-        return await _ask(questions, teachers, max_total_usd, ledger)
-    with Ledger(ledger) as own:
-        return await _ask(questions, teachers, max_total_usd, own)
+    with nullcontext(ledger) if isinstance(ledger, Ledger) else Ledger(ledger) as kept:
+        async with TeacherPool(teachers, ledger=kept, max_total_usd=max_total_usd) as pool:
+            return await pool.ask([_question(s) for s in states], on_answer=on_answer)
 
 
 async def replay_in_tiers(
@@ -126,6 +132,7 @@ async def replay_in_tiers(
     gate: Gate,
     same: Callable[[TraceState, TeacherAnswer], bool] | None = None,
     ledger: Ledger | Path | str | None = None,
+    on_answer: Callable[[TeacherAnswer], None] | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
     """The answers that `gate` wants: the cheap teacher's first, the dear ones' where it does not settle the matter, and an audit.
@@ -151,6 +158,7 @@ async def replay_in_tiers(
             agrees=lambda answer: compare(by_id[answer.question_id], answer),
             ledger=kept,
             max_total_usd=max_total_usd,
+            on_answer=on_answer,
             reach=reach,
         )
 
@@ -162,14 +170,13 @@ def same_action(state: TraceState, answer: TeacherAnswer) -> bool:
 
 
 def _question(state: TraceState) -> Question:
-    return Question(question_id=state["state_id"], messages=state["messages"], tools=state.get("tools", ()))
-
-
-async def _ask(
-    questions: Sequence[Question], teachers: Sequence[Teacher], max_total_usd: float | None, ledger: Ledger
-) -> list[TeacherAnswer]:
-    async with TeacherPool(teachers, ledger=ledger, max_total_usd=max_total_usd) as pool:
-        return await pool.ask(questions)
+    return Question(
+        question_id=state["state_id"],
+        messages=state["messages"],
+        tools=state.get("tools", ()),
+        trace=state.get("trajectory_id", ""),
+        step=state.get("turn", 0),
+    )
 
 
 def _check_states(states: Sequence[TraceState]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from composer_replication.teachers.agreement import Consensus, Vote, cast_vote, consensus
 from composer_replication.teachers.audit import Audit, Missed
+from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
-from composer_replication.teachers.ledger import Ledger, request_key
+from composer_replication.teachers.ledger import Ledger, Reconciled, request_key
 from composer_replication.teachers.planner import Plan, Scenario, measured, plan, warn_of_cap
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool, check_teachers
 from composer_replication.teachers.tariff import Bill, Step, Tariff, bill
@@ -18,11 +19,13 @@ __all__ = [
     "Bill",
     "Consensus",
     "Decision",
+    "Failure",
     "Gate",
     "Ledger",
     "Missed",
     "Plan",
     "Question",
+    "Reconciled",
     "Scenario",
     "Step",
     "Tariff",

@@ -76,8 +76,7 @@ class Tariff:
                 f"teacher {teacher.name!r} has no price, so nobody can say what it will cost",
                 fix="set usd_per_million_input and usd_per_million_output of this teacher (0 for a local endpoint)",
             )
-        read: float | None = getattr(teacher, "usd_per_million_cache_read", None)
-        write: float | None = getattr(teacher, "usd_per_million_cache_write", None)
+        read, write = teacher.usd_per_million_cache_read, teacher.usd_per_million_cache_write
         return cls(
             fresh=fresh,
             answer=answer,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from composer_replication.errors import BudgetExceededError, ConfigError
 from composer_replication.teachers.audit import Audit, Missed
+from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
 from composer_replication.teachers.ledger import Ledger
-from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool
+from composer_replication.teachers.pool import BUDGET, OnAnswer, TeacherAnswer, TeacherPool
 from composer_replication.teachers.tariff import Step, Tariff
 from composer_replication.teachers.teacher import Question, Teacher
 
@@ -55,6 +56,7 @@ async def ask_in_tiers(
     agrees: Callable[[TeacherAnswer], bool],
     ledger: Ledger,
     max_total_usd: float | None,
+    on_answer: OnAnswer | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
     """Ask what the gate wants to know.
@@ -67,6 +69,7 @@ async def ask_in_tiers(
         agrees: whether an answer of the cheap teacher's is certainly the student's own action. It is not asked about answers
             that are none; those never agree.
         max_total_usd: cap on everything the ledger has paid, both tiers together; what does not fit is answered with `BUDGET`.
+        on_answer: see `TeacherPool.ask`.
         reach: of the endpoints' prompt caches (`Tariff.reach`).
 
     Raises:
@@ -75,14 +78,16 @@ async def ask_in_tiers(
     """
     if cheap in dear:
         raise ConfigError(f"teacher {cheap.name!r} stands in both tiers", fix="leave the cheap teacher out of the dear ones")
-    first = gate.first(steps, _windows_for([cheap], reach))
-    answered = await _ask(_chosen(questions, first), [cheap], ledger, max_total_usd)
-    agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
-    second = gate.second(steps, first, agreeing, _windows_for(dear, reach))
-    try:
-        answered += await _ask(_chosen(questions, second), dear, ledger, max_total_usd)
-    except BudgetExceededError:
-        answered += [_unpaid(q, t) for q in _chosen(questions, second) for t in dear]
+    async with TeacherPool([cheap, *dear], ledger=ledger, max_total_usd=max_total_usd) as pool:
+        first = gate.first(steps, _windows_for([cheap], reach))
+        answered = await pool.ask(_chosen(questions, first), teachers=[cheap.name], on_answer=on_answer)
+        agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
+        second = gate.second(steps, first, agreeing, _windows_for(dear, reach))
+        open_questions = _chosen(questions, second)
+        try:
+            answered += await pool.ask(open_questions, teachers=[t.name for t in dear], on_answer=on_answer)
+        except BudgetExceededError:
+            answered += [_unpaid(q, t) for q in open_questions for t in dear]
     place = {q.question_id: i for i, q in enumerate(questions)}
     return TieredAnswers(
         answers=tuple(sorted(answered, key=lambda a: place[a.question_id])),
@@ -103,12 +108,11 @@ def _chosen(questions: Sequence[Question], decisions: Sequence[Decision]) -> lis
     return [q for q, d in zip(questions, decisions, strict=True) if d.reasons]
 
 
-async def _ask(
-    questions: Sequence[Question], teachers: Sequence[Teacher], ledger: Ledger, max_total_usd: float | None
-) -> list[TeacherAnswer]:
-    async with TeacherPool(teachers, ledger=ledger, max_total_usd=max_total_usd) as pool:
-        return await pool.ask(questions)
-
-
 def _unpaid(question: Question, teacher: Teacher) -> TeacherAnswer:
-    return TeacherAnswer(question_id=question.question_id, teacher=teacher.name, family=teacher.vote_family, error=BUDGET)
+    return TeacherAnswer(
+        question_id=question.question_id,
+        teacher=teacher.name,
+        family=teacher.vote_family,
+        error=BUDGET,
+        failure=Failure.BUDGET,
+    )

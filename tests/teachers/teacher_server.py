@@ -133,4 +133,5 @@ class TeacherServer:
 
 
 def question_text(body):
-    return body["messages"][-1]["content"]
+    content = body["messages"][-1]["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
