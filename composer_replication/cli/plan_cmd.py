@@ -42,7 +42,7 @@ def plan(
     hit_rate: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of known prefixes read from the cache.")] = None,
     disagrees: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Share of the cheap teacher's answers that are not the student's action."),
+        typer.Option(min=0.0, max=1.0, help="Share of the cheap answers that are not the student's action."),
     ] = None,
     max_usd: Annotated[float | None, typer.Option(min=0.0, help="The cap that is meant; exit with 6 if it will not do.")] = None,
     json_output: Annotated[
