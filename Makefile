@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,10 @@ bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 to
 
 bench-tasks: env ## Measure validated tasks per minute and core on public packages, and draw it (needs the package index)
 	@$(BIN)/python benchmarks/tasks.py --write docs/figures/tasks.json
+	@$(BIN)/python scripts/figures.py
+
+bench-gate: env ## Measure what a gate on teachers saves and loses in a synthetic world with known truth, and draw it
+	@$(BIN)/python benchmarks/gate.py --write docs/figures/gate.json
 	@$(BIN)/python scripts/figures.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second

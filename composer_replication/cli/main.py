@@ -19,6 +19,7 @@ from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
 from composer_replication.cli.hints_cmd import app as hints_app
+from composer_replication.cli.plan_cmd import plan
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.replay_cmd import replay
 from composer_replication.cli.report_cmd import report
@@ -68,6 +69,7 @@ tasks_app.command("import")(import_tasks)
 app.add_typer(tasks_app, name="tasks")
 app.command()(grade)
 app.command()(rollout)
+app.command()(plan)
 app.command()(replay)
 app.add_typer(serve_app, name="serve")
 app.add_typer(traces_app, name="traces")
