@@ -81,6 +81,14 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
 
 
 @nox.session
+def remote(session: nox.Session) -> None:
+    """The remote sandbox through a server of SWE-ReX."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,remote]")
+    session.run("python", "-m", "pytest", "tests_substrates/remote", *session.posargs)
+
+
+@nox.session
 def openenv(session: nox.Session) -> None:
     """OpenEnv clients against a server process."""
     _test_face(session, "openenv")
@@ -130,3 +138,11 @@ def _install_oracles(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,trl]")
     session.install("--quiet", "--no-deps", "liger-kernel>=0.8.5,<0.9")
+
+
+@nox.session(name="faults-replay", default=False)
+def faults_replay(session: nox.Session) -> None:
+    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and our own server."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".", "transformers[serving]>=5.5,<6")
+    session.run("python", "tests/tools/faults_replay.py", *session.posargs)

@@ -18,7 +18,9 @@ from rich.text import Text
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
+from composer_replication.cli.hints_cmd import app as hints_app
 from composer_replication.cli.quickstart_cmd import quickstart
+from composer_replication.cli.replay_cmd import replay
 from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
 from composer_replication.cli.serve_cmd import app as serve_app
@@ -66,10 +68,12 @@ tasks_app.command("import")(import_tasks)
 app.add_typer(tasks_app, name="tasks")
 app.command()(grade)
 app.command()(rollout)
+app.command()(replay)
 app.add_typer(serve_app, name="serve")
 app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.command()(report)
+app.add_typer(hints_app, name="hints")
 app.command()(doctor)
 
 
