@@ -2,8 +2,9 @@
 
 Every line has a `uuid` and a `parentUuid`: a session is a tree. One answer of the model is spread over several lines that share
 `message.id`, and the results of calls made at once hang on different ones of them. Compaction begins a new tree, whose first line
-names the old one's last as `logicalParentUuid`. The way to the youngest answer is the trace; other answers are branches of their
-own, whose shared beginning is context only. Side chains (subagents) are dropped and counted.
+names the old one's last as `logicalParentUuid` and the messages that stay after its summary. The way to the youngest answer is
+the trace; other answers are branches of their own, whose shared beginning is context only. Side chains (subagents) are dropped
+and counted.
 
 The log holds neither the system prompt, nor the tools, nor the reminders that the program adds to messages: contexts are without.
 """
@@ -186,6 +187,11 @@ class _Session:
         """The results of an answer's calls."""
         return self._results.get(unit.number)
 
+    def named(self, uuids: Any) -> list[_Unit]:
+        """The units of these lines, each once, in their order."""
+        names = [uuid for uuid in uuids if isinstance(uuid, str)] if isinstance(uuids, list) else []
+        return list({unit.number: unit for unit in map(self._of.get, names) if unit}.values())
+
     def torn(self, root: _Unit) -> bool:
         """Whether something stood before the root that the log does not hold."""
         return bool(root.parent) and root.parent not in self._of
@@ -195,8 +201,12 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
     recorder = Recorder()
     missing = "what came before the first line" if session.torn(way[0]) else ""
     ways = [*way, *filter(None, [session.after(way[-1])])]
+    spoken: dict[int, list[Message]] = {}
+    kept: dict[str, Any] = {}
     for unit in ways:
+        before = len(recorder.context)
         if unit.role == "compaction":
+            kept = section(unit.lines[0], "compactMetadata", "preservedMessages")
             recorder.restart(())
         elif unit.role == "user":
             for line in unit.lines:
@@ -208,6 +218,11 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
                 session.dropped[SHARED if said else FILLER] += 1
             _answer(recorder, unit, missing, new=new)
             done.add(unit.number)
+        spoken[unit.number] = recorder.context[before:]
+        if kept and any(string(line, "uuid") == string(kept, "anchorUuid") for line in unit.lines):
+            for older in session.named(kept.get("uuids")):
+                missing = missing if older.number in spoken else "messages that a compaction kept"
+                recorder.context.extend(spoken.get(older.number, ()))
     session.walked |= {unit.number for unit in ways}
     return _whole(path, way, place, recorder)
 
@@ -242,8 +257,8 @@ def _told(recorder: Recorder, line: Mapping[str, Any]) -> str:
             lost = lost or missing
             call = recorder.call(call_id)
             told = section(line, "toolUseResult")
-            details = present(interrupted=told.get("interrupted") is True)
-            result = told_result(call, call_id, text, failed=block.get("is_error") is True, details=details if told else None)
+            details = present(interrupted=told.get("interrupted") is True or None)
+            result = told_result(call, call_id, text, failed=block.get("is_error") is True, details=details)
             recorder.result(result)
         else:
             said.append(block)

@@ -9,7 +9,9 @@ their schemas.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ __all__ = ["COMPLETIONS", "EVENTS", "READER", "OpenHandsReader"]
 
 EVENTS, COMPLETIONS = "event-*.json", "*.json"
 ERROR = "[An error occurred during execution.]\n"
+MALFORMED = "_openhands_malformed_tool_call"
 MAX_OUTPUT = 30_000
 """Characters beyond which the SDK shortens a terminal's output."""
 _BROWSER = "output of a kind whose rendering is not known"
@@ -154,12 +157,16 @@ class _View:
             return
         first = self._open[0]
         text, _ = text_of(first.get("thought"))
-        calls = []
+        calls: list[tuple[ToolCall, str | None]] = []
         for event in self._open:
             call = section(event, "tool_call")
             arguments = call.get("arguments", section(call, "function").get("arguments"))
             name = string(call, "name") or string(call, "function", "name") or string(event, "tool_name")
-            calls.append(native_call(string(event, "tool_call_id"), name, arguments))
+            read, raw_text = native_call(string(event, "tool_call_id"), name, arguments)
+            if MALFORMED in read.arguments:  # what the SDK puts in the place of arguments that are no JSON
+                raw_text = json.dumps(dict(read.arguments))
+                read = replace(read, arguments={}, error=str(read.arguments.get("error")))
+            calls.append((read, raw_text))
         self._answer(text, calls, first, first)
         raw = {call.call_id: broken for call, broken in calls if broken is not None}
         self._shown.append((string(first, "id"), assistant(text, [call for call, _ in calls], raw)))
@@ -179,7 +186,7 @@ class _View:
             exit_code = number(observation, "metadata", "exit_code")
             code = int(exit_code) if exit_code is not None and exit_code != -1 else None
         failed = kind == "AgentErrorEvent" or observation.get("is_error") is True
-        timed_out = present(timeout=observation.get("timeout") is True)
+        timed_out = present(timeout=observation.get("timeout") is True or None)
         call = self.recorder.call(call_id)
         said = text.removeprefix(ERROR).removeprefix("\n")
         result = told_result(call, call_id, text, said=said, exit_code=code, failed=failed, details=timed_out)
@@ -256,8 +263,8 @@ def _request(recorder: Recorder, record: Mapping[str, Any]) -> str:
     problem = play_messages(told, [{**m, "tool_calls": m.get("tool_calls") or []} for m in messages])
     if problem:
         return problem
-    before = len(recorder.context)
-    for message in told.context[before:] if told.context[:before] == recorder.context else []:
+    answers = [place for place, message in enumerate(told.context) if message["role"] == "assistant"]
+    for message in told.context[answers[-1] :] if answers else []:
         if message["role"] == "tool":
             call_id = message.get("tool_call_id", "")
             said = message["content"].removeprefix(ERROR).removeprefix("\n")

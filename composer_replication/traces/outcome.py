@@ -33,7 +33,8 @@ _EXIT_CODE = (
     re.compile(r"\[(?:The command completed|Command finished) with exit code (-?\d+)\.?\]"),  # OpenHands
 )
 _TIMEOUT = re.compile(
-    r"\ACommand timed out after |\bcommand timed out after \d+ (?:milli)?seconds|\[The command (?:has )?timed out after |"
+    r"\A(?:Exit code \d+\n)?Command timed out after |\bcommand timed out after \d+ (?:milli)?seconds|"
+    r"\[The command (?:has )?timed out after |"
     r"\AThe command .{0,400}? timed out|EXECUTION TIMED OUT|was cancelled because it took more than \d+ seconds|"
     r"\bCommand '.{0,2000}?' timed out after [\d.]+ seconds",
     re.DOTALL,
@@ -41,7 +42,10 @@ _TIMEOUT = re.compile(
 _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "unknown_tool",
-        re.compile(r"\A(?:<tool_use_error>)?(?:Error: )?(?:No such tool available|unsupported call|Tool '?[\w.-]+'? not found)"),
+        re.compile(
+            r"\A(?:<tool_use_error>)?(?:Error: )?(?:No such tool available|unsupported (?:custom tool )?call|"
+            r"Tool '?[\w.-]+'? not found)"
+        ),
     ),
     (
         "invalid_arguments",

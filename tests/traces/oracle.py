@@ -76,6 +76,7 @@ def joined(parts, users):
     for role, said, calls, call_id in parts:
         if whole and whole[-1][0] == role and (role in ("assistant", "system") or (users and role == "user")):
             _, before, earlier, _ = whole[-1]
+            before = before.rstrip("\n") if role == "user" else before  # blocks end in line ends of the program's
             whole[-1] = (role, "\n".join(filter(None, (before, said))), earlier + calls, "")
         else:
             whole.append((role, said, calls, call_id))

@@ -8,6 +8,7 @@ import pytest
 from oracle import FIXTURES, received, shown
 
 from composer_replication.traces import Dropped, Problem, reader_for, states_from_traces
+from composer_replication.traces.claude_code import FILLER, SIDE_CHAIN
 from composer_replication.traces.codex import SUMMARY
 from composer_replication.traces.swe_agent import NO_QUERY
 from composer_replication.transcript import Trace
@@ -71,10 +72,10 @@ def test_codex(name):
 
 def test_what_came_of_the_calls_of_codex():
     (fix,), _ = read("codex", FIXTURES / "codex" / "fix.jsonl")
-    assert statuses(fix) == ["ok", "ok", "tests_failed", "command_failed", "ok", "ok"]
+    assert statuses(fix) == ["ok", "ok", "command_failed", "unknown_tool", "unknown_tool", "command_failed"]
     assert fix.turns[0].reasoning == "I should look first."
     (errors,), _ = read("codex", FIXTURES / "codex" / "errors.jsonl")
-    assert statuses(errors) == ["command_failed", "malformed_call", "unknown_tool", "unknown_tool", "command_failed"]
+    assert statuses(errors) == ["command_failed", "malformed_call", "unknown_tool", "command_failed"]
 
 
 @pytest.mark.parametrize("name", ["fix", "text", "old"])
@@ -123,6 +124,11 @@ def test_what_came_of_the_calls_of_openhands():
         assert statuses(errors) == ["path_not_found", "malformed_call", "unknown_tool", "command_failed"]
 
 
+def _renamed(message):
+    role, text, calls, call_id = message
+    return role, text, tuple(("Task" if name == "Agent" else name, arguments) for name, arguments in calls), call_id
+
+
 SUMMARIZE = "Your task is to create a detailed summary of the conversation so far"
 
 
@@ -134,8 +140,24 @@ def reminder(role, text):
 def test_claude_code(name):
     """Missing are the system prompt, the tools and the reminders that the program puts between a user's words."""
     folder = FIXTURES / "claude_code"
-    (trace,), _ = read("claude-code", folder / f"{name}.jsonl")
+    (trace,), dropped = read("claude-code", folder / f"{name}.jsonl")
     requests = received(folder / f"{name}.requests.json", drop=reminder, users=True, skip=1)
     own = [r for r in requests if r[0][0] != ("user", "Count the files here.", (), "") and SUMMARIZE not in r[0][-1][1]]
+    if name == "delegate":  # called by the name that is sent instead of its alias
+        own = [([_renamed(message) for message in messages], answer) for messages, answer in own]
     contexts_are(trace, own, users=True)
     assert trace.tools == ()
+    assert dropped == ({FILLER: 1} if name == "compacted" else {})
+
+
+def test_what_came_of_the_calls_of_claude_code():
+    (fix,), _ = read("claude-code", FIXTURES / "claude_code" / "fix.jsonl")
+    assert statuses(fix) == ["ok", "ok", "tests_failed", "edit_not_applied", "ok", "unknown_tool", "ok"]
+    assert fix.turns[1].results[0].details["failed"] == ["test_shop.py::test_total"]
+    (errors,), _ = read("claude-code", FIXTURES / "claude_code" / "errors.jsonl")
+    assert statuses(errors) == ["path_not_found", "invalid_arguments", "command_failed", "timeout", "ok"]
+    side = list((FIXTURES / "claude_code" / "delegate").rglob("*.jsonl"))
+    assert len(side) == 1
+    traces, dropped = read("claude-code", side[0])
+    assert traces == []
+    assert list(dropped) == [SIDE_CHAIN]
