@@ -73,6 +73,14 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
 
 
 @nox.session
+def remote(session: nox.Session) -> None:
+    """The remote sandbox through a server of SWE-ReX."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,remote]")
+    session.run("python", "-m", "pytest", "tests_substrates/remote", *session.posargs)
+
+
+@nox.session
 def openenv(session: nox.Session) -> None:
     """OpenEnv clients against a server process."""
     _test_face(session, "openenv")

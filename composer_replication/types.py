@@ -263,7 +263,7 @@ class Group:
     trajectories: tuple[Trajectory, ...]
 
 
-# --- the hint channel ------------------------------------------------------------------------------------------------
+# --- the hint and replay channels ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,9 +309,6 @@ class HintedTurn:
     """The self-teacher's context followed by the turn's action ids."""
     teacher_start: int
     action_ids: tuple[int, ...]
-
-
-# --- the replay channel ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """mini-swe-agent 2.x (https://mini-swe-agent.com): the messages it sends, each with what it knows besides under `extra`.
 
 An answer in the wrong form is not shown to the model again: it stands in the `extra` of the complaint about it, and is a turn
-that no later context has. The tools are those of the agent itself: `bash` where it calls tools, none where it writes commands in its
-text.
+that no later context has. The tools are those of the agent itself: `bash` where it calls tools, none where it writes commands in
+its text.
 """
 
 from __future__ import annotations
