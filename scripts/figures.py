@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 from composer_replication.distillation import TAIDScheduler, dpo_loss, generalized_jsd_per_token, simpo_loss
+from composer_replication.observe.chart import Line, Panel, svg
 from composer_replication.policy_gradient import SurrogateKind, concave_penalty, surrogate
 from torch import Tensor
-
-from chart import Line, Panel, svg
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 

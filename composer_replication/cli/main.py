@@ -18,6 +18,7 @@ from rich.text import Text
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
+from composer_replication.cli.prm_cmd import app as prm_app
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
@@ -67,6 +68,7 @@ app.command()(grade)
 app.command()(rollout)
 app.add_typer(serve_app, name="serve")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+app.add_typer(prm_app, name="prm")
 app.command()(report)
 app.command()(doctor)
 
