@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-prm bench-sandbox bench-gpu soak attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,10 @@ bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 to
 
 bench-tasks: env ## Measure validated tasks per minute and core on public packages, and draw it (needs the package index)
 	@$(BIN)/python benchmarks/tasks.py --write docs/figures/tasks.json
+	@$(BIN)/python scripts/figures.py
+
+bench-prm: env ## Train a process reward model on planted faults, measure it on held-out tasks, and draw it
+	@$(BIN)/python benchmarks/prm.py --write docs/figures/prm.json
 	@$(BIN)/python scripts/figures.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second

@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; two are of what benchmarks
-measured (memory.json, tasks.json).
+"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; three are of what benchmarks
+measured (memory.json, prm.json, tasks.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -17,6 +17,7 @@ import torch
 from composer_replication.distillation import TAIDScheduler, dpo_loss, generalized_jsd_per_token, simpo_loss
 from composer_replication.observe.chart import Line, Panel, svg
 from composer_replication.policy_gradient import SurrogateKind, concave_penalty, surrogate
+from composer_replication.prm.evaluate import panels
 from torch import Tensor
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
@@ -234,12 +235,19 @@ def tasks() -> list[Panel]:
     ]
 
 
+def prm() -> list[Panel]:
+    """What `make bench-prm` measured."""
+    measured = json.loads((FOLDER / "prm.json").read_text("utf-8"))
+    return panels(measured["held_out_steps"], measured["roc"], measured["calibration"])
+
+
 FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
     "divergence_over_beta": divergence_over_beta,
     "effort": effort,
     "memory": memory,
     "preference_losses": preference_losses,
+    "prm": prm,
     "taid_schedule": taid_schedule,
     "tasks": tasks,
     "token_weights": token_weights,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from composer_replication.observe.chart import Line, Panel, svg
+from composer_replication.observe.chart import Line, Panel, Points, svg
 from composer_replication.prm.data import Example
 from composer_replication.prm.metrics import (
     accuracy,
@@ -21,9 +21,7 @@ from composer_replication.prm.metrics import (
 )
 from composer_replication.prm.model import score
 
-__all__ = ["Judged", "judge", "metrics_of", "panels", "picture"]
-
-_SHARES = [(value / 5, f"{value / 5:g}") for value in range(6)]
+__all__ = ["Judged", "judge", "metrics_of", "panels", "picture", "thinned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +61,26 @@ def metrics_of(judged: Sequence[Judged], *, interval: bool = False) -> dict[str,
     return {f"prm/held_out/{name}": value for name, value in found.items()}
 
 
-def panels(judged: Sequence[Judged], others: Sequence[Line] = ()) -> list[Panel]:
-    """ROC, with the curves of `others` beside it, and calibration."""
-    labels, scores = [j.label for j in judged], [j.probability for j in judged]
-    chance = Line("chance", [(0.0, 0.0), (1.0, 1.0)])
-    bins = [(b.probability, b.label) for b in calibration(labels, scores)]
+def panels(steps: int, curves: Mapping[str, Points], bins: Points) -> list[Panel]:
+    """ROC curves by name, and the calibration of one model, measured on `steps` steps."""
+    shares = [(value / 5, f"{value / 5:g}") for value in range(6)]
+    diagonal = [(0.0, 0.0), (1.0, 1.0)]
     return [
         Panel(
-            title=f"Good steps told from bad ones, {len(judged)} held-out steps",
+            title=f"Good steps told from bad ones: {steps:,} held out",
             x_label="share of bad steps accepted",
             y_label="share of good steps accepted",
-            x_ticks=_SHARES,
-            y_ticks=_SHARES,
-            lines=[Line("PRM", thinned(roc(labels, scores))), chance, *others],
+            x_ticks=shares,
+            y_ticks=shares,
+            lines=[*(Line(name, points) for name, points in curves.items()), Line("chance", diagonal)],
         ),
         Panel(
-            title="Calibration",
+            title="Calibration of the PRM",
             x_label="probability of a good step",
             y_label="share of good steps",
-            x_ticks=_SHARES,
-            y_ticks=_SHARES,
-            lines=[Line("PRM", bins), Line("perfect", [(0.0, 0.0), (1.0, 1.0)])],
+            x_ticks=shares,
+            y_ticks=shares,
+            lines=[Line("PRM", bins), Line("perfect", diagonal)],
         ),
     ]
 
@@ -95,5 +92,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int = 100) -> list[tupl
 
 
 def picture(judged: Sequence[Judged]) -> str:
-    """`panels` as SVG."""
-    return svg(panels(judged))
+    """`panels` of a model's own curves, as SVG."""
+    labels, scores = [j.label for j in judged], [j.probability for j in judged]
+    bins = [(b.probability, b.label) for b in calibration(labels, scores)]
+    return svg(panels(len(judged), {"PRM": thinned(roc(labels, scores))}, bins))

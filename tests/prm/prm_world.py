@@ -1,4 +1,4 @@
-"""Traces, a tokenizer and a model, all tiny: a step that reads `a` is good, one that reads `b` is bad."""
+"""Traces, a tokenizer and a model, all tiny: a step that reads `aaaaaaaa` is good, one that reads `bbbbbbbb` is bad."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def corpus(tasks=10, siblings=2, turns=2, seed=0):
     found, labels = [], {}
     for task in range(tasks):
         for sibling in range(siblings):
-            actions = [rng.choice("ab") for _ in range(turns)]
+            actions = [8 * rng.choice("ab") for _ in range(turns)]
             name = f"0/t{task}/{sibling}"
-            found.append(trajectory(name, f"t{task}", actions, reward=float("b" not in actions)))
-            labels[name] = {i: float(action == "a") for i, action in enumerate(actions)}
+            found.append(trajectory(name, f"t{task}", actions, reward=float("b" not in "".join(actions))))
+            labels[name] = {i: float(action[0] == "a") for i, action in enumerate(actions)}
     return found, labels

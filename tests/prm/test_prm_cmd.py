@@ -61,7 +61,7 @@ def test_traces_are_scored_turn_by_turn(trained):
         assert row["product"] == pytest.approx(row["turns"][0] * row["turns"][1])
         assert row["min"] == min(row["turns"])
     assert "of each of 12 tasks" in run.stderr
-    printed = composer("score", "traces.jsonl", "--model", "out/model", "--max-tokens", "80", cwd=folder)
+    printed = composer("score", "traces.jsonl", "--model", "out/model", "--max-tokens", "120", cwd=folder)
     cut = [json.loads(line) for line in printed.stdout.splitlines()]
     assert [row["turns"][0] for row in cut] == pytest.approx([row["turns"][0] for row in rows], abs=1e-5)
     assert all(row["turns"][1] is None and row["product"] is None and row["min"] is None for row in cut)
