@@ -122,3 +122,11 @@ def _install_oracles(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,trl]")
     session.install("--quiet", "--no-deps", "liger-kernel>=0.8.5,<0.9")
+
+
+@nox.session(name="faults-replay", default=False)
+def faults_replay(session: nox.Session) -> None:
+    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and our own server."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".", "transformers[serving]>=5.5,<6")
+    session.run("python", "tests/tools/faults_replay.py", *session.posargs)

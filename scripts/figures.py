@@ -258,8 +258,8 @@ def main(arguments: list[str]) -> int:
     """Write every picture into the folder."""
     folder = Path(arguments[0]) if arguments else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name, panels in FIGURES.items():
-        (folder / f"{name}.svg").write_text(svg(panels()), "utf-8")
+    for name, drawn in FIGURES.items():
+        (folder / f"{name}.svg").write_text(svg(drawn()), "utf-8")
         print(f"{name}.svg")
     return 0
 

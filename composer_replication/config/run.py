@@ -21,6 +21,7 @@ __all__ = [
     "SandboxConfig",
     "TasksConfig",
     "TeacherConfig",
+    "TeachersFile",
 ]
 
 
@@ -125,6 +126,8 @@ class CurriculumConfig(Section):
     visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (1.0,)
     """Shares of a task's fail-to-pass tests that the agent sees, from the largest down; all are graded. A task that is solved at
     `promote_at` shows the next share, one that `quarantine_after` would leave alone the one before."""
+    join_up_to: Positive = 1
+    """Functions of the largest task made while the run goes on, by joining two solved ones of one source; 1 makes none."""
 
     @model_validator(mode="after")
     def _fewer_and_fewer(self) -> Self:
@@ -181,10 +184,31 @@ class TeacherConfig(Section):
     """Price of a million prompt tokens; without prices a spending cap cannot be kept and the run is refused."""
     usd_per_million_output: Weight | None = None
     """Price of a million answer tokens."""
+    usd_per_million_cache_read: Weight | None = None
+    """Price of a million prompt tokens from the endpoint's cache; by default that of any other."""
+    usd_per_million_cache_write: Weight | None = None
+    """Price of a million prompt tokens put into it; by default that of any other."""
+    mark_cache: bool = False
+    """Mark how far a prompt may be cached, as Anthropic's models need; other endpoints may refuse the marks."""
+    temperature: Weight | Literal["endpoint"] = 0.0
+    """Of sampling; `endpoint` leaves it to the endpoint, as models that refuse the field need."""
     max_tokens: Positive = 4096
     """Of one answer."""
     max_concurrency: Positive = 8
     """Requests in flight at a time."""
+    requests_per_minute: Annotated[float, Field(gt=0.0)] | None = None
+    """Most requests a minute, evenly spaced."""
+    timeout_s: Annotated[float, Field(gt=0.0)] = 120.0
+    """Seconds one request may take. One that reaches this limit may be billed: it counts, and is not sent again by itself."""
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    """Further attempts after failures that cost nothing: rate limits, server errors, refused connections."""
+
+
+class TeachersFile(Section):
+    """Teachers without a run: `composer replay --teachers FILE`."""
+
+    teachers: Annotated[tuple[TeacherConfig, ...], Field(min_length=1)]
+    """Whom to ask."""
 
 
 class RunConfig(Section):
