@@ -13,7 +13,8 @@ from rich.console import Console
 from composer_replication.errors import ConfigError
 from composer_replication.observe import Terminal, files, mean_and_se
 from composer_replication.tokens import ChatRenderer
-from composer_replication.types import Trajectory, Unscored, to_json
+from composer_replication.transcript import Trace
+from composer_replication.types import Trajectory, to_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,10 +30,12 @@ _MEASURES = ("auroc", "auroc_low", "auroc_high", "accuracy", "ece", "loss")
 
 @app.command()
 def train(
-    traces: Annotated[Path, typer.Option(help="JSONL file of trajectories.")],
+    traces: Annotated[Path, typer.Option(help="JSONL file of trajectories or traces.")],
     model: Annotated[str, typer.Option(help="Start from it: a folder or a Hugging Face id, with the traces' tokenizer.")],
     out: Annotated[Path, typer.Option(help="Folder for the model, its measures and checkpoints.")],
-    labels: Annotated[str, typer.Option(help='"outcome" (share of siblings that succeed), or a JSONL file.')] = "outcome",
+    labels: Annotated[
+        str, typer.Option(help='"outcome" (share of siblings that succeed), or a JSONL file: labels or answers.')
+    ] = "outcome",
     epochs: Annotated[int, typer.Option(min=1, help="Times every trace is seen.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="Traces of an optimizer step.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="The highest of the schedule.")] = 1e-4,
@@ -48,7 +51,7 @@ def train(
     Whole tasks are held out. OUT then holds the model (model/), its measures (summary.json), the held-out steps' probabilities
     (held_out.jsonl) and their ROC and calibration (held_out.svg).
     """
-    from composer_replication.prm import PrmOptions, encode, read_trajectories, start_prm, train_prm
+    from composer_replication.prm import PrmOptions, encode, read_transcripts, start_prm, train_prm
 
     options = PrmOptions(
         epochs=epochs,
@@ -60,7 +63,7 @@ def train(
         seed=seed,
     )
     terminal = Terminal()
-    found = read_trajectories(traces)
+    found = read_transcripts(traces)
     known = _labels(labels, found)
     network, tokenizer = start_prm(model, device=device, seed=seed)
     renderer = ChatRenderer(tokenizer)
@@ -76,7 +79,7 @@ def train(
     terminal.note(f"{out / 'model'}")
 
 
-def _labels(labels: str, found: Sequence[Trajectory]) -> StepLabels:
+def _labels(labels: str, found: Sequence[Trajectory | Trace]) -> StepLabels:
     from composer_replication.prm import outcome_labels, read_labels
 
     return outcome_labels(found) if labels == "outcome" else read_labels(Path(labels), found)
@@ -90,7 +93,7 @@ def _is_number(summary: dict[str, Any], name: str) -> bool:
 
 @app.command()
 def score(
-    traces: Annotated[Path, typer.Argument(help="JSONL file of trajectories.")],
+    traces: Annotated[Path, typer.Argument(help="JSONL file of trajectories or traces.")],
     model: Annotated[str, typer.Option(help="Folder `model` that `composer prm train` wrote.")],
     out: Annotated[Path | None, typer.Option(help="Write the scores there; to stdout by default.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Steps that end further in a trace get no score.")] = 8192,
@@ -101,9 +104,9 @@ def score(
     A turn without a score is null, and so are product and minimum then. On stderr: the mean reward of the trajectories that the
     model likes best of each task, beside that of all.
     """
-    from composer_replication.prm import load_prm, read_trajectories
+    from composer_replication.prm import load_prm, read_transcripts
 
-    found = read_trajectories(traces)
+    found = read_transcripts(traces)
     network, tokenizer = load_prm(model, device=device)
     rows = _score(network, ChatRenderer(tokenizer), found, max_tokens)
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -115,24 +118,26 @@ def score(
 
 
 def _score(
-    network: PreTrainedModel, renderer: ChatRenderer, found: Sequence[Trajectory], max_tokens: int
+    network: PreTrainedModel, renderer: ChatRenderer, found: Sequence[Trajectory | Trace], max_tokens: int
 ) -> list[dict[str, Any]]:
     from composer_replication.prm import encode, fit, trajectory_score
     from composer_replication.prm import score as score_steps
+    from composer_replication.prm.data import step_turns
 
     window = getattr(network.config.get_text_config(), "max_position_embeddings", None) or max_tokens
     examples, _ = fit([e for t in found for e in encode(t, renderer)], min(max_tokens, window))
     terminal = Terminal(Console(stderr=True))
     with terminal.phase("score", len(examples)) as shown:
         scores = score_steps(network, examples, pad_id=renderer.tokenizer.pad_token_id, on_done=shown.advance)
-    by_name = {
-        e.trajectory_id: {step.turn: p for step, p in zip(e.steps, row, strict=True)}
+    by_turn = {
+        (e.trajectory_id, step.turn): p
         for e, row in zip(examples, scores, strict=True)
+        for step, p in zip(e.steps, row, strict=True)
     }
     rows = []
     for t in found:
-        turns = [by_name.get(t.trajectory_id, {}).get(i) for i in range(len(t.turns))]
-        known = [p for p, turn in zip(turns, t.turns, strict=True) if turn.action_ids]
+        turns = [by_turn.get((t.trajectory_id, i)) for i in range(len(t.turns))]
+        known = [turns[i] for i in sorted(step_turns(t))]
         whole = [p for p in known if p is not None]
         product, least = (trajectory_score(whole, how) if len(whole) == len(known) else None for how in ("product", "min"))
         rows.append(
@@ -148,10 +153,10 @@ def _score(
     return rows
 
 
-def _compare(found: Sequence[Trajectory], rows: Sequence[dict[str, Any]]) -> None:
+def _compare(found: Sequence[Trajectory | Trace], rows: Sequence[dict[str, Any]]) -> None:
     from composer_replication.prm import best_of
 
-    rewards = {t.trajectory_id: t.reward for t in found if not isinstance(t.reward, Unscored)}
+    rewards = {t.trajectory_id: t.reward for t in found if isinstance(t.reward, int | float)}
     tasks = {t.trajectory_id: t.task_id for t in found}
     scores = {r["trajectory_id"]: r["product"] for r in rows if r["product"] is not None and r["trajectory_id"] in rewards}
     if not scores:

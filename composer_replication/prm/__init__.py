@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.prm.data import IGNORED, Example, Step, encode, fit, held_out_tasks, read_trajectories
+from composer_replication.prm.data import IGNORED, Example, Step, encode, fit, held_out_tasks, read_transcripts
 from composer_replication.prm.evaluate import Judged, judge, metrics_of
 from composer_replication.prm.labels import StepLabels, outcome_labels, read_labels, vote_labels
 from composer_replication.prm.model import load_prm, make_prm, score, start_prm
@@ -26,7 +26,7 @@ __all__ = [
     "metrics_of",
     "outcome_labels",
     "read_labels",
-    "read_trajectories",
+    "read_transcripts",
     "score",
     "start_prm",
     "train_prm",

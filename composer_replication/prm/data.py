@@ -13,10 +13,12 @@ from pathlib import Path
 from composer_replication.errors import ConfigError
 from composer_replication.observe import files
 from composer_replication.tokens import ChatRenderer, assistant_message
+from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.store import trace_from_json
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, Trajectory, trajectory_from_json
 
-__all__ = ["IGNORED", "Example", "Step", "encode", "fit", "held_out_tasks", "read_trajectories"]
+__all__ = ["IGNORED", "Example", "Step", "encode", "fit", "held_out_tasks", "read_transcripts", "step_turns"]
 
 IGNORED = -100.0
 """Label of a position that is no judged step."""
@@ -64,18 +66,18 @@ def encode(transcript: Trajectory | Trace, renderer: ChatRenderer, labels: Mappi
 
     Raises:
         ConfigError: the trajectory's prompt is not what the renderer makes of its messages, so its ids are another tokenizer's;
-            or a label is for a turn that does not exist or sampled nothing, or is outside of [0, 1].
+            or a label is for a turn that does not exist, sampled nothing or is incomplete, or it is outside of [0, 1].
     """
     known = labels or {}
     if isinstance(transcript, Trajectory):
         examples = _of_trajectory(transcript, renderer, known)
     else:
         examples = [e for e in _of_trace(transcript, renderer, known) if e.steps]
-    judged = {step.turn for example in examples for step in example.steps}
+    judged = step_turns(transcript)
     for turn, label in known.items():
         if turn not in judged:
             raise ConfigError(
-                f"{transcript.trajectory_id}: there is a label for turn {turn}, which does not exist or sampled nothing",
+                f"{transcript.trajectory_id}: there is a label for turn {turn}, which does not exist or is no step",
                 fix="count turns from 0, and label those the agent wrote something in",
             )
         if not 0.0 <= label <= 1.0:
@@ -84,6 +86,13 @@ def encode(transcript: Trajectory | Trace, renderer: ChatRenderer, labels: Mappi
                 fix="give a probability from 0 (bad) to 1 (good)",
             )
     return examples
+
+
+def step_turns(transcript: Trajectory | Trace) -> set[int]:
+    """The turns that can be judged: those that sampled something, and whose context the log has whole."""
+    if isinstance(transcript, Trajectory):
+        return {i for i, turn in enumerate(transcript.turns) if turn.action_ids}
+    return {i for i, turn in enumerate(transcript.turns) if INCOMPLETE not in turn.details}
 
 
 def _of_trajectory(trajectory: Trajectory, renderer: ChatRenderer, labels: Mapping[int, float]) -> list[Example]:
@@ -103,9 +112,10 @@ def _of_trajectory(trajectory: Trajectory, renderer: ChatRenderer, labels: Mappi
 
 
 def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float]) -> Iterator[Example]:
-    """Contexts that go on from each other share an example."""
+    """Contexts that go on from each other share an example. A turn that saw more than its log has is read, and not judged."""
     ids: list[int] = []
     steps: list[Step] = []
+    judged = step_turns(trace)
     for index, turn in enumerate(trace.turns):
         reply = _reply(trace.turns[index - 1], turn) if index else None
         if reply is None:
@@ -114,7 +124,8 @@ def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float])
         else:
             ids += renderer.delta_ids(reply, ended=True)
         ids += renderer.assistant_ids(assistant_message(turn.text, turn.tool_calls))
-        steps.append(Step(turn=index, end=len(ids) - 1, label=labels.get(index)))
+        if index in judged:
+            steps.append(Step(turn=index, end=len(ids) - 1, label=labels.get(index)))
     yield from _example(trace, ids, steps)
 
 
@@ -164,32 +175,31 @@ def held_out_tasks(task_ids: Sequence[str], share: float, *, seed: int = 0) -> f
     return frozenset(tasks[: min(len(tasks) - 1, max(1, round(share * len(tasks))))])
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of a JSONL file, as `composer rollout --out` and training runs write them.
+def read_transcripts(path: Path) -> list[Trajectory | Trace]:
+    """The trajectories and traces of a JSONL file, as `composer rollout --out` and training runs write the ones, and `composer
+    traces import --out` the others.
 
     Raises:
-        ConfigError: there is no such file, it holds none, a line is no trajectory, or two have the same id.
+        ConfigError: there is no such file, it holds none, a line is neither, or two have the same id.
         StorageError: the file is damaged.
     """
     if not path.is_file():
-        raise ConfigError(
-            f"there is no file {path}", fix="name a JSONL file of trajectories, such as RUN/trajectories/ARM/step_00001.jsonl"
-        )
-    found: dict[str, Trajectory] = {}
+        raise ConfigError(f"there is no file {path}", fix="name a JSONL file, such as RUN/trajectories/ARM/step_00001.jsonl")
+    found: dict[str, Trajectory | Trace] = {}
     for number, line in enumerate(files.read_lines(path), start=1):
         try:
-            trajectory = trajectory_from_json(line)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            transcript = trace_from_json(line) if "format" in line else trajectory_from_json(line)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{path}, line {number}: no trajectory ({type(error).__name__}: {error})",
-                fix="give one trajectory per line, as `composer rollout --out` writes them",
+                f"{path}, line {number}: no trajectory or trace ({type(error).__name__}: {error})",
+                fix="give one per line, as `composer rollout --out` and `composer traces import --out` write them",
             ) from error
-        if trajectory.trajectory_id in found:
+        if transcript.trajectory_id in found:
             raise ConfigError(
-                f"{path}, line {number}: {trajectory.trajectory_id!r} is there already",
+                f"{path}, line {number}: {transcript.trajectory_id!r} is there already",
                 fix="put trajectories of different steps or arms with the same ids in files of their own",
             )
-        found[trajectory.trajectory_id] = trajectory
+        found[transcript.trajectory_id] = transcript
     if not found:
-        raise ConfigError(f"{path} holds no trajectory", fix="name a file with one trajectory per line")
+        raise ConfigError(f"{path} holds no trajectory", fix="name a file with one per line")
     return list(found.values())

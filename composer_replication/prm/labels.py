@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from composer_replication.actions import Call, canonical_action, canonical_text, parse_action
+from composer_replication.actions import Call, canonical_action, canonical_text
 from composer_replication.errors import ConfigError
 from composer_replication.observe import files
-from composer_replication.teachers import Vote
+from composer_replication.prm.data import step_turns
+from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
 from composer_replication.teachers.rewards import weighted_reward
-from composer_replication.transcript import Transcript, TranscriptTurn
-from composer_replication.types import Trajectory, Unscored
+from composer_replication.traces import state_id
+from composer_replication.transcript import Trace, Transcript, TranscriptTurn
+from composer_replication.types import ToolCall, Trajectory, Unscored
 
 __all__ = ["StepLabels", "canonical_turn", "outcome_labels", "read_labels", "vote_labels"]
 
@@ -25,36 +27,37 @@ StepLabels: TypeAlias = dict[str, dict[int, float]]
 
 
 def outcome_labels(
-    trajectories: Sequence[Trajectory], *, estimate: Literal["soft", "hard"] = "soft", at_least: int = 1
+    transcripts: Sequence[Trajectory | Trace], *, estimate: Literal["soft", "hard"] = "soft", at_least: int = 1
 ) -> StepLabels:
     """Labels from what became of the trajectories that begin with the same actions, as Math-Shepherd estimates a step's quality
     (arXiv 2312.08935, section 3.3): `soft` is the share of them with reward 1, `hard` whether one has.
 
-    Its completions are sampled from the step; here they are the siblings, all trajectories of a task, whose canonical actions
-    up to and including the step are the same, the trajectory itself among them. Unscored ones say nothing.
+    Its completions are sampled from the step; here they are the siblings, all transcripts of a task, whose canonical actions
+    up to and including the step are the same, the transcript itself among them. Without a reward they say nothing.
 
     Args:
         at_least: fewest scored siblings that make a label.
     """
     outcomes: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
-    for trajectory in trajectories:
-        if not isinstance(trajectory.reward, Unscored):
-            for prefix in _prefixes(trajectory):
-                outcomes[prefix].append(float(trajectory.reward == 1.0))
+    for transcript in transcripts:
+        if isinstance(transcript.reward, int | float):
+            for prefix in _prefixes(transcript):
+                outcomes[prefix].append(float(transcript.reward == 1.0))
     labels: StepLabels = {}
-    for trajectory in trajectories:
-        for turn, prefix in enumerate(_prefixes(trajectory)):
+    for transcript in transcripts:
+        steps = step_turns(transcript)
+        for turn, prefix in enumerate(_prefixes(transcript)):
             seen = outcomes.get(prefix, [])
-            if trajectory.turns[turn].action_ids and len(seen) >= max(1, at_least):
+            if turn in steps and len(seen) >= max(1, at_least):
                 value = max(seen) if estimate == "hard" else sum(seen) / len(seen)
-                labels.setdefault(trajectory.trajectory_id, {})[turn] = value
+                labels.setdefault(transcript.trajectory_id, {})[turn] = value
     return labels
 
 
-def _prefixes(trajectory: Trajectory) -> Iterator[tuple[str, ...]]:
+def _prefixes(transcript: Transcript) -> Iterator[tuple[str, ...]]:
     """Task and canonical actions up to and including each turn."""
-    prefix: tuple[str, ...] = (trajectory.task_id,)
-    for turn in trajectory.turns:
+    prefix: tuple[str, ...] = (transcript.task_id,)
+    for turn in transcript.turns:
         prefix = (*prefix, canonical_turn(turn))
         yield prefix
 
@@ -95,53 +98,51 @@ def vote_labels(
 
 
 def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mapping[str, float] | None = None) -> StepLabels:
-    """Labels of a JSONL file. A line is `{"trajectory_id", "turn", "label"}`, or with `votes` in place of `label`: a list of
-    `{"teacher", "action"}`, with `family` where several teachers share one, the action as `actions.render_action` writes it.
+    """Labels of a JSONL file. A line is either `{"trajectory_id", "turn", "label"}`, or a teacher's answer to the state before a
+    turn, as in the `answers.jsonl` of `composer replay`; those of one turn are its votes (`vote_labels`).
 
     Raises:
-        ConfigError: there is no such file, a line is of another shape, a step is labelled twice, or a line is about no trace.
+        ConfigError: there is no such file, a line is neither, a step is labelled twice, or a line is about no trace.
         StorageError: the file is damaged.
     """
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}", fix='name a JSONL file of labels, or say "outcome"')
+        raise ConfigError(f"there is no file {path}", fix='name a JSONL file of labels or answers, or say "outcome"')
+    states = {state_id(t.trajectory_id, i): (t, i) for t in transcripts for i in range(len(t.turns))}
     labels: StepLabels = {}
-    votes: dict[tuple[str, int], list[Vote]] = {}
-    names = {t.trajectory_id for t in transcripts}
+    votes: defaultdict[tuple[str, int], list[Vote]] = defaultdict(list)
     for number, line in enumerate(files.read_lines(path), start=1):
         try:
-            name, turn = _step(line)
-            known = float(line["label"]) if "label" in line else [_vote(vote) for vote in line["votes"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            state, known = _read(line)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"{path}, line {number}: no label ({type(error).__name__}: {error})",
-                fix='write {"trajectory_id": "...", "turn": 0, "label": 1} or "votes": [{"teacher": "...", "action": "..."}]',
+                fix='write {"trajectory_id": "...", "turn": 0, "label": 1}, or name the answers.jsonl of `composer replay`',
             ) from error
-        if name not in names:
-            raise ConfigError(f"{path}, line {number}: no trace is called {name!r}", fix="give the traces the labels are about")
-        if turn in labels.get(name, {}) or (name, turn) in votes:
-            raise ConfigError(f"{path}, line {number}: turn {turn} of {name!r} is labelled already", fix="leave one of the two")
+        if state not in states:
+            raise ConfigError(
+                f"{path}, line {number}: no trace has the state {state!r}", fix="give the traces the lines are about"
+            )
+        transcript, turn = states[state]
+        step = (transcript.trajectory_id, turn)
+        if turn in labels.get(step[0], {}) or (isinstance(known, float) and step in votes):
+            raise ConfigError(f"{path}, line {number}: {state!r} is labelled already", fix="leave one of the two")
         if isinstance(known, float):
-            labels.setdefault(name, {})[turn] = known
-        else:
-            votes[name, turn] = known
+            labels.setdefault(step[0], {})[turn] = known
+            continue
+        vote = cast_vote(known, transcript.tools)
+        votes[step] += [vote] if isinstance(vote, Vote) else []
     for name, found in vote_labels(transcripts, votes, weights=weights).items():
         labels.setdefault(name, {}).update(found)
     return labels
 
 
-def _step(line: Any) -> tuple[str, int]:
-    """Trajectory and turn of a line. Raises KeyError, TypeError or ValueError."""
+def _read(line: Any) -> tuple[str, float | TeacherAnswer]:
+    """A line's state, and its label or answer. Raises LookupError, TypeError or ValueError."""
+    if "question_id" in line:
+        calls = tuple(ToolCall(**call) for call in line["tool_calls"])
+        answer = TeacherAnswer(**{**line, "tool_calls": calls})
+        return answer.question_id, answer
     name, turn = line["trajectory_id"], line["turn"]
     if not isinstance(name, str) or isinstance(turn, bool) or not isinstance(turn, int):
         raise TypeError("trajectory_id is a text and turn a whole number")
-    return name, turn
-
-
-def _vote(vote: Any) -> Vote:
-    teacher, action = str(vote["teacher"]), str(vote["action"])
-    return Vote(
-        teacher=teacher,
-        family=str(vote.get("family") or teacher),
-        action=action,
-        canonical=canonical_action(*parse_action(action)),
-    )
+    return state_id(name, turn), float(line["label"])

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from prm_world import RENDERER, corpus, trajectory
 
 from composer_replication.errors import ConfigError
-from composer_replication.prm import IGNORED, encode, fit, held_out_tasks, read_trajectories
+from composer_replication.prm import IGNORED, encode, fit, held_out_tasks, read_transcripts
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer, parse_tool_calls
+from composer_replication.traces.store import trace_to_json
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, StopReason, Trajectory, Turn, to_json
 
@@ -130,22 +131,23 @@ def test_no_split_is_an_error(tasks, share):
 def test_trajectories_are_read_back(tmp_path):
     found, _ = corpus(tasks=2)
     path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(to_json(t)) + "\n" for t in found))
-    assert read_trajectories(path) == found
+    trace = Trace(trajectory_id="x", format="test", turns=(TraceTurn(context=OPENING, text="yes"),), messages=OPENING)
+    path.write_text("".join(json.dumps(line) + "\n" for line in (*map(to_json, found), trace_to_json(trace))))
+    assert read_transcripts(path) == [*found, trace]
 
 
 def test_bad_files_are_named(tmp_path):
     path = tmp_path / "t.jsonl"
     with pytest.raises(ConfigError, match="there is no file"):
-        read_trajectories(path)
+        read_transcripts(path)
     path.write_text("")
     with pytest.raises(ConfigError, match="holds no trajectory"):
-        read_trajectories(path)
+        read_transcripts(path)
     line = json.dumps(to_json(trajectory("0/t/0", "t", ["a"]))) + "\n"
     path.write_text(line + line)
     with pytest.raises(ConfigError, match="line 2: '0/t/0' is there already"):
-        read_trajectories(path)
+        read_transcripts(path)
     for broken in ("{}", "3", '{"turns": [1]}'):
         path.write_text(line + broken + "\n")
-        with pytest.raises(ConfigError, match="line 2: no trajectory"):
-            read_trajectories(path)
+        with pytest.raises(ConfigError, match="line 2: no trajectory or trace"):
+            read_transcripts(path)

@@ -10,8 +10,8 @@ from prm_world import trajectory
 from composer_replication.errors import ConfigError
 from composer_replication.prm import outcome_labels, read_labels, vote_labels
 from composer_replication.prm.labels import canonical_turn
-from composer_replication.teachers import Vote
-from composer_replication.types import ToolCall, Turn, Unscored
+from composer_replication.teachers import TeacherAnswer, Vote
+from composer_replication.types import ToolCall, Turn, Unscored, to_json
 
 SIBLINGS = [
     trajectory("0/t/0", "t", ["a", "a"], reward=1.0),
@@ -71,13 +71,22 @@ def write(tmp_path, *lines):
     return path
 
 
-def test_a_file_holds_labels_and_votes(tmp_path):
-    action = '{"name": "read", "arguments": {"path": "./b"}}'
+def answer(state, teacher, path, **fields):
+    call = ToolCall(call_id="c", name="read", arguments={"path": path})
+    family = fields.pop("family", teacher)
+    return to_json(TeacherAnswer(question_id=state, teacher=teacher, family=family, tool_calls=(call,), **fields))
+
+
+def test_a_file_holds_labels_and_teachers_answers(tmp_path):
     path = write(
         tmp_path,
         {"trajectory_id": "0/t/0", "turn": 0, "label": 1},
-        {"trajectory_id": "0/t/1", "turn": 1, "votes": [{"teacher": "x", "action": action}, {"teacher": "y", "action": "no"}]},
-        {"trajectory_id": "0/t/0", "turn": 1, "votes": [{"teacher": n, "family": "f", "action": action} for n in "xy"]},
+        answer("0/t/1#1", "x", "./b"),
+        answer("0/t/1#1", "y", "c"),
+        answer("0/t/1#1", "z", "b", error="HTTP 500"),
+        answer("0/t/0#1", "x", "b", family="f"),
+        answer("0/t/0#1", "y", "b", family="f"),
+        answer("0/t/3#0", "x", "b", error="HTTP 500"),
     )
     assert read_labels(path, SIBLINGS) == {"0/t/0": {0: 1.0, 1: 0.0}, "0/t/1": {1: 0.5}}
 
@@ -92,10 +101,11 @@ GOOD = {"trajectory_id": "0/t/0", "turn": 0, "label": 1}
         ({"trajectory_id": "0/t/0", "turn": "0", "label": 1}, "no label"),
         ({"trajectory_id": "0/t/0", "turn": True, "label": 1}, "no label"),
         ({"trajectory_id": "0/t/0", "turn": 1, "label": "good"}, "no label"),
-        ({"trajectory_id": "0/t/0", "turn": 1, "votes": ["x"]}, "no label"),
+        ({"question_id": "0/t/0#1", "teacher": "x"}, "no label"),
+        (answer("0/t/0#0", "x", "a"), "'0/t/0#0' is labelled already"),
         ("[]", "no label"),
-        ({"trajectory_id": "nobody", "turn": 0, "label": 1}, "no trace is called 'nobody'"),
-        (GOOD, "turn 0 of '0/t/0' is labelled already"),
+        ({"trajectory_id": "nobody", "turn": 0, "label": 1}, "no trace has the state 'nobody#0'"),
+        (GOOD, "'0/t/0#0' is labelled already"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, said):
