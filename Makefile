@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -88,6 +88,8 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 
 bench-gate: env ## Measure what a gate on teachers saves and loses in a synthetic world with known truth, and draw it
 	@$(BIN)/python benchmarks/gate.py --write docs/figures/gate.json
+bench-prm: env ## Train a process reward model on planted faults, measure it on held-out tasks, and draw it
+	@$(BIN)/python benchmarks/prm.py --write docs/figures/prm.json
 	@$(BIN)/python scripts/figures.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second

@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; three are of what benchmarks
-measured (gate.json, memory.json, tasks.json).
+"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; four are of what
+benchmarks measured (gate.json, memory.json, prm.json, tasks.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 from composer_replication.distillation import TAIDScheduler, dpo_loss, generalized_jsd_per_token, simpo_loss
+from composer_replication.observe.chart import Line, Panel, svg
 from composer_replication.policy_gradient import SurrogateKind, concave_penalty, surrogate
+from composer_replication.prm.evaluate import panels
 from torch import Tensor
-
-from chart import Line, Panel, svg
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 
@@ -259,6 +259,12 @@ def tasks() -> list[Panel]:
     ]
 
 
+def prm() -> list[Panel]:
+    """What `make bench-prm` measured."""
+    measured = json.loads((FOLDER / "prm.json").read_text("utf-8"))
+    return panels(measured["held_out_steps"], measured["roc"], measured["calibration"])
+
+
 FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
     "divergence_over_beta": divergence_over_beta,
@@ -266,6 +272,7 @@ FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "gate": gate,
     "memory": memory,
     "preference_losses": preference_losses,
+    "prm": prm,
     "taid_schedule": taid_schedule,
     "tasks": tasks,
     "token_weights": token_weights,
@@ -276,8 +283,8 @@ def main(arguments: list[str]) -> int:
     """Write every picture into the folder."""
     folder = Path(arguments[0]) if arguments else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name, panels in FIGURES.items():
-        (folder / f"{name}.svg").write_text(svg(panels()), "utf-8")
+    for name, drawn in FIGURES.items():
+        (folder / f"{name}.svg").write_text(svg(drawn()), "utf-8")
         print(f"{name}.svg")
     return 0
 

@@ -20,6 +20,7 @@ from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
 from composer_replication.cli.hints_cmd import app as hints_app
 from composer_replication.cli.plan_cmd import plan
+from composer_replication.cli.prm_cmd import app as prm_app
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.replay_cmd import replay
 from composer_replication.cli.report_cmd import report
@@ -74,6 +75,7 @@ app.command()(replay)
 app.add_typer(serve_app, name="serve")
 app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+app.add_typer(prm_app, name="prm")
 app.command()(report)
 app.add_typer(hints_app, name="hints")
 app.command()(doctor)
