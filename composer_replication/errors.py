@@ -15,6 +15,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     │   └── BudgetExceededError   6   the spending cap would be crossed by the next call
     ├── CheckpointError           7   a checkpoint is corrupted or belongs to another run
     ├── StorageError              7   the run directory cannot be written (disk full, no permission)
+    ├── BackendError              9   a program that was asked to do the work (data-juicer, Ray) died or broke
     └── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "BackendError",
     "BudgetExceededError",
     "ChannelOffError",
     "CheckpointError",
@@ -109,6 +111,12 @@ class StorageError(ComposerError):
     """The run directory cannot be written (disk full, no permission)."""
 
     exit_code = 7
+
+
+class BackendError(ComposerError):
+    """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
+
+    exit_code = 9
 
 
 class ChannelOffError(ComposerError):
