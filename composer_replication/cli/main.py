@@ -18,6 +18,7 @@ from rich.text import Text
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
+from composer_replication.cli.pairs_cmd import app as pairs_app
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
@@ -32,7 +33,8 @@ INTERRUPTED = 130
 
 _EXIT_CODES = (
     "Exit codes: 2 configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, 8 a channel "
-    "is off under strict, 10 the verdict is no (grade, rollout), 130 interrupted."
+    "is off under strict, 9 a program that does the work died (data-juicer, Ray), 10 the verdict is no (grade, rollout) or "
+    "nothing is left (pairs), 130 interrupted."
 )
 
 
@@ -66,6 +68,7 @@ app.add_typer(tasks_app, name="tasks")
 app.command()(grade)
 app.command()(rollout)
 app.add_typer(serve_app, name="serve")
+app.add_typer(pairs_app, name="pairs")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.command()(report)
 app.command()(doctor)
