@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-gpu soak attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces replaysim docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-replaysim bench-gpu soak attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 
 faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbor, an environment for each
 	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
+
+replaysim: env ## Test the backends of replaysim beside data-juicer and Ray, in an environment of their own
+	@$(BIN)/nox --session replaysim
 
 docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
 	@$(BIN)/python -m pytest tests_substrates/docker
@@ -79,6 +82,9 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py
+
+bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-juicer's stock executor, in an environment of its own
+	@$(BIN)/nox --session bench-replaysim
 
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
