@@ -125,6 +125,8 @@ class CurriculumConfig(Section):
     visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (1.0,)
     """Shares of a task's fail-to-pass tests that the agent sees, from the largest down; all are graded. A task that is solved at
     `promote_at` shows the next share, one that `quarantine_after` would leave alone the one before."""
+    join_up_to: Positive = 1
+    """Functions of the largest task made while the run goes on, by joining two solved ones of one source; 1 makes none."""
 
     @model_validator(mode="after")
     def _fewer_and_fewer(self) -> Self:

@@ -11,11 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import SandboxError
 from composer_replication.hidden_checks import HiddenChecks
-from composer_replication.sandbox.grading import grade, judge
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
-from composer_replication.sandbox.pytest_run import TestRun, run_pytest, run_pytest_twice
+from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
+from composer_replication.sandbox.pytest_run import run_pytest
 from composer_replication.sandbox.submission import is_editable
 from composer_replication.tasks.baseline import Baseline
 from composer_replication.tasks.benchmarks import Benchmarks
@@ -27,11 +25,12 @@ from composer_replication.tasks.impossible import make_impossible
 from composer_replication.tasks.layout import Layout
 from composer_replication.tasks.leak import LeakScanner
 from composer_replication.tasks.mutate import mutants_of
+from composer_replication.tasks.proof import NoTaskError, Without, grade_both_ways, run_without
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.select import Candidate
 from composer_replication.tasks.source import Source
 from composer_replication.tasks.store import Task, write_task
-from composer_replication.types import Deletion, Outcome, TaskSpec, Unscored
+from composer_replication.types import Deletion, Outcome, TaskSpec
 
 __all__ = ["Validator", "Verdict"]
 
@@ -54,22 +53,6 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Plain data, the keyword arguments of this class."""
         return asdict(self)
-
-
-class _DroppedError(Exception):
-    """The candidate is no task; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Without:
-    """Two equal runs of tests without the feature."""
-
-    failing: frozenset[str]
-    passing: frozenset[str]
-    """In both runs."""
-    unsteady: frozenset[str]
-    """In one of them."""
-    second: TestRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +97,7 @@ class Validator:
         dropped, flaky, calls = "", 0, 0
         try:
             flaky, calls = self._build(candidate, task_id)
-        except _DroppedError as reason:
+        except NoTaskError as reason:
             dropped = str(reason)
         seconds = round(time.monotonic() - start, 3)
         return Verdict(
@@ -128,18 +111,18 @@ class Validator:
         self._refuse(candidate, bodies)
         leak = self.scanner.find(bodies, deleted)
         if leak is not None:
-            raise _DroppedError(leak)
+            raise NoTaskError(leak)
         without = self._run_without(candidate, deleted)
         failing, passing, flaky = without.failing, without.passing, set(without.unsteady)
         hidden, dropped = self._hidden_checks(candidate, deleted, failing), 0
         while failing:
             if self.options.held_out_only and not hidden.calls:
-                raise _DroppedError("it has no held-out calls (--held-out-only)")
+                raise NoTaskError("it has no held-out calls (--held-out-only)")
             kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
             spec = replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
             if not all(is_editable(spec, path) for path in deleted):
-                raise _DroppedError("its code lies where no submission may write")
-            unsteady, broken = self._grade_both_ways(spec, without.second)
+                raise NoTaskError("its code lies where no submission may write")
+            unsteady, broken = grade_both_ways(spec, self.compiled, without.second, sandbox=self.sandbox, python=self.python)
             if broken:
                 hidden, dropped = without_broken(hidden, broken), dropped + len(broken)
                 continue
@@ -150,18 +133,18 @@ class Validator:
                 return len(flaky), len(hidden.calls)
             flaky |= unsteady
             failing, passing = failing - flaky, passing - flaky
-        raise _DroppedError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
+        raise NoTaskError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
 
     def _refuse(self, candidate: Candidate, bodies: Sequence[bytes]) -> None:
         """Drop what no model should learn, before anything runs."""
         if self.benchmarks.instance_with(bodies) is not None:
-            raise _DroppedError("a benchmark has it (--benchmark)")
+            raise NoTaskError("a benchmark has it (--benchmark)")
         if self.options.benchmarks:
             asked = describe(self._feature(candidate, ()), "full")  # in whatever words the agent is asked: a run chooses them
             if self.benchmarks.instance_asking(asked) is not None:
-                raise _DroppedError("a benchmark asks for it (--benchmark)")
+                raise NoTaskError("a benchmark asks for it (--benchmark)")
         if any(c.path == f.path and f.first_line <= c.line <= f.last_line for c in self.credentials for f in candidate.functions):
-            raise _DroppedError("a credential is in its code (--allow-credentials)")
+            raise NoTaskError("a credential is in its code (--allow-credentials)")
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HiddenChecks:
         """Those of the project that concern the candidate; the calls fail on its tree."""
@@ -182,7 +165,7 @@ class Validator:
         try:
             return remove_functions(self.files, candidate.functions, self.layout.python_path)
         except SyntaxError as error:
-            raise _DroppedError(str(error)) from error
+            raise NoTaskError(str(error)) from error
 
     def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
         """How many mutants of the gold code there were and how many the fail-to-pass tests killed; drops what kills too few."""
@@ -193,7 +176,7 @@ class Validator:
         mutants = mutants_of(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
         killed = sum(self._is_killed(Tree(base=self.compiled, changes={path: mutant}), spec) for mutant in mutants)
         if killed < self.options.kill_rate * len(mutants):
-            raise _DroppedError("its tests are weak (--mutants, --kill-rate)")
+            raise NoTaskError("its tests are weak (--mutants, --kill-rate)")
         return {"mutants": len(mutants), "mutants_killed": killed}
 
     def _is_killed(self, tree: Tree, spec: TaskSpec) -> bool:
@@ -254,67 +237,33 @@ class Validator:
             test_timeout_s=self.options.task_timeout_s,
         )
 
-    def _run_without(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> _Without:
+    def _run_without(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> Without:
         """Run the covering tests and a sample of others of the same files without the feature, twice.
 
         When a test file cannot be imported, all its tests count, and fail.
         """
         tree = Tree(base=self.compiled, changes=deleted)
         pool = self._tests_of_files(deleted) - candidate.tests
-        ids = sorted(candidate.tests | self._sample(pool, candidate))
-        first, second = self._run_twice(tree, ids)
-        broken_files = {error.partition(": ")[0].partition("::")[0] for error in second.collect_errors}
+        ids = candidate.tests | self._sample(pool, candidate)
+        without = self._run(tree, ids)
+        broken_files = {error.partition(": ")[0].partition("::")[0] for error in without.second.collect_errors}
         lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
-        if lost - set(ids):
-            ids = sorted({*ids, *lost})
-            first, second = self._run_twice(tree, ids)
-        passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second)]
-        if self.options.mode != "stub" and broken_files and not passed[1]:
-            raise _DroppedError("no test file can be imported without it")
-        return _Without(
-            failing=frozenset(ids) - passed[0] - passed[1],
-            passing=frozenset(passed[0] & passed[1]),
-            unsteady=frozenset(passed[0] ^ passed[1]),
-            second=second,
+        if lost - ids:
+            without = self._run(tree, ids | lost)
+        steady = any(outcome is Outcome.PASSED for outcome in without.second.outcomes.values())
+        if self.options.mode != "stub" and broken_files and not steady:
+            raise NoTaskError("no test file can be imported without it")
+        return without
+
+    def _run(self, tree: Tree, ids: Set[str]) -> Without:
+        return run_without(
+            tree,
+            ids,
+            sandbox=self.sandbox,
+            python=self.python,
+            python_path=self.layout.python_path,
+            seconds=self.options.task_timeout_s,
         )
-
-    def _run_twice(self, tree: Tree, ids: list[str]) -> tuple[TestRun, TestRun]:
-        seconds = self.options.task_timeout_s
-        limits = Limits(wall_s=2 * seconds, cpu_s=2 * seconds)
-        first, second = run_pytest_twice(
-            self.sandbox, tree, python=self.python, test_ids=ids, python_path=self.layout.python_path, limits=limits
-        )
-        match second.ending:
-            case Ending.TIMEOUT:
-                raise _DroppedError(f"its tests do not finish within {seconds:g} s (--task-timeout)")
-            case Ending.OUT_OF_MEMORY:
-                raise _DroppedError(f"its tests need more than {limits.memory_mb} MB of memory")
-            case Ending.OUTPUT_LIMIT:
-                raise _DroppedError(f"its tests write more than {limits.disk_mb} MB to disk")
-        ended_early = not second.collect_errors and all(o is Outcome.MISSING for o in second.outcomes.values())
-        if second.ending is not Ending.EXITED or second.tampered or ended_early:
-            raise _DroppedError("the test process dies before it can report")
-        return first, second
-
-    def _grade_both_ways(self, spec: TaskSpec, without: TestRun) -> tuple[set[str], tuple[int, ...]]:
-        """The gold code must get reward 1 and the tree without it 0.
-
-        Returns the tests that prevent it by being flaky, and the numbers of the hidden checks the gold code does not satisfy.
-        The gold code is graded as the compiled tree without a change, the other tree by its run.
-        """
-        gold = grade(spec, self.compiled, {}, sandbox=self.sandbox, python=self.python)
-        if isinstance(gold.reward, Unscored):
-            raise SandboxError(f"task {spec.task_id} could not be graded: {gold.reward.reason}")
-        if gold.hidden_broken:
-            return set(), gold.hidden_broken
-        passed = {i for i, outcome in gold.outcomes.items() if outcome is Outcome.PASSED}
-        unsteady = gold.outcomes.keys() - passed
-        if not passed or (gold.reward != 1.0 and not unsteady):
-            raise _DroppedError(f"the gold code gets reward {gold.reward:g}: {gold.reasons[0]}")
-        empty = judge(spec, without, Limits(wall_s=spec.test_timeout_s))
-        if empty.reward != 0.0:
-            raise _DroppedError("no test fails without it")
-        return unsteady, ()
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
         """The passing tests that run a line of any of these files."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
@@ -44,6 +46,8 @@ class Actor:
         chosen = config.curriculum
         self.curriculum = Curriculum(chosen, workshop.train, config.seed) if chosen.enabled else None
         """What chooses the tasks; None: all in turn."""
+        self._train = list(workshop.train)
+        """What is practised on: the tasks of the run, and those joined since."""
 
     async def practise(self, step: int, version: int) -> list[Group]:
         """The groups of one training step; with `rollout.refills`, those of further tasks for each that taught nothing."""
@@ -54,16 +58,38 @@ class Actor:
             groups += await self._collect(tasks, rollout.group_size, step=step, version=version, phase="rollout")
             missing = rollout.groups - sum(has_signal(group_verdicts(g)) for g in groups)
             tried = {g.task_id for g in groups}
-            left = [t for t in self.workshop.train if t.spec.task_id not in tried]
+            left = [t for t in self._train if t.spec.task_id not in tried]
             tasks = self._refill(left, step, refill, min(missing, len(left)))
             if not tasks:
                 break
         if self.curriculum is not None:
             self.curriculum.learn(groups, step)
+            pair = self.curriculum.to_join()
+            if pair is not None:
+                found = await asyncio.to_thread(self.workshop.join, *pair)  # seconds of tests, at most once a step
+                self._add_joined(*pair, found)
+                solved = f"{self.arm}: {pair[0].spec.task_id} and {pair[1].spec.task_id} are solved"
+                made = f"joined into {found.spec.task_id}" if isinstance(found, Task) else f"not joined: {found}"
+                self.workshop.terminal.note(f"{solved}; {made}")
         return groups
 
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a curriculum's checkpoint, with the tasks that were joined until then."""
+        assert self.curriculum is not None
+        for first, second, task in state["joined"]:
+            known = {t.spec.task_id: t for t in self._train}
+            self._add_joined(known[first], known[second], self.workshop.join(known[first], known[second]) if task else "")
+        self.curriculum.load_state_dict(state)
+
+    def _add_joined(self, first: Task, second: Task, found: Task | str) -> None:
+        assert self.curriculum is not None
+        task = found if isinstance(found, Task) else None
+        self.curriculum.add_joined(first, second, task)
+        if task is not None:
+            self._train.append(task)
+
     def _choose(self, step: int) -> list[Task]:
-        train, seed, count = self.workshop.train, self.config.seed, self.config.rollout.groups
+        train, seed, count = self._train, self.config.seed, self.config.rollout.groups
         return (
             choose_tasks(train, seed, step, count)
             if self.curriculum is None

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from composer_replication.config import CurriculumConfig
+from composer_replication.tasks.join import can_be_joined
 from composer_replication.tasks.store import Task
 from composer_replication.tasks.withhold import withheld_tests
 from composer_replication.types import Group, Unscored
@@ -52,6 +53,9 @@ class Curriculum:
     A task whose own pass rate has reached `promote_at` is made harder: the agent sees the next smaller share of its fail-to-pass
     tests (`visible_tests`; which ones follows from the seed and the task's id), and counts as solved for the levels. Where all
     siblings fail with fewer tests, it shows the share before again instead of going into quarantine.
+
+    Of tasks that are solved with the fewest of their tests, two of one source may be joined into a harder one (`to_join`), up to
+    `join_up_to` functions. It is practised on from then on, like a task of the last level taken up.
     """
 
     def __init__(self, config: CurriculumConfig, tasks: Sequence[Task], seed: int) -> None:
@@ -62,6 +66,9 @@ class Curriculum:
         """What the last step practised on: the share of the fail-to-pass tests that was withheld."""
         ordered = sorted(tasks, key=lambda t: (float(t.provenance.get("difficulty", 0.0)), t.spec.task_id))
         self._level = {task.spec.task_id: number * config.levels // len(ordered) for number, task in enumerate(ordered)}
+        self._seed = seed
+        self.joined: list[tuple[str, str, str]] = []
+        """Ids of two tasks that were to be joined, and of the task they became; empty when they became none."""
         self.records: dict[str, Record] = {}
         self.unlocked = 1
         """Levels that are practised on."""
@@ -117,6 +124,32 @@ class Curriculum:
         if rates and enough and self.unlocked < self._config.levels:
             self.unlocked += 1
 
+    def to_join(self) -> tuple[Task, Task] | None:
+        """Two solved tasks to make a harder one of, the smallest first; none is taken twice."""
+        used = {name for *pair, _ in self.joined for name in pair}
+        solved = [task for name, task in self._tasks.items() if name not in used and self._is_solved(name)]
+        solved.sort(key=lambda task: (len(task.spec.deleted), task.spec.task_id))
+        for number, first in enumerate(solved):
+            for second in solved[number + 1 :]:
+                size = len(first.spec.deleted) + len(second.spec.deleted)
+                if size <= self._config.join_up_to and can_be_joined([first, second]):
+                    return first, second
+        return None
+
+    def add_joined(self, first: Task, second: Task, task: Task | None) -> None:
+        """What became of `to_join`."""
+        self.joined.append((first.spec.task_id, second.spec.task_id, "" if task is None else task.spec.task_id))
+        if task is not None:
+            name = task.spec.task_id
+            self._tasks[name] = task
+            self._views[name] = _views(task, self._config.visible_tests, self._seed)
+            self._level[name] = max(self._level[first.spec.task_id], self._level[second.spec.task_id])
+
+    def _is_solved(self, task_id: str) -> bool:
+        """With as few of its tests as there may be."""
+        record = self.records.get(task_id, Record())
+        return record.rate >= self._config.promote_at and record.view + 1 == len(self._views[task_id])
+
     def withheld(self, task_id: str) -> frozenset[str]:
         """Ids of the fail-to-pass tests that the agent does not see now."""
         return self._views[task_id][self.records.get(task_id, Record()).view]
@@ -140,14 +173,16 @@ class Curriculum:
             "curriculum/pass_rate/mean": _mean(rates),
             "curriculum/functions/mean": _mean([float(len(self._tasks[name].spec.deleted)) for name in self._last]),
             "curriculum/withheld/mean": _mean(list(self._last.values())),
+            "curriculum/joined": float(sum(bool(task) for *_, task in self.joined)),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: plain JSON."""
-        return {"unlocked": self.unlocked, "records": {name: asdict(record) for name, record in sorted(self.records.items())}}
+        records = {name: asdict(record) for name, record in sorted(self.records.items())}
+        return {"unlocked": self.unlocked, "records": records, "joined": [list(entry) for entry in self.joined]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Inverse of `state_dict`, once `add_joined` has been told of each of its `joined`."""
         self.unlocked = state["unlocked"]
         self.records = {name: Record(**record) for name, record in state["records"].items()}
 

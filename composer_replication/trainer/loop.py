@@ -198,7 +198,7 @@ class _Trainee:
         self.workshop.run_dir.truncate_after(self.arm, self.learner.version)
         self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
         if self.actor.curriculum is not None:
-            self.actor.curriculum.load_state_dict(state["curriculum"])
+            self.actor.restore(state["curriculum"])
         self.spending.start_from(state["cpu_s"])
         torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
         self.workshop.terminal.note(

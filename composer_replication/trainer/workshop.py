@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from composer_replication.hints import HintContext
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
+from composer_replication.tasks.join import join_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 
@@ -31,11 +32,11 @@ class Workshop:
     test_runs: TestCache
     train: Sequence[Task]
     held_out: Sequence[Task]
-    pythons: Mapping[str, Path]
+    pythons: dict[str, Path]
     """By task id: the interpreter that runs its tests."""
-    contexts: Mapping[str, HintContext]
+    contexts: dict[str, HintContext]
     """By task id: tools, the project's documentation and the instruction."""
-    gold: Mapping[str, Sequence[str]]
+    gold: dict[str, Sequence[str]]
     """By task id: the deleted code, which no hint may give away."""
 
     @classmethod
@@ -54,10 +55,27 @@ class Workshop:
             test_runs=TestCache(),
             train=checked.train,
             held_out=checked.held_out,
-            pythons=checked.pythons,
+            pythons=dict(checked.pythons),
             contexts={t.spec.task_id: _context(config, t) for t in checked.train},
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
+
+    def join(self, first: Task, second: Task) -> Task | str:
+        """One task from two, kept in the run directory for every arm, or why there is none.
+
+        Raises:
+            SandboxError: the box broke.
+            StorageError: it cannot be kept.
+        """
+        python, style = self.pythons[first.spec.task_id], self.config.tasks.instruction or "terse"
+        folder = self.run_dir.path / "tasks"
+        task = join_tasks([first, second], folder, sandbox=self.sandbox, python=python, style=style)
+        if isinstance(task, Task):
+            name = task.spec.task_id
+            self.pythons[name] = python
+            self.contexts[name] = _context(self.config, task)
+            self.gold[name] = task.deleted_code()
+        return task
 
     def make_env(self, task: Task, withheld: frozenset[str] = frozenset()) -> CodingEnv:
         """A fresh episode of a task, in which the agent does not see the tests `withheld`."""

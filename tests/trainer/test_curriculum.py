@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -181,6 +182,61 @@ def test_what_is_withheld_survives_a_checkpoint_and_follows_from_the_seed(tmp_pa
     assert {other.withheld("a") for other in others} != {curriculum.withheld("a")}
 
 
+def of_source(name: str, *functions: str, source: str = "s", mode: str = "stub") -> Task:
+    found = task(name)
+    deleted = tuple(Deletion(path="m.py", qualname=function, lines=3) for function in functions)
+    spec = dataclasses.replace(found.spec, deleted=deleted, source_digest=source)
+    return Task(spec, found.root, {"difficulty": 0.1, "mode": mode})
+
+
+def solve(curriculum: Curriculum, step: int, *tasks: str) -> None:
+    curriculum.learn([group(name, *(1.0,) * 8) for name in tasks], step)
+
+
+def pair(curriculum: Curriculum) -> list[str] | None:
+    found = curriculum.to_join()
+    return None if found is None else names(list(found))
+
+
+def test_two_solved_tasks_of_one_source_are_joined_the_smallest_first() -> None:
+    tasks = [of_source("a", "f", "g"), of_source("b", "h"), of_source("c", "i"), of_source("d", "j", source="other")]
+    curriculum = Curriculum(CurriculumConfig(enabled=True, join_up_to=4), tasks, SEED)
+    solve(curriculum, 1, "a", "d")
+    assert pair(curriculum) is None, "of different sources"
+    solve(curriculum, 2, "b", "c")
+    assert pair(curriculum) == ["b", "c"]
+    joined = of_source("bc", "h", "i")
+    curriculum.add_joined(tasks[1], tasks[2], joined)
+    assert pair(curriculum) is None, "none is taken twice, and the new one is not solved"
+    assert "bc" in {name for step in range(9) for name in names(curriculum.choose([*tasks, joined], SEED, step, 3))}
+    solve(curriculum, 3, "bc")
+    assert pair(curriculum) == ["a", "bc"]
+    assert curriculum.metrics()["curriculum/joined"] == 1.0
+    curriculum.add_joined(tasks[0], joined, None)
+    assert pair(curriculum) is None, "nor is a pair that became none tried again"
+    assert curriculum.metrics()["curriculum/joined"] == 1.0
+
+
+def test_a_joined_task_has_no_more_functions_than_asked() -> None:
+    tasks = [of_source("a", "f", "g"), of_source("b", "h"), of_source("c", "h")]
+    for most, expected in ((1, None), (2, None), (3, ["b", "a"])):
+        curriculum = Curriculum(CurriculumConfig(enabled=True, join_up_to=most), tasks, SEED)
+        solve(curriculum, 1, "a", "b", "c")
+        assert pair(curriculum) == expected, "b and c delete the same function"
+
+
+def test_a_task_shows_its_fewest_tests_before_it_is_joined(tmp_path: Path) -> None:
+    tasks = [with_tests(tmp_path, name) for name in "ab"]
+    for number, found in enumerate(tasks):
+        deleted = (dataclasses.replace(found.spec.deleted[0], qualname=f"f{number}"),)
+        tasks[number] = dataclasses.replace(found, spec=dataclasses.replace(found.spec, deleted=deleted))
+    curriculum = Curriculum(CurriculumConfig(enabled=True, visible_tests=(1.0, 0.5), join_up_to=2), tasks, SEED)
+    solve(curriculum, 1, "a", "b")
+    assert pair(curriculum) is None
+    solve(curriculum, 2, "a", "b")
+    assert pair(curriculum) == ["a", "b"]
+
+
 @pytest.mark.parametrize("shares", [[], [0.0], [0.5, 0.5], [0.5, 1.0], [1.5]])
 def test_shares_fall(shares: list[float]) -> None:
     with pytest.raises(ValueError, match="visible_tests"):
@@ -195,7 +251,17 @@ class Simulated(Actor):
         return [group(t.spec.task_id, *verdicts[t.spec.task_id]) for t in tasks]
 
 
-def simulated(**curriculum: object) -> Simulated:
+NOTES: list[str] = []
+
+
+def join(first: Task, second: Task) -> Task | str:
+    """What the workshop does, without a proof; nothing comes of `c`."""
+    if "c" in (first.spec.task_id, second.spec.task_id):
+        return "no test fails without it"
+    return of_source("h", *(d.qualname for t in (first, second) for d in t.spec.deleted))
+
+
+def simulated(tasks: Sequence[Task] = TASKS, **curriculum: object) -> Simulated:
     config = RunConfig.model_validate(
         {
             "model": {"path": "m"},
@@ -204,7 +270,9 @@ def simulated(**curriculum: object) -> Simulated:
             "curriculum": curriculum,
         }
     )
-    return Simulated(cast(Any, SimpleNamespace(train=TASKS)), config, "main", cast(Any, None), cast(Any, None))
+    terminal = SimpleNamespace(note=NOTES.append)
+    workshop = SimpleNamespace(train=tasks, join=join, terminal=terminal)
+    return Simulated(cast(Any, workshop), config, "main", cast(Any, None), cast(Any, None))
 
 
 def test_the_actor_practises_on_what_the_curriculum_chooses() -> None:
@@ -226,3 +294,21 @@ def test_off_by_default_every_pass_takes_every_task() -> None:
     assert actor.curriculum is None
     visited = Counter(g.task_id for step in range(1, 9) for g in asyncio.run(actor.practise(step, 0)))
     assert min(visited[name] for name in "abcdefgh") >= 2
+
+
+def test_the_actor_practises_on_what_was_joined_and_a_resumed_one_too() -> None:
+    tasks = [of_source(name, name) for name in "bcdef"]
+    actor = simulated(tasks, enabled=True, join_up_to=2)
+    visited = [g.task_id for step in range(1, 31) for g in asyncio.run(actor.practise(step, 0))]
+    assert actor.curriculum is not None
+    joined = [(*pair, made) for *pair, made in actor.curriculum.joined]
+    assert {made for *_, made in joined} == {"", "h"}
+    assert "h" in visited
+    assert any("b and c are solved; not joined: no test fails without it" in note for note in NOTES)
+    assert any("d and e are solved; joined into h" in note for note in NOTES)
+    resumed = simulated(tasks, enabled=True, join_up_to=2)
+    resumed.restore(json.loads(json.dumps(actor.curriculum.state_dict())))
+    assert resumed.curriculum is not None
+    assert resumed.curriculum.state_dict() == actor.curriculum.state_dict()
+    steps = [[[g.task_id for g in asyncio.run(a.practise(step, 0))] for step in range(31, 41)] for a in (actor, resumed)]
+    assert steps[0] == steps[1]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from pathlib import Path
 
 from composer_replication.config import load_config
 from composer_replication.hints import leaks_gold
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.tasks import Task, load_task
+from composer_replication.tasks.join import can_be_joined
 from composer_replication.trainer.workshop import Workshop
 
 
@@ -25,3 +28,20 @@ def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:
         signature = next(line for line in source.splitlines() if line.startswith(f"def {deleted.qualname}("))
         assert signature in (task.repo / deleted.path).read_text()
         assert not leaks_gold(f"Hint: see {signature}", gold)
+
+
+def test_two_tasks_joined_are_practised_on_with_what_is_known_of_both(run_file: Path) -> None:
+    run_dir = RunDir.create(run_file.parent / "run")
+    workshop = Workshop.open(load_config(run_file), run_dir, Terminal())
+    first, second = next((a, b) for a, b in combinations(workshop.train, 2) if can_be_joined([a, b]))
+    task = workshop.join(first, second)
+    assert isinstance(task, Task), task
+    name = task.spec.task_id
+    assert task.root == run_dir.path / "tasks" / name
+    assert workshop.pythons[name] == workshop.pythons[first.spec.task_id]
+    assert set(workshop.gold[name]) == {*workshop.gold[first.spec.task_id], *workshop.gold[second.spec.task_id]}
+    assert workshop.contexts[name].instruction == task.spec.instruction
+    env = workshop.make_env(task)
+    env.reset()
+    assert env.grade().reward == 0.0
+    assert workshop.join(first, second) == load_task(task.root)

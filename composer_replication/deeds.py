@@ -1,0 +1,213 @@
+"""What a tool call does to a repository, told from its name and arguments, for the tools of this framework and of common agents.
+
+Detectors ask it what was read, changed or run; the comparison of actions asks it whether two calls could do the same. It guesses
+nothing: a call of a tool it does not know is `Kind.OTHER`.
+
+Known are this framework's tools (`envs.tools`); `Read`, `Edit`, `MultiEdit`, `Write`, `Grep`, `Glob`, `LS`, `Bash` (Claude Code);
+`shell`, `local_shell`, `exec_command`, `apply_patch` (Codex); `execute_bash`, `terminal`, `str_replace_editor`, `file_editor`,
+`str_replace_based_edit_tool`, `finish` (OpenHands, SWE-agent, Anthropic's editor); `bash`, `submit` (SWE-agent, mini-swe-agent).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Deed", "Kind", "Replacement", "deed_of"]
+
+
+class Kind(StrEnum):
+    """What a call is for."""
+
+    READ = "read"
+    SEARCH = "search"
+    LIST = "list"
+    EDIT = "edit"
+    """Changes part of a file."""
+    WRITE = "write"
+    """Makes or replaces a whole file."""
+    PATCH = "patch"
+    """Changes several files by one patch."""
+    SHELL = "shell"
+    TEST = "test"
+    """Runs the task's tests by a tool of its own; a shell command that runs tests is `SHELL`."""
+    SUBMIT = "submit"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One text that becomes another."""
+
+    old: str
+    new: str
+    everywhere: bool = False
+    """Every occurrence; else `old` has to occur exactly once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """A call, understood."""
+
+    kind: Kind
+    path: str = ""
+    """POSIX path that is read, listed or changed, normalised, as the call gives it (relative or absolute); empty for none."""
+    pattern: str = ""
+    """Of a search, or of a listing by pattern."""
+    lines: tuple[int | None, int | None] | None = None
+    """First and last line of a READ, 1-based; None for the whole file, and for an end that is not given."""
+    replacements: tuple[Replacement, ...] = ()
+    """Of an EDIT, one after the other."""
+    insert_after: tuple[int, str] | None = None
+    """Of an EDIT that inserts text after a line (0: at the top)."""
+    content: str = ""
+    """Of a WRITE the whole file, of a PATCH its text."""
+    command: str = ""
+    """Of a SHELL call, as one string for a shell."""
+    cwd: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether the call itself means to change files; a SHELL call may besides."""
+        return self.kind in (Kind.EDIT, Kind.WRITE, Kind.PATCH)
+
+
+def deed_of(name: str, arguments: Mapping[str, Any]) -> Deed:
+    """What a call does. Arguments of the wrong type or that are missing make it `Kind.OTHER`: such a call does nothing."""
+    known = _TOOLS.get(name)
+    if known is None:
+        return Deed(kind=Kind.OTHER)
+    try:
+        return known(arguments)
+    except (LookupError, TypeError):
+        return Deed(kind=Kind.OTHER)
+
+
+def _text(arguments: Mapping[str, Any], *names: str) -> str:
+    """The first argument there is. Raises KeyError for none, TypeError when it is no text."""
+    for name in names:
+        if arguments.get(name) is not None:
+            value = arguments[name]
+            if not isinstance(value, str):
+                raise TypeError(name)
+            return value
+    raise KeyError(names[0])
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError("an object")
+    return value
+
+
+def _optional(arguments: Mapping[str, Any], *names: str) -> str:
+    return next((str(arguments[name]) for name in names if arguments.get(name) is not None), "")
+
+
+def _number(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("a line number")
+    return value
+
+
+def _path(arguments: Mapping[str, Any], *names: str) -> str:
+    text = _text(arguments, *names).strip()
+    return posixpath.normpath(text) if text else ""
+
+
+def _folder(arguments: Mapping[str, Any]) -> str:
+    text = _optional(arguments, "path", "dir", "directory").strip()
+    return posixpath.normpath(text) if text else ""
+
+
+def _read(a: Mapping[str, Any]) -> Deed:
+    first, last = _number(a.get("start")), _number(a.get("end"))
+    if a.get("offset") is not None or a.get("limit") is not None:
+        first = _number(a.get("offset"))
+        limit = _number(a.get("limit"))
+        last = None if limit is None else (first or 1) + limit - 1
+    whole = first is None and last is None
+    return Deed(kind=Kind.READ, path=_path(a, "path", "file_path", "filename"), lines=None if whole else (first, last))
+
+
+def _edit(a: Mapping[str, Any]) -> Deed:
+    pairs = [_object(pair) for pair in a.get("edits", [a])]
+    replacements = tuple(
+        Replacement(
+            _text(pair, "old", "old_string", "old_str"),
+            _optional(pair, "new", "new_string", "new_str"),
+            bool(pair.get("replace_all", False)),
+        )
+        for pair in pairs
+    )
+    return Deed(kind=Kind.EDIT, path=_path(a, "path", "file_path"), replacements=replacements)
+
+
+def _write(a: Mapping[str, Any]) -> Deed:
+    return Deed(kind=Kind.WRITE, path=_path(a, "path", "file_path"), content=_text(a, "content", "file_text"))
+
+
+def _patch(a: Mapping[str, Any]) -> Deed:
+    return Deed(kind=Kind.PATCH, content=_text(a, "patch", "input"))
+
+
+def _search(a: Mapping[str, Any]) -> Deed:
+    return Deed(kind=Kind.SEARCH, pattern=_text(a, "pattern", "query", "search_term"), path=_folder(a))
+
+
+def _list(a: Mapping[str, Any]) -> Deed:
+    return Deed(kind=Kind.LIST, path=_folder(a), pattern=_optional(a, "pattern"))
+
+
+def _shell(a: Mapping[str, Any]) -> Deed:
+    """A command as one string; Codex gives words, and mostly `["bash", "-lc", SCRIPT]`."""
+    given: Any = next((a[name] for name in ("command", "cmd", "action") if a.get(name) is not None), None)
+    given = given["command"] if isinstance(given, Mapping) else given
+    if isinstance(given, str):
+        command = given
+    else:
+        words = [str(word) for word in given]
+        wrapped = len(words) == 3 and posixpath.basename(words[0]) in ("bash", "sh", "zsh") and words[1] in ("-c", "-lc")
+        command = words[2] if wrapped else shlex.join(words)
+    return Deed(kind=Kind.SHELL, command=command, cwd=_optional(a, "workdir", "cwd"))
+
+
+def _editor(a: Mapping[str, Any]) -> Deed:
+    """One tool with several commands: view, create, str_replace, insert, undo_edit."""
+    match a["command"]:
+        case "view":
+            span = a.get("view_range")
+            lines = None if span is None else (_number(span[0]), None if span[1] == -1 else _number(span[1]))
+            return Deed(kind=Kind.READ, path=_path(a, "path"), lines=lines)
+        case "create":
+            return _write(a)
+        case "str_replace":
+            return _edit(a)
+        case "insert":
+            after = _number(a["insert_line"])
+            return Deed(kind=Kind.EDIT, path=_path(a, "path"), insert_after=(after or 0, _text(a, "new_str", "insert_text")))
+    return Deed(kind=Kind.OTHER)
+
+
+def _plain(kind: Kind) -> Callable[[Mapping[str, Any]], Deed]:
+    return lambda _: Deed(kind=kind)
+
+
+_TOOLS: Mapping[str, Callable[[Mapping[str, Any]], Deed]] = {
+    **dict.fromkeys(("read_file", "Read"), _read),
+    **dict.fromkeys(("edit_file", "Edit", "MultiEdit"), _edit),
+    **dict.fromkeys(("write_file", "Write"), _write),
+    "apply_patch": _patch,
+    **dict.fromkeys(("search", "Grep"), _search),
+    **dict.fromkeys(("list_files", "LS", "Glob"), _list),
+    **dict.fromkeys(("bash", "Bash", "shell", "local_shell", "exec_command", "execute_bash", "terminal"), _shell),
+    **dict.fromkeys(("str_replace_editor", "str_replace_based_edit_tool", "file_editor"), _editor),
+    "run_tests": _plain(Kind.TEST),
+    **dict.fromkeys(("submit", "finish"), _plain(Kind.SUBMIT)),
+}

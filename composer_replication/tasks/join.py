@@ -1,0 +1,185 @@
+"""One harder task from several of one source, whose functions are all gone at once: made while a run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from composer_replication.errors import TaskError
+from composer_replication.hidden_checks import HiddenChecks
+from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
+from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.sandbox.submission import is_editable
+from composer_replication.tasks.delete import delete_bodies
+from composer_replication.tasks.describe import Feature, InstructionStyle, describe
+from composer_replication.tasks.difficulty import difficulty_of
+from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
+from composer_replication.tasks.functions import Function, find_functions
+from composer_replication.tasks.hidden import numbers_of, prove_calls, without_broken
+from composer_replication.tasks.proof import NoTaskError, grade_both_ways, run_without
+from composer_replication.tasks.store import Task, docs_of, load_task, write_task
+from composer_replication.types import TaskSpec
+
+__all__ = ["can_be_joined", "join_tasks"]
+
+
+def can_be_joined(tasks: Sequence[Task]) -> bool:
+    """Whether they are deletions of different functions of one source, made in one way, and can all be solved."""
+    first = tasks[0]
+    keys = [f"{d.path}::{d.qualname}" for task in tasks for d in task.spec.deleted]
+    alike = all((task.spec.source_digest, _mode(task)) == (first.spec.source_digest, _mode(first)) for task in tasks)
+    return alike and len(set(keys)) == len(keys) and all(t.spec.deleted and not t.spec.impossible for t in tasks)
+
+
+def join_tasks(
+    tasks: Sequence[Task],
+    folder: Path,
+    *,
+    sandbox: Sandbox,
+    python: Path,
+    style: InstructionStyle = "terse",
+) -> Task | str:
+    """The task of bringing back what all of `tasks` deleted, below `folder`, or the reason why there is none.
+
+    One that is there already, from an earlier call, is not made again.
+
+    It is proven like any other: a fail-to-pass test fails twice without the functions and passes with the gold code, the grader
+    gives the gold code 1 and the tree without it 0, and what does otherwise is left out. Its hidden checks are those of `tasks`.
+
+    Args:
+        tasks: such as `can_be_joined` says yes to.
+
+    Raises:
+        TaskError: one of them is damaged.
+        SandboxError: the box broke.
+        StorageError: the task cannot be written.
+    """
+    with suppress(TaskError):
+        return load_task(folder / _joined_id(tasks))
+    with _solved(tasks) as tree:
+        try:
+            return _Joint(tasks, tree, sandbox, python).prove(folder, style)
+        except NoTaskError as reason:
+            return str(reason)
+
+
+def _joined_id(tasks: Sequence[Task]) -> str:
+    """Readable, and the same for the same tasks."""
+    digest = hashlib.sha256("\n".join(task.spec.task_id for task in tasks).encode()).hexdigest()
+    return f"{tasks[0].spec.task_id.rpartition('-')[0][:80]}-and-more-{digest[:8]}"
+
+
+def _mode(task: Task) -> str:
+    return str(task.provenance.get("mode", "stub"))
+
+
+@contextmanager
+def _solved(tasks: Sequence[Task]) -> Iterator[Path]:
+    """The source's tree with all of its functions."""
+    with scratch_folder() as scratch:
+        tree = scratch / "solved"
+        copy_tree(tasks[0].repo, tree)
+        with storage_errors(tree):
+            for path, content in tasks[0].gold_files().items():
+                (tree / path).parent.mkdir(parents=True, exist_ok=True)
+                (tree / path).write_bytes(content)
+        yield tree
+
+
+@dataclass(frozen=True)
+class _Joint:
+    tasks: Sequence[Task]
+    tree: Path
+    sandbox: Sandbox
+    python: Path
+
+    def prove(self, folder: Path, style: InstructionStyle) -> Task:
+        """Raises NoTaskError."""
+        functions, deleted = self._delete()
+        specs = [task.spec for task in self.tasks]
+        ids = {i for spec in specs for i in (*spec.fail_to_pass, *spec.pass_to_pass)}
+        tree = Tree(base=self.tree, changes=deleted)
+        seconds = max(spec.test_timeout_s for spec in specs)
+        sandbox, python, python_path = self.sandbox, self.python, specs[0].python_path
+        without = run_without(tree, ids, sandbox=sandbox, python=python, python_path=python_path, seconds=seconds)
+        failing, passing = without.failing, without.passing
+        hidden = _merged(specs)
+        if hidden.calls:
+            limits = Limits(wall_s=seconds, cpu_s=seconds)
+            hidden = prove_calls(hidden, sandbox, tree, python=python, python_path=python_path, limits=limits)
+        while failing:
+            feature = self._feature(functions, failing)
+            spec = self._spec(describe(feature, style), failing, passing, seconds, hidden)
+            if not all(is_editable(spec, path) for path in deleted):
+                raise NoTaskError("its code lies where no submission may write")
+            unsteady, broken = grade_both_ways(spec, self.tree, without.second, sandbox=sandbox, python=python)
+            if broken:
+                hidden = without_broken(hidden, broken)
+            elif unsteady:
+                failing, passing = failing - unsteady, passing - unsteady
+            else:
+                facts = {
+                    "kind": "joined",
+                    "of": [task.spec.task_id for task in self.tasks],
+                    "mode": _mode(self.tasks[0]),
+                    "licence": self.tasks[0].provenance.get("licence", ""),
+                    "difficulty": difficulty_of(functions, len(failing)),
+                    **numbers_of(hidden),
+                }
+                return write_task(spec, folder / spec.task_id, pristine=self.tree, deleted=deleted, provenance=facts)
+        raise NoTaskError("no test fails without it")
+
+    def _delete(self) -> tuple[list[Function], Mapping[str, bytes]]:
+        """The functions, and the files without them."""
+        wanted = {f"{d.path}::{d.qualname}" for task in self.tasks for d in task.spec.deleted}
+        sources = {
+            path: (self.tree / path).read_bytes()
+            for path in tree_files(self.tree)
+            if path.endswith(".py") and is_editable(self.tasks[0].spec, path)
+        }
+        by_file = {path: [f for f in find_functions(path, source)[0] if f.key in wanted] for path, source in sources.items()}
+        functions = [function for found in by_file.values() for function in found]
+        if {function.key for function in functions} != wanted:
+            missing = min(wanted - {function.key for function in functions})
+            raise TaskError(f"{missing} is not found in the code of {self.tasks[0].root}", fix="build its tasks again")
+        if _mode(self.tasks[0]) == "stub":
+            return functions, {path: delete_bodies(sources[path], found) for path, found in by_file.items() if found}
+        from composer_replication.tasks.remove import remove_functions
+
+        try:
+            return functions, remove_functions(sources, functions, self.tasks[0].spec.python_path)
+        except SyntaxError as error:
+            raise NoTaskError(str(error)) from error
+
+    def _feature(self, functions: Sequence[Function], failing: Set[str]) -> Feature:
+        return Feature(
+            functions=functions,
+            sources={function.path: (self.tree / function.path).read_bytes() for function in functions},
+            fail_to_pass=sorted(failing),
+            docs=docs_of(self.tree),
+            removed=_mode(self.tasks[0]) != "stub",
+        )
+
+    def _spec(self, instruction: str, failing: Set[str], passing: Set[str], seconds: float, hidden: HiddenChecks) -> TaskSpec:
+        first = self.tasks[0].spec
+        return replace(
+            first,
+            task_id=_joined_id(self.tasks),
+            instruction=instruction,
+            deleted=tuple(d for task in self.tasks for d in task.spec.deleted),
+            fail_to_pass=tuple(sorted(failing)),
+            pass_to_pass=tuple(sorted(passing)),
+            test_timeout_s=seconds,
+            hidden=hidden,
+        )
+
+
+def _merged(specs: Sequence[TaskSpec]) -> HiddenChecks:
+    """The checks of all, each once."""
+    return HiddenChecks(
+        calls=tuple(dict.fromkeys(call for spec in specs for call in spec.hidden.calls)),
+        anti_tests=tuple(dict.fromkeys(test for spec in specs for test in spec.hidden.anti_tests)),
+    )

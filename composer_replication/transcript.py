@@ -1,0 +1,90 @@
+"""Finished conversations of an agent, whoever recorded them: what detectors, hints, gates and replay read.
+
+A `Transcript` is what they need of one. Two classes are one: `types.Trajectory`, which this framework rolled out and which
+holds the policy's token ids, and `Trace`, read from another agent's log: text, and the exact context of every turn, but no ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from composer_replication.types import Message, Reward, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["Trace", "TraceTurn", "Transcript", "TranscriptTurn"]
+
+
+class TranscriptTurn(Protocol):
+    """One model call and what the environment answered."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]: ...
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]: ...
+
+
+class Transcript(Protocol):
+    """One agent's work on one task, from its opening messages to its end."""
+
+    @property
+    def trajectory_id(self) -> str: ...
+
+    @property
+    def task_id(self) -> str: ...
+
+    @property
+    def messages(self) -> tuple[Message, ...]: ...
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]: ...
+
+    @property
+    def turns(self) -> Sequence[TranscriptTurn]: ...
+
+    @property
+    def reward(self) -> Reward | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTurn:
+    """One model call of a foreign agent."""
+
+    context: tuple[Message, ...]
+    """Exactly the messages the model had seen when it answered, in order; nothing spliced in, nothing left out."""
+    text: str
+    """What it wrote for its reader: no tool calls, no reasoning."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    """What its calls returned, as the model then read it; `status` is told from exit codes and known error texts, else `ok`."""
+    reasoning: str | None = None
+    """Its thinking, where the log has it."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else the log says of this call: `model`, `timestamp`, `usage`, `usd`, `token_ids`, `logprobs`, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One line of a foreign agent's work: side chains and abandoned branches are traces of their own, or dropped and counted."""
+
+    trajectory_id: str
+    """Unique among the traces of one import."""
+    format: str
+    """The reader's name, e.g. `claude-code`."""
+    turns: tuple[TraceTurn, ...]
+    messages: tuple[Message, ...] = ()
+    """The opening messages: those before the first turn."""
+    tools: tuple[ToolSchema, ...] = ()
+    """What the agent could call; empty when its log does not say."""
+    task_id: str = ""
+    agent: str = ""
+    """Name and version of the agent, as far as the log says."""
+    model: str = ""
+    reward: Reward | None = None
+    """1 when the log says the work was right, 0 when it says it was wrong, None when it says nothing."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What else the log says of the whole: `cwd`, `git_branch`, `usd`, `exit_status`, `patch`, ..."""

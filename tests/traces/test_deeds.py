@@ -1,0 +1,86 @@
+"""What calls of different agents' tools do, in one form."""
+
+from __future__ import annotations
+
+import pytest
+
+from composer_replication.deeds import Deed, Kind, Replacement, deed_of
+from composer_replication.envs.tools import TOOLSETS
+
+ONE = Replacement("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "deed"),
+    [
+        ("read_file", {"path": "./a.py", "start": 3}, Deed(kind=Kind.READ, path="a.py", lines=(3, None))),
+        ("Read", {"file_path": "/r/a.py", "offset": 5, "limit": 10}, Deed(kind=Kind.READ, path="/r/a.py", lines=(5, 14))),
+        ("Read", {"file_path": "/r/a.py"}, Deed(kind=Kind.READ, path="/r/a.py")),
+        (
+            "str_replace_editor",
+            {"command": "view", "path": "a.py", "view_range": [2, -1]},
+            Deed(kind=Kind.READ, path="a.py", lines=(2, None)),
+        ),
+        ("edit_file", {"path": "a.py", "old": "a", "new": "b"}, Deed(kind=Kind.EDIT, path="a.py", replacements=(ONE,))),
+        (
+            "Edit",
+            {"file_path": "a.py", "old_string": "a", "new_string": "b"},
+            Deed(kind=Kind.EDIT, path="a.py", replacements=(ONE,)),
+        ),
+        (
+            "MultiEdit",
+            {
+                "file_path": "a.py",
+                "edits": [{"old_string": "a", "new_string": "b"}, {"old_string": "c", "new_string": "", "replace_all": True}],
+            },
+            Deed(kind=Kind.EDIT, path="a.py", replacements=(ONE, Replacement("c", "", everywhere=True))),
+        ),
+        (
+            "str_replace_editor",
+            {"command": "str_replace", "path": "a.py", "old_str": "a", "new_str": "b"},
+            Deed(kind=Kind.EDIT, path="a.py", replacements=(ONE,)),
+        ),
+        (
+            "file_editor",
+            {"command": "insert", "path": "a.py", "insert_line": 0, "new_str": "x"},
+            Deed(kind=Kind.EDIT, path="a.py", insert_after=(0, "x")),
+        ),
+        ("Write", {"file_path": "b//a.py", "content": "x"}, Deed(kind=Kind.WRITE, path="b/a.py", content="x")),
+        ("apply_patch", {"input": "*** Begin Patch"}, Deed(kind=Kind.PATCH, content="*** Begin Patch")),
+        ("Grep", {"pattern": "x", "path": "src/"}, Deed(kind=Kind.SEARCH, pattern="x", path="src")),
+        ("list_files", {}, Deed(kind=Kind.LIST)),
+        ("Bash", {"command": "ls -l"}, Deed(kind=Kind.SHELL, command="ls -l")),
+        ("shell", {"command": ["bash", "-lc", "a | b"], "workdir": "/r"}, Deed(kind=Kind.SHELL, command="a | b", cwd="/r")),
+        ("shell", {"command": ["grep", "a b", "f"]}, Deed(kind=Kind.SHELL, command="grep 'a b' f")),
+        ("local_shell", {"action": {"command": ["ls"]}}, Deed(kind=Kind.SHELL, command="ls")),
+        ("finish", {"message": "done"}, Deed(kind=Kind.SUBMIT)),
+    ],
+)
+def test_calls_of_many_agents(name: str, arguments: dict, deed: Deed) -> None:
+    assert deed_of(name, arguments) == deed
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("Teleport", {}),
+        ("read_file", {}),
+        ("read_file", {"path": 3}),
+        ("read_file", {"path": "a", "start": "two"}),
+        ("Edit", {"file_path": "a", "edits": 3}),
+        ("Edit", {"file_path": "a", "edits": ["x"]}),
+        ("str_replace_editor", {}),
+        ("str_replace_editor", {"command": "undo_edit", "path": "a"}),
+        ("str_replace_editor", {"command": "view", "path": "a", "view_range": [1]}),
+        ("shell", {}),
+        ("shell", {"command": 3}),
+    ],
+)
+def test_what_is_not_understood_is_other(name: str, arguments: dict) -> None:
+    assert deed_of(name, arguments) == Deed(kind=Kind.OTHER)
+
+
+def test_every_tool_of_ours_is_known() -> None:
+    filled = {"path": "a", "old": "a", "new": "b", "content": "c", "patch": "p", "pattern": "x", "command": "ls"}
+    for tool in TOOLSETS["shell"]:
+        assert deed_of(tool["function"]["name"], filled).kind is not Kind.OTHER, tool["function"]["name"]
