@@ -125,8 +125,11 @@ class DataJuicerBackend:
         with without_installs():
             if operator.name == DEDUPLICATOR:
                 return self._first_of_each(op, texts)
-            rows = {operator.text_key: list(texts), self._stats: [{} for _ in texts]}
-            return [bool(kept) for kept in op.process_batched(op.compute_stats_batched(rows))] if texts else []
+            if not op.is_batched_op():
+                rows = ({operator.text_key: text, self._stats: {}} for text in texts)
+                return [bool(op.process(op.compute_stats(row))) for row in rows]
+            table = {operator.text_key: list(texts), self._stats: [{} for _ in texts]}
+            return [bool(kept) for kept in op.process(op.compute_stats(table))] if texts else []
 
     def _first_of_each(self, op: Any, texts: Sequence[str]) -> list[bool]:
         seen: set[str] = set()

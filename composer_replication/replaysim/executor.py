@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,8 @@ __all__ = ["ExecutorBackend"]
 
 WORKER = "composer_replication.replaysim.worker"
 NO_SPACE = "No space left on device"
-_TAIL_BYTES, _TAIL_LINES = 1 << 14, 20
+_TAIL_BYTES, _TAIL_LINES = 1 << 16, 40
+_REACH_S = 10.0
 
 
 class ExecutorBackend:
@@ -34,12 +36,15 @@ class ExecutorBackend:
 
     Raises:
         MissingExtraError: data-juicer or something it needs is not installed.
+        BackendError: nothing answers at the address.
     """
 
     def __init__(self, *, ray: bool, ray_address: str | None) -> None:
         self._name = "ray" if ray else "executor"
         self._ray_address = (ray_address or "local") if ray else None
         self._operators = DataJuicerBackend()
+        if ray_address is not None:
+            _reach(ray_address)
 
     def check(self, operators: Sequence[Operator]) -> None:
         """Refuse what data-juicer's operators refuse (`DataJuicerBackend.check`)."""
@@ -86,15 +91,29 @@ class ExecutorBackend:
         finally:
             os.close(log)
 
-    def _failure(self, code: int, tail: str) -> BackendError | StorageError:
-        if NO_SPACE in tail:
+    def _failure(self, code: int, log: str) -> BackendError | StorageError:
+        if NO_SPACE in log:
             return _no_room(f"the {self._name} backend has no room for its files: {NO_SPACE}")
+        last = "\n".join(log.strip().splitlines()[-_TAIL_LINES:])
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         fix = "see whether memory ran out" if code == -signal.SIGKILL else "correct what it complains about"
         return BackendError(
-            f"the process of the {self._name} backend {how}; it wrote last:\n{tail or '(nothing)'}",
+            f"the process of the {self._name} backend {how}; it wrote last:\n{last or '(nothing)'}",
             fix=f"{fix}, or use the backend data_juicer or builtin, which keep the same pairs",
         )
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries for minutes where nothing listens."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `auto`, or a name that Ray knows
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise BackendError(
+            f"no Ray cluster answers at {address}: {error}", fix="correct the address, or leave it out to start one for the call"
+        ) from error
 
 
 def _no_room(message: str) -> StorageError:
@@ -117,5 +136,4 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 def _tail(log: int) -> str:
     size = os.fstat(log).st_size
-    data = os.pread(log, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-    return "\n".join(data.decode(errors="replace").strip().splitlines()[-_TAIL_LINES:])
+    return os.pread(log, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")

@@ -38,18 +38,16 @@ def ray_address():
     """The address of a Ray cluster of one node, in processes of its own."""
     ray = str(Path(sys.executable).with_name("ray"))
     head = [ray, "start", "--head", "--block", "--port", "0", "--num-cpus", "2", "--include-dashboard", "false"]
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a socket's path must be short
-    log = folder / "log"
-    with log.open("wb") as stream:
-        cluster = subprocess.Popen(
-            [*head, "--disable-usage-stats", "--temp-dir", str(folder)], stdout=stream, stderr=stream, env=os.environ
-        )
-    try:
-        while not (found := re.search(r"--address='([^']+)'", log.read_text())):
-            assert cluster.poll() is None, log.read_text()
-            os.sched_yield()
+    folder = tempfile.mkdtemp(prefix="ray-")  # a socket's path must be short
+    command = [*head, "--disable-usage-stats", "--temp-dir", folder]
+    open_to_all = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=open_to_all) as cluster:
+        told = ""
+        for line in cluster.stdout:
+            told += line
+            if found := re.search(r"--address='([^']+)'", line):
+                break
+        assert found, told
         yield found[1]
-    finally:
         cluster.terminate()
-        cluster.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

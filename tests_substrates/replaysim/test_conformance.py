@@ -105,13 +105,11 @@ def default():
     return DJNormalizer()
 
 
-@pytest.fixture(scope="module", params=["data_juicer", "executor", "ray", "ray on a cluster"])
+@pytest.fixture(scope="module", params=["data_juicer", "executor", "ray"])
 def other(request):
-    """Every backend but the builtin one, on a recipe."""
-    if request.param != "ray on a cluster":
-        return lambda recipe=None: DJNormalizer(recipe, request.param)
-    address = request.getfixturevalue("ray_address")
-    return lambda recipe=None: DJNormalizer(recipe, "ray", ray_address=address)
+    """Every backend but the builtin one, on a recipe; Ray on a running cluster."""
+    address = request.getfixturevalue("ray_address") if request.param == "ray" else None
+    return lambda recipe=None: DJNormalizer(recipe, request.param, ray_address=address)
 
 
 def mixed(rng, count):
@@ -143,6 +141,11 @@ def test_same_rows_and_same_blame_on_pairs_of_every_kind(default, other, pairs):
     expected = outcome(default, given_pairs)
     assert all(count > 0 for count in expected[1].dropped.values())
     assert outcome(other(), given_pairs) == expected
+
+
+def test_ray_without_an_address_starts_a_cluster_for_the_call(default, pairs):
+    given_pairs = pairs(mixed(random.Random(2), 20))
+    assert outcome(DJNormalizer(backend="ray"), given_pairs) == outcome(default, given_pairs)
 
 
 def test_same_when_nothing_is_left_and_when_nothing_is_given(default, other, pairs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import BackendError, ConfigError, MissingExtraError, StorageError
+from composer_replication.errors import BackendError, ConfigError
 from composer_replication.replaysim import DJNormalizer
 
 GOOD, OTHER = "read the failing test first", "edit the login handler"
-RAISES = "process:\n  - general_field_filter: {text_key: chosen, filter_condition: 'no_such_field > 3'}\n"
+RAISES = "process:\n  - specified_numeric_field_filter: {text_key: chosen, field_key: no_such_field, min_value: 1}\n"
 
 
 @pytest.fixture
@@ -135,10 +136,12 @@ def test_a_full_disk_is_told_as_such(pairs, tmp_path, size):
     assert f"free space in {tmp_path}" in done.stdout
 
 
-def test_an_address_where_no_cluster_answers_is_told(pairs):
-    normalizer = DJNormalizer(backend="ray", ray_address="127.0.0.1:1")
-    with pytest.raises(BackendError, match="the process of the ray backend"):
-        normalizer.normalize(pairs([(GOOD, OTHER)]))
+def test_an_address_where_no_cluster_answers_is_told_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        with pytest.raises(BackendError, match=f"no Ray cluster answers at {address}: .*refused"):
+            DJNormalizer(backend="ray", ray_address=address)
 
 
 def test_the_command_ends_with_9_when_the_process_dies(recipe, pairs, tmp_path):
@@ -153,6 +156,3 @@ def test_the_command_ends_with_9_when_the_process_dies(recipe, pairs, tmp_path):
     )
     assert (done.returncode, out.exists()) == (9, False)
     assert "no_such_field" in done.stderr
-
-
-_ = (MissingExtraError, StorageError)
