@@ -5,10 +5,10 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces replaysim docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-sandbox bench-replaysim bench-gpu soak attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-replaysim bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 env: ## Make or refresh .venv (PYTHON=... chooses the interpreter)
 	@scripts/bootstrap.sh
@@ -38,8 +38,14 @@ faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbo
 replaysim: env ## Test the backends of replaysim beside data-juicer and Ray, in an environment of their own
 	@$(BIN)/nox --session replaysim
 
+traces: env ## Test ATIF files with the package atif, in an environment of its own
+	@$(BIN)/nox --session traces
+
 docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
 	@$(BIN)/python -m pytest tests_substrates/docker
+
+remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
+	@$(BIN)/nox --session remote
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check
@@ -73,6 +79,9 @@ bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an envi
 bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
 	@$(BIN)/python benchmarks/hint.py
 
+bench-detectors: env ## Measure precision, recall and cost of the error detectors on labelled transcripts
+	@$(BIN)/python benchmarks/detectors.py
+
 bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
 	@$(BIN)/python benchmarks/memory.py
 
@@ -86,11 +95,17 @@ bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with a
 bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-juicer's stock executor, in an environment of its own
 	@$(BIN)/nox --session bench-replaysim
 
+bench-replay: env ## Measure what the teacher pool adds to a call, and a replay from its ledger
+	@$(BIN)/python benchmarks/replay.py
+
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
 
 soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count what they leave behind
 	@$(BIN)/python tests/tools/soak.py
+
+faults-replay: env ## Kill a replay ten times behind a failing proxy and compare ledger and bill, in an environment of its own
+	@$(BIN)/nox --session faults-replay
 
 attack: env ## Try every known attack on grading, against this grader and a naive one
 	@$(BIN)/python tests/attack/table.py

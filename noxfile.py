@@ -54,6 +54,14 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session
+def traces(session: nox.Session) -> None:
+    """ATIF files beside the package `atif`: what is written is valid."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", "atif>=1.8,<1.9")
+    session.run("python", "-m", "pytest", "tests_substrates/traces", *session.posargs)
+
+
+@nox.session
 @nox.parametrize(
     ("version", "numpy"),
     [
@@ -69,6 +77,14 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
     test = ("python", "-m", "pytest", *session.posargs)
     session.run(*test, "tests_substrates/triton/test_values.py", env={"TRITON_INTERPRET": "1"})
     session.run(*test, "tests_substrates/triton/test_compilation.py")
+
+
+@nox.session
+def remote(session: nox.Session) -> None:
+    """The remote sandbox through a server of SWE-ReX."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,remote]")
+    session.run("python", "-m", "pytest", "tests_substrates/remote", *session.posargs)
 
 
 @nox.session
@@ -133,3 +149,11 @@ def _install_oracles(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,trl]")
     session.install("--quiet", "--no-deps", "liger-kernel>=0.8.5,<0.9")
+
+
+@nox.session(name="faults-replay", default=False)
+def faults_replay(session: nox.Session) -> None:
+    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and our own server."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".", "transformers[serving]>=5.5,<6")
+    session.run("python", "tests/tools/faults_replay.py", *session.posargs)

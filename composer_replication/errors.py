@@ -15,8 +15,9 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     │   └── BudgetExceededError   6   the spending cap would be crossed by the next call
     ├── CheckpointError           7   a checkpoint is corrupted or belongs to another run
     ├── StorageError              7   the run directory cannot be written (disk full, no permission)
-    ├── BackendError              9   a program that was asked to do the work (data-juicer, Ray) died or broke
-    └── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
+    ├── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
+    ├── TraceError                9   nothing at a path can be read as a trace
+    └── BackendError             11   a program that was asked to do the work (data-juicer, Ray) died or broke
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = [
     "StorageError",
     "TaskError",
     "TeacherError",
+    "TraceError",
 ]
 
 
@@ -113,13 +115,19 @@ class StorageError(ComposerError):
     exit_code = 7
 
 
-class BackendError(ComposerError):
-    """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
-
-    exit_code = 9
-
-
 class ChannelOffError(ComposerError):
     """`strict=True` and a channel with a weight above zero has nothing to learn from in this batch."""
 
     exit_code = 8
+
+
+class TraceError(ComposerError):
+    """Nothing at a path can be read as a trace of an agent."""
+
+    exit_code = 9
+
+
+class BackendError(ComposerError):
+    """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
+
+    exit_code = 11

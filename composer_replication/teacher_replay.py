@@ -8,7 +8,8 @@ student's, the two become a preference pair.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -48,6 +49,9 @@ DEFAULT_TEACHERS: tuple[Teacher, ...] = (
         family="anthropic",
         usd_per_million_input=5.0,
         usd_per_million_output=25.0,
+        usd_per_million_cache_read=0.5,
+        usd_per_million_cache_write=6.25,
+        mark_cache=True,
     ),
     Teacher(name="gpt-5", model="openai/gpt-5", family="openai", usd_per_million_input=1.25, usd_per_million_output=10.0),
     Teacher(
@@ -81,30 +85,36 @@ async def replay_trace(
     max_total_usd: float | None,
     *,
     ledger: Ledger | Path | str | None = None,
+    on_answer: Callable[[TeacherAnswer], None] | None = None,
 ) -> list[TeacherAnswer]:
     """Every teacher's answer to every state, state by state and in the order of `teachers`.
+
+    The states of one trajectory are put to a teacher one after the other, in the order of their turns, so that each finds the
+    prompt of the one before in the endpoint's cache.
 
     Args:
         max_total_usd: hard cap on everything the ledger has paid, earlier runs included; None for no cap.
         ledger: where answers are kept, so that a replay that is killed or repeated pays for nothing twice; None for memory only.
+        on_answer: called with each answer as soon as it is there, those from the ledger first.
 
     Raises:
         ConfigError: two states of one id, or teachers that cannot be asked (see `TeacherPool`).
         TeacherError: no teacher answered anything; BudgetExceededError when the cap is the reason.
     """
     _check_states(states)
-    questions = [Question(question_id=s["state_id"], messages=s["messages"], tools=s.get("tools", ())) for s in states]
-    if isinstance(ledger, Ledger):
-        return await _ask(questions, teachers, max_total_usd, ledger)
-    with Ledger(ledger) as own:
-        return await _ask(questions, teachers, max_total_usd, own)
+    with nullcontext(ledger) if isinstance(ledger, Ledger) else Ledger(ledger) as kept:
+        async with TeacherPool(teachers, ledger=kept, max_total_usd=max_total_usd) as pool:
+            return await pool.ask([_question(s) for s in states], on_answer=on_answer)
 
 
-async def _ask(
-    questions: Sequence[Question], teachers: Sequence[Teacher], max_total_usd: float | None, ledger: Ledger
-) -> list[TeacherAnswer]:
-    async with TeacherPool(teachers, ledger=ledger, max_total_usd=max_total_usd) as pool:
-        return await pool.ask(questions)
+def _question(state: TraceState) -> Question:
+    return Question(
+        question_id=state["state_id"],
+        messages=state["messages"],
+        tools=state.get("tools", ()),
+        trace=state.get("trajectory_id", ""),
+        step=state.get("turn", 0),
+    )
 
 
 def _check_states(states: Sequence[TraceState]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.config.fields import FieldLine, field_lines
-from composer_replication.config.load import load_config, resolve_arm, to_toml
+from composer_replication.config.load import load_config, load_teachers, resolve_arm, to_toml
 from composer_replication.config.loss import (
     EffortConfig,
     HintConfig,
@@ -45,6 +45,7 @@ __all__ = [
     "field_lines",
     "is_name",
     "load_config",
+    "load_teachers",
     "resolve_arm",
     "to_toml",
 ]

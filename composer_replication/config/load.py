@@ -12,11 +12,11 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import ValidationError
 
-from composer_replication.config.run import RunConfig
+from composer_replication.config.run import RunConfig, TeacherConfig, TeachersFile
 from composer_replication.config.section import Section
 from composer_replication.errors import ConfigError
 
-__all__ = ["load_config", "resolve_arm", "to_toml"]
+__all__ = ["load_config", "load_teachers", "resolve_arm", "to_toml"]
 
 _SHARED = ("name", "out", "threads", "model", "tasks", "sandbox", "arms", "rollout.env_workers")
 """What all arms of a run have in common."""
@@ -31,17 +31,18 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, a value has the wrong type, or a path does not exist.
     """
-    try:
-        data = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file", fix="give the path of a run file (TOML)") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder", fix="give the path of a run file (TOML)") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}", fix="correct the line it names") from None
+    data = _read(path, "a run file")
     for key, value in _parse_overrides(overrides):
         _set(data, key, value, where="the command line")
     return _validate(data, f"{path} and the command line" if overrides else str(path), base=path.parent)
+
+
+def load_teachers(path: Path) -> tuple[TeacherConfig, ...]:
+    """Read a file of teachers: the `[[teachers]]` tables of a run file, and nothing else. Raises ConfigError."""
+    try:
+        return TeachersFile.model_validate(_read(path, "a file of teachers")).teachers
+    except ValidationError as error:
+        raise _invalid(error, str(path)) from None
 
 
 def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
@@ -61,6 +62,17 @@ def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
 def to_toml(config: RunConfig) -> str:
     """The resolved run as a run file."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _read(path: Path, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", fix=f"give the path of {what} (TOML)") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder", fix=f"give the path of {what} (TOML)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", fix="correct the line it names") from None
 
 
 def _parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
@@ -117,10 +129,14 @@ def _validate(data: Mapping[str, Any], where: str, *, base: Path) -> RunConfig:
     try:
         config = RunConfig.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(e["loc"], e["type"], e["msg"], e.get("input"), e.get("ctx", {})) for e in error.errors()]
-        more = f" (and {len(lines) - 1} more: {'; '.join(line for line, _ in lines[1:])})" if len(lines) > 1 else ""
-        raise ConfigError(f"{where}: {lines[0][0]}{more}", fix=lines[0][1]) from None
+        raise _invalid(error, where) from None
     return _absolute_paths(config, where, base)
+
+
+def _invalid(error: ValidationError, where: str) -> ConfigError:
+    lines = [_explain(e["loc"], e["type"], e["msg"], e.get("input"), e.get("ctx", {})) for e in error.errors()]
+    more = f" (and {len(lines) - 1} more: {'; '.join(line for line, _ in lines[1:])})" if len(lines) > 1 else ""
+    return ConfigError(f"{where}: {lines[0][0]}{more}", fix=lines[0][1])
 
 
 def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
@@ -141,7 +157,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
             f"{where}: model.path: no such folder: {config.model.path}", fix="give a model folder or a Hugging Face model id"
         )
     python = None if config.tasks.python is None else (base / config.tasks.python).absolute()  # resolved, it would leave its venv
-    if python is not None and not python.is_file():
+    if python is not None and not config.sandbox.kind.startswith("remote:") and not python.is_file():
         raise ConfigError(f"{where}: tasks.python: no such file: {python}", fix="name the interpreter that runs the tests")
     tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out, "python": python})
     return config.model_copy(update={"tasks": tasks, "model": model, "out": (base / config.out).resolve()})

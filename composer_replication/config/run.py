@@ -21,6 +21,7 @@ __all__ = [
     "SandboxConfig",
     "TasksConfig",
     "TeacherConfig",
+    "TeachersFile",
 ]
 
 
@@ -59,14 +60,19 @@ class TasksConfig(Section):
     instruction: Literal["terse", "full", "ambiguous"] | None = None
     """How much agents are told, whatever the tasks were built with; by default what their folders say."""
     python: Path | None = None
-    """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says."""
+    """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says,
+    or with a remote sandbox that machine's."""
 
 
 class SandboxConfig(Section):
     """Where untrusted code runs."""
 
-    kind: Annotated[str, Field(pattern=r"^(auto|bubblewrap|namespaces|landlock|docker(:.+)?|unsafe-subprocess)$")] = "auto"
-    """`auto` takes the strongest isolation the machine allows, but never the unsafe one nor `docker` or `docker:IMAGE`."""
+    kind: Annotated[
+        str,
+        Field(pattern=r"^(auto|bubblewrap|namespaces|landlock|docker(:.+)?|remote:https?://[^@?#\s]+|unsafe-subprocess)$"),
+    ] = "auto"
+    """`auto` takes the strongest isolation the machine allows, but never the unsafe one nor `docker`, `docker:IMAGE` or
+    `remote:URL`, the address of a SWE-ReX server whose key is in the environment variable COMPOSER_REMOTE_KEY."""
     memory_mb: Positive = 1024
     """MiB of memory of one box."""
     disk_mb: Positive = 256
@@ -183,10 +189,31 @@ class TeacherConfig(Section):
     """Price of a million prompt tokens; without prices a spending cap cannot be kept and the run is refused."""
     usd_per_million_output: Weight | None = None
     """Price of a million answer tokens."""
+    usd_per_million_cache_read: Weight | None = None
+    """Price of a million prompt tokens from the endpoint's cache; by default that of any other."""
+    usd_per_million_cache_write: Weight | None = None
+    """Price of a million prompt tokens put into it; by default that of any other."""
+    mark_cache: bool = False
+    """Mark how far a prompt may be cached, as Anthropic's models need; other endpoints may refuse the marks."""
+    temperature: Weight | Literal["endpoint"] = 0.0
+    """Of sampling; `endpoint` leaves it to the endpoint, as models that refuse the field need."""
     max_tokens: Positive = 4096
     """Of one answer."""
     max_concurrency: Positive = 8
     """Requests in flight at a time."""
+    requests_per_minute: Annotated[float, Field(gt=0.0)] | None = None
+    """Most requests a minute, evenly spaced."""
+    timeout_s: Annotated[float, Field(gt=0.0)] = 120.0
+    """Seconds one request may take. One that reaches this limit may be billed: it counts, and is not sent again by itself."""
+    max_retries: Annotated[int, Field(ge=0)] = 4
+    """Further attempts after failures that cost nothing: rate limits, server errors, refused connections."""
+
+
+class TeachersFile(Section):
+    """Teachers without a run: `composer replay --teachers FILE`."""
+
+    teachers: Annotated[tuple[TeacherConfig, ...], Field(min_length=1)]
+    """Whom to ask."""
 
 
 class RunConfig(Section):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from composer_replication.teachers.agreement import Consensus, Vote, cast_vote, consensus
-from composer_replication.teachers.ledger import Ledger, request_key
+from composer_replication.teachers.call import Failure
+from composer_replication.teachers.ledger import Ledger, Reconciled, request_key
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool, check_teachers
 from composer_replication.teachers.teacher import Question, Teacher, wire_messages
 
 __all__ = [
     "BUDGET",
     "Consensus",
+    "Failure",
     "Ledger",
     "Question",
+    "Reconciled",
     "Teacher",
     "TeacherAnswer",
     "TeacherPool",

@@ -1,8 +1,9 @@
-"""Every answer ever bought, in one SQLite file: the cache, the record of money and the log from which a replay resumes.
+"""Every call ever made to a teacher, in one SQLite file: the cache, the record of money and the log from which a replay resumes.
 
-Money is reserved before a call and settled after it. A process that dies in between leaves a reservation and no answer; the
-next one to open the ledger releases it, so the answer is bought once and counted once. A call that was sent and brought no answer
-may have been billed: it is written off, which books the reservation and leaves the question to be asked again.
+A call is a row. It is `open` while it is under way, with the most it can cost reserved. It ends `paid`, at a cost that is known,
+or `held`, counted in full because it may be billed and nobody can say at what price: it was sent and brought no answer, its reply
+named an impossible price, or the process that made it died. A call that cannot have been billed leaves no row. What is held stays
+so until the provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is another call.
 """
 
 from __future__ import annotations
@@ -14,38 +15,67 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from composer_replication.errors import StorageError
 
-__all__ = ["Ledger", "request_key"]
+__all__ = ["Ledger", "Reconciled", "request_key"]
 
-_FORMAT = 1
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_FORMAT = 2
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (
-    key TEXT PRIMARY KEY,
+CREATE TABLE IF NOT EXISTS calls (
+    call_id TEXT PRIMARY KEY,
+    key TEXT NOT NULL,
     teacher TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('open', 'paid', 'held')),
     usd REAL NOT NULL,
     answer TEXT,
+    note TEXT NOT NULL,
     unix_s REAL NOT NULL
-) STRICT
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS one_answer ON calls (key) WHERE answer IS NOT NULL OR status = 'open';
 """
-# `answer` is NULL while the call is under way, and `usd` is then the amount reserved. What was written off has a key of its own.
-_WRITTEN_OFF = " unanswered "
+_FROM_FORMAT_1 = """
+INSERT INTO calls SELECT
+    lower(hex(randomblob(16))), substr(key, 1, 64), teacher, iif(answer IS NULL OR instr(key, ' '), 'held', 'paid'), usd,
+    iif(instr(key, ' '), NULL, answer), '', unix_s
+FROM answers;
+DROP TABLE answers;
+"""
+_KILLED = "the run ended while the call was under way"
 
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
     """SHA-256 over canonical JSON of everything an answer depends on: endpoint, model, messages, tools, parameters, sample."""
-    canonical = json.dumps({"endpoint": endpoint, "request": request, "sample": sample}, sort_keys=True, separators=(",", ":"))
+    canonical = _CANONICAL.encode({"endpoint": endpoint, "request": request, "sample": sample})
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciled:
+    """What a provider's bill changed."""
+
+    billed: int
+    """Held calls that the bill lists: they are paid now, at its price."""
+    free: int
+    """Held calls that it does not list: they cost nothing."""
+    corrected: int
+    """Paid calls whose price was another one on the bill."""
+    unknown: int
+    """Calls on the bill that this ledger did not make."""
 
 
 class Ledger:
     """One process at a time may hold a ledger; within it, threads and coroutines share one object.
+
+    Calls that were under way when the last holder died are held from now on: whoever was asked may have answered and billed them.
 
     Args:
         path: the SQLite file, made when missing; None for a ledger in memory, which nothing survives.
@@ -57,6 +87,7 @@ class Ledger:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._mutex = threading.Lock()
+        self._open_usd: dict[str, float] = {}
         self._lock_fd: int | None = None
         if self.path is not None:
             self._lock_fd = _take_lock(self.path)
@@ -75,106 +106,154 @@ class Ledger:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = FULL")
                 found = db.execute("PRAGMA user_version").fetchone()[0]
-                if found not in (0, _FORMAT):
+                if found not in (0, 1, _FORMAT):
                     raise StorageError(f"{self.path} is a ledger of format {found}", fix="use another file for this version")
-                db.execute(_SCHEMA)
-                db.execute(f"PRAGMA user_version = {_FORMAT}")
-                db.execute("DELETE FROM answers WHERE answer IS NULL")
+                converted = _FROM_FORMAT_1 if found == 1 else ""
+                db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}{converted}PRAGMA user_version = {_FORMAT};COMMIT;")
+                db.execute("UPDATE calls SET status = 'held', note = ? WHERE status = 'open'", (_KILLED,))
         except StorageError:
             db.close()
             raise
         return db
 
-    # --- answers --------------------------------------------------------------------------------------------------------
+    # --- calls ----------------------------------------------------------------------------------------------------------
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The settled answer under `key`, or None."""
-        row = self._query("SELECT answer FROM answers WHERE key = ? AND answer IS NOT NULL", key)
-        if row is None:
+        """The answer bought under `key`, or None."""
+        row = self._query("SELECT answer FROM calls WHERE key = ? AND (answer IS NOT NULL OR status = 'open')", key)
+        if row is None or row[0] is None:
             return None
         answer: dict[str, Any] = json.loads(row[0])
         return answer
 
-    def reserve(self, key: str, *, teacher: str, usd: float, cap_usd: float | None) -> bool:
-        """Hold `usd` for a call about to be made. False, and nothing held, when everything spent and held would exceed the cap.
+    def reserve(self, key: str, *, teacher: str, usd: float, cap_usd: float | None) -> str | None:
+        """Hold `usd` for a call about to be made, and name the call. None, and nothing held, when everything spent and held
+        would exceed the cap.
 
         Raises:
-            sqlite3.IntegrityError: the key is reserved or settled already.
+            sqlite3.IntegrityError: a call under the key is under way or has brought an answer.
         """
+        call_id = uuid.uuid4().hex
         with self._mutex, self._storage_errors():
-            if cap_usd is not None and self._committed_usd + usd > cap_usd:
-                return False
-            self._db.execute("INSERT INTO answers VALUES (?, ?, ?, NULL, ?)", (key, teacher, usd, time.time()))
+            if not self.fits(usd, cap_usd):
+                return None
+            row = (call_id, key, teacher, usd, time.time())
+            self._db.execute("INSERT INTO calls VALUES (?, ?, ?, 'open', ?, NULL, '', ?)", row)
+            self._open_usd[call_id] = usd
             self._committed_usd += usd
-            return True
+            return call_id
 
-    def settle(self, key: str, *, usd: float, answer: Mapping[str, Any]) -> None:
-        """Turn a reservation into a bought answer at its real cost. Raises ValueError when nothing is reserved under the key."""
+    def fits(self, usd: float, cap_usd: float | None) -> bool:
+        """Whether `usd` could be reserved at this moment."""
+        return cap_usd is None or self._committed_usd + usd <= cap_usd
+
+    def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "") -> None:
+        """End a call that brought an answer, at its real cost.
+
+        Args:
+            doubt: why `usd`, the most the call can have cost, may not be what is billed: the amount is held.
+
+        Raises:
+            ValueError: no such call is under way.
+        """
+        status, record = "held" if doubt else "paid", json.dumps(answer)
         with self._mutex, self._storage_errors():
-            held = self._reserved(key)
-            record = (usd, json.dumps(answer), time.time(), key)
-            done = self._db.execute("UPDATE answers SET usd = ?, answer = ?, unix_s = ? WHERE key = ? AND answer IS NULL", record)
-            if done.rowcount != 1:
-                raise ValueError(f"nothing is reserved under {key}")
-            self._committed_usd += usd - held
+            reserved = self._under_way(call_id)
+            self._db.execute(
+                "UPDATE calls SET status = ?, usd = ?, answer = ?, note = ?, unix_s = ? WHERE call_id = ?",
+                (status, usd, record, doubt, time.time(), call_id),
+            )
+            del self._open_usd[call_id]
+            self._committed_usd += usd - reserved
 
-    def write_off(self, key: str, *, reason: str) -> None:
-        """Book a reservation in full for a call that brought no answer: the money counts, and the key is free again.
+    def hold(self, call_id: str, *, reason: str) -> None:
+        """End a call that may be billed and brought no answer: its reservation counts in full. Raises ValueError as `settle`."""
+        with self._mutex, self._storage_errors():
+            self._under_way(call_id)
+            self._db.execute("UPDATE calls SET status = 'held', note = ? WHERE call_id = ?", (reason, call_id))
+            del self._open_usd[call_id]
 
-        Raises ValueError when nothing is reserved under the key.
+    def release(self, call_id: str) -> None:
+        """Forget a call that cannot have been billed. Raises ValueError as `settle`."""
+        with self._mutex, self._storage_errors():
+            reserved = self._under_way(call_id)
+            self._db.execute("DELETE FROM calls WHERE call_id = ?", (call_id,))
+            del self._open_usd[call_id]
+            self._committed_usd -= reserved
+
+    def is_open(self, call_id: str) -> bool:
+        """Whether a call is under way."""
+        return call_id in self._open_usd
+
+    def _under_way(self, call_id: str) -> float:
+        if call_id not in self._open_usd:
+            raise ValueError(f"no call {call_id} is under way")
+        return self._open_usd[call_id]
+
+    def reconcile(self, bill: Mapping[str, float]) -> Reconciled:
+        """Put the provider's bill in place of what was held.
+
+        Args:
+            bill: USD by call id, of every call that was billed since the ledger was begun. A held call that it does not list
+                was not billed. What it says of a paid call replaces what the reply said.
+
+        Raises:
+            ValueError: calls are under way, so that no bill can be complete.
         """
         with self._mutex, self._storage_errors():
-            earlier = self._db.execute("SELECT COUNT(*) FROM answers WHERE instr(key, ?) = 1", (key + _WRITTEN_OFF,)).fetchone()
-            record = (f"{key}{_WRITTEN_OFF}{earlier[0]}", json.dumps({"error": reason}), time.time(), key)
-            done = self._db.execute("UPDATE answers SET key = ?, answer = ?, unix_s = ? WHERE key = ? AND answer IS NULL", record)
-            if done.rowcount != 1:
-                raise ValueError(f"nothing is reserved under {key}")
-
-    def release(self, key: str) -> None:
-        """Give a reservation back: the call was not answered. A settled answer stays."""
-        with self._mutex, self._storage_errors():
-            held = self._reserved(key)
-            self._db.execute("DELETE FROM answers WHERE key = ? AND answer IS NULL", (key,))
-            self._committed_usd -= held
-
-    def _reserved(self, key: str) -> float:
-        row = self._db.execute("SELECT usd FROM answers WHERE key = ? AND answer IS NULL", (key,)).fetchone()
-        return 0.0 if row is None else float(row[0])
+            if self._open_usd:
+                raise ValueError(f"{len(self._open_usd)} calls are under way")
+            rows = self._db.execute("SELECT call_id, status, usd FROM calls").fetchall()
+            held = {call_id for call_id, status, _ in rows if status == "held"}
+            paid = {call_id: usd for call_id, status, usd in rows if status == "paid"}
+            changed = {i: bill.get(i, 0.0) for i in held} | {i: bill[i] for i, usd in paid.items() if bill.get(i, usd) != usd}
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                settled = [(usd, call_id) for call_id, usd in changed.items()]
+                self._db.executemany("UPDATE calls SET status = 'paid', usd = ? WHERE call_id = ?", settled)
+        self._committed_usd = self.spent_usd
+        billed = len(held & bill.keys())
+        unknown = len(bill.keys() - held - paid.keys())
+        return Reconciled(billed=billed, free=len(held) - billed, corrected=len(changed) - len(held), unknown=unknown)
 
     # --- money ----------------------------------------------------------------------------------------------------------
 
     @property
     def spent_usd(self) -> float:
-        """Cost of all settled answers, and what was written off."""
-        return self._sum("answer IS NOT NULL")
+        """Everything that counts towards a cap and is no longer under way: what was paid and what is held."""
+        return self._sum("paid", "held")
 
     @property
-    def unanswered_usd(self) -> float:
-        """The part of `spent_usd` that was written off."""
-        return self._sum("answer IS NOT NULL AND instr(key, ?)", _WRITTEN_OFF)
+    def held_usd(self) -> float:
+        """The part of `spent_usd` that may not be billed."""
+        return self._sum("held", "held")
 
     @property
     def reserved_usd(self) -> float:
-        """Held for calls under way."""
-        return self._sum("answer IS NULL")
+        """For calls under way."""
+        return self._sum("open", "open")
 
     def spent_by_teacher(self) -> dict[str, float]:
         """The parts of `spent_usd` by teacher's name."""
-        with self._mutex, self._storage_errors():
-            rows = self._db.execute(
-                "SELECT teacher, SUM(usd) FROM answers WHERE answer IS NOT NULL GROUP BY teacher ORDER BY teacher"
-            )
-            return dict(rows.fetchall())
+        return self._by_teacher("paid", "held")
+
+    def held_by_teacher(self) -> dict[str, float]:
+        """The parts of `held_usd` by teacher's name."""
+        return self._by_teacher("held", "held")
 
     @property
     def num_answers(self) -> int:
-        """Number of settled answers."""
-        row = self._query("SELECT COUNT(*) FROM answers WHERE answer IS NOT NULL AND NOT instr(key, ?)", _WRITTEN_OFF)
+        """Number of answers bought."""
+        row = self._query("SELECT COUNT(*) FROM calls WHERE answer IS NOT NULL")
         return int(row[0]) if row else 0
 
-    def _sum(self, condition: str, *values: str) -> float:
-        row = self._query(f"SELECT COALESCE(SUM(usd), 0.0) FROM answers WHERE {condition}", *values)
-        return float(row[0]) if row else 0.0
+    def _sum(self, *statuses: str) -> float:
+        return sum(self._by_teacher(*statuses).values())
+
+    def _by_teacher(self, *statuses: str) -> dict[str, float]:
+        query = "SELECT teacher, SUM(usd) FROM calls WHERE status IN (?, ?) GROUP BY teacher ORDER BY teacher"
+        with self._mutex, self._storage_errors():
+            return dict(self._db.execute(query, statuses).fetchall())
 
     # --- the file -------------------------------------------------------------------------------------------------------
 

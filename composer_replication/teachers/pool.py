@@ -1,14 +1,14 @@
-"""Asks every question of every teacher over HTTP, within a spending cap, and loses nothing it paid for."""
+"""Asks questions of teachers over HTTP, within a spending cap, and loses nothing it paid for."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import logging
+import math
 import os
-import random
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -16,28 +16,24 @@ from typing import Any, Self
 import openai
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
+from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import Ledger, request_key
-from composer_replication.teachers.reply import Reply, parse_call, read_reply
+from composer_replication.teachers.pace import Pace
+from composer_replication.teachers.reply import Price, Reply, parse_call, price_of
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types import ToolCall
 
-__all__ = ["BUDGET", "TeacherAnswer", "TeacherPool"]
+__all__ = ["BUDGET", "TeacherAnswer", "TeacherPool", "check_teachers"]
 
 logger = logging.getLogger(__name__)
 
 BUDGET = "the spending cap is reached"
 """`TeacherAnswer.error` of a question that could not be paid for."""
 
-_UNREADABLE_ATTEMPTS = 2
-"""Times a call is made and paid for whose answer breaks off or is no chat completion."""
-_NEVER_SENT = frozenset(
-    {"ConnectError", "ConnectTimeout", "LocalProtocolError", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
-)
-"""Names of transport errors before a request has left, so that nobody can bill it. By name, because the classes are those of
-httpx or of httpx2, as the version of openai has it."""
-_LONGEST_PAUSE_S = 120.0
-_HOPELESS_STATUS = frozenset({401, 402, 403, 404})
-"""No key, no credit, no permission, no such model: every further question would fail in the same way."""
+_PAID_ATTEMPTS = 2
+"""Times a call is made and paid for whose answer is lost on the way or is no chat completion."""
+_IMPOSSIBLE_PRICES = 5
+"""Prices in a row that the price table rules out, after which a teacher is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,31 +48,34 @@ class TeacherAnswer:
     finish_reason: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of the prompt that the endpoint had in its cache."""
     latency_s: float = 0.0
-    """Wall-clock time of the call that bought the answer, retries included."""
+    """Wall-clock time of the call that bought the answer."""
     usd: float = 0.0
     """What the answer cost when it was bought; a cached answer costs nothing again."""
     cached: bool = False
     """True when the answer was in the ledger, or was bought a moment ago for an identical question."""
     error: str | None = None
     """Why there is no answer, or None."""
+    failure: Failure | None = None
+    """The kind of `error`."""
 
 
-class _NoAnswerError(Exception):
-    """A call failed.
+OnAnswer = Callable[[TeacherAnswer], None]
 
-    Args:
-        hopeless: every further call to this teacher would fail too.
-        billed: it may have to be paid for all the same.
-        unreadable: something came back, and another call may bring an answer.
-    """
 
-    def __init__(self, reason: str, *, hopeless: bool = False, billed: bool = False, unreadable: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.hopeless = hopeless
-        self.billed = billed
-        self.unreadable = unreadable
+@dataclass(slots=True)
+class _Job:
+    """A question for a teacher, and the answer when it is there."""
+
+    teacher: Teacher
+    question: Question
+    key: str
+    answer: TeacherAnswer | None = None
+
+    def blank(self) -> TeacherAnswer:
+        return TeacherAnswer(question_id=self.question.question_id, teacher=self.teacher.name, family=self.teacher.vote_family)
 
 
 class TeacherPool:
@@ -84,10 +83,11 @@ class TeacherPool:
 
     Args:
         ledger: cache, spend record and resume log; it stays open when the pool closes.
-        max_total_usd: cap on everything the ledger has paid, this run or before; None for no cap.
+        max_total_usd: cap on everything the ledger has paid or holds, this run or before; None for no cap.
 
     Raises:
-        ConfigError: no teachers, two of one name, a key that is not in the environment, or an unknown price under a cap.
+        ConfigError: no teachers, two of one name, a key that is not in the environment, an unknown price under a cap, or a cap
+            that is no amount of money.
     """
 
     def __init__(self, teachers: Sequence[Teacher], *, ledger: Ledger, max_total_usd: float | None) -> None:
@@ -95,12 +95,13 @@ class TeacherPool:
         self.teachers = tuple(teachers)
         self.ledger = ledger
         self.max_total_usd = max_total_usd
-        self._clients = {t.name: _client(t) for t in self.teachers}
-        self._slots = {t.name: asyncio.Semaphore(t.max_concurrency) for t in self.teachers}
-        self._failed: dict[str, str] = {}
+        self._clients: dict[str, openai.AsyncOpenAI] = {}
+        self._paces = {t.name: Pace(t) for t in self.teachers}
+        self._left_out: dict[str, str] = {}
+        self._impossible: Counter[str] = Counter()
         self._under_way: dict[str, asyncio.Future[TeacherAnswer]] = {}
-        self._settled = asyncio.Condition()
-        self._reservations = 0
+        self._ended = asyncio.Condition()
+        self._open_calls = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,189 +110,204 @@ class TeacherPool:
         for client in self._clients.values():
             await client.close()
 
-    async def ask(self, questions: Sequence[Question]) -> list[TeacherAnswer]:
-        """Every teacher's answer to every question, question by question and in the order of `teachers`.
+    async def ask(
+        self, questions: Sequence[Question], *, teachers: Sequence[str] | None = None, on_answer: OnAnswer | None = None
+    ) -> list[TeacherAnswer]:
+        """Every teacher's answer to every question, question by question and in the order of the teachers.
 
-        A failure is an answer with an `error`. A teacher whose endpoint refuses the key or the model, or cannot be reached, is
-        not asked again by this pool; the others go on. Questions beyond the cap are answered with the error `BUDGET`.
+        A teacher is asked the questions of one trace one after the other, in the order of their steps; different traces and
+        teachers are asked at the same time. A failure is an answer with an `error`. A teacher whose endpoint refuses the key or
+        the model, or cannot be reached, is not asked again by this pool; the others go on. Questions beyond the cap are answered
+        with the error `BUDGET`.
 
-        A call that was sent and brought no answer may be billed: it is booked at the most it can have cost, and sent again by the
+        A call that was sent and brought no answer may be billed: it is held at the most it can have cost, and sent again by the
         next `ask`, under the cap.
+
+        Args:
+            teachers: names of those to ask; by default all of the pool.
+            on_answer: called with each answer as soon as it is there, those from the ledger first.
 
         Raises:
             BudgetExceededError: nothing was answered because not even one call fits under the cap.
             TeacherError: every call failed.
+            ConfigError: a name is no teacher's of this pool.
             StorageError: the ledger cannot be written.
         """
-        tasks = [asyncio.create_task(self._answer(teacher, q)) for q in questions for teacher in self.teachers]
-        try:
-            answers = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        asked = self._named(teachers)
+        jobs = [_Job(t, q, _key(t, q)) for q in questions for t in asked]
+        traces: defaultdict[tuple[str, str], list[_Job]] = defaultdict(list)
+        for i, job in enumerate(jobs):
+            record = self.ledger.find(job.key)
+            if record is not None:
+                _answered(job, _from_record(job.blank(), record, cached=True), on_answer)
+            else:
+                trace = f"trace {job.question.trace}" if job.question.trace else f"{i}"
+                traces[job.teacher.name, trace].append(job)
+        await _all([self._walk(sorted(steps, key=lambda job: job.question.step), on_answer) for steps in traces.values()])
+        answers = [job.answer for job in jobs if job.answer is not None]
+        self._report(answers)
+        return answers
+
+    def _named(self, names: Sequence[str] | None) -> Sequence[Teacher]:
+        known = {t.name: t for t in self.teachers}
+        unknown = [name for name in names or () if name not in known]
+        if unknown:
+            raise ConfigError(f"no teacher {unknown[0]!r} in the pool", fix=f"name some of: {', '.join(known)}")
+        return self.teachers if names is None else [known[name] for name in names]
+
+    def _report(self, answers: Sequence[TeacherAnswer]) -> None:
         errors = [a for a in answers if a.error is not None]
         if answers and len(errors) == len(answers):
             raise self._nothing_answered(errors)
-        unpaid = sum(a.error == BUDGET for a in errors)
+        unpaid = sum(a.failure is Failure.BUDGET for a in errors)
         if unpaid:
             logger.warning("%s: %d of %d answers were not bought (cap $%s)", BUDGET, unpaid, len(answers), self.max_total_usd)
-        for name, reason in self._failed.items():
+        for name, reason in self._left_out.items():
             logger.warning("teacher %s is left out: %s", name, reason)
-        return answers
 
     def _nothing_answered(self, errors: Sequence[TeacherAnswer]) -> TeacherError:
-        if all(a.error == BUDGET for a in errors):
+        spent, held = self.ledger.spent_usd, self.ledger.held_usd
+        if all(a.failure is Failure.BUDGET for a in errors):
             return BudgetExceededError(
-                f"no call fits under the cap of ${self.max_total_usd}: ${self.ledger.spent_usd:.4f} is spent already, "
-                f"${self.ledger.unanswered_usd:.4f} of it on calls without an answer",
-                fix="raise max_total_usd, lower the teachers' max_tokens or ask cheaper teachers",
+                f"no call fits under the cap of ${self.max_total_usd}: ${spent:.4f} is spent already, "
+                f"${held:.4f} of it held for calls that may have been billed",
+                fix="raise max_total_usd, lower the teachers' max_tokens, ask cheaper teachers, or read the bill (--bill)",
             )
         first = {a.teacher: a.error for a in reversed(errors)}
-        lines = "; ".join(f"{t.name} at {t.base_url}: {first[t.name]}" for t in self.teachers)
-        billed = (
-            f" (${self.ledger.unanswered_usd:.4f} is held for calls that may be billed)" if self.ledger.unanswered_usd else ""
-        )
+        lines = "; ".join(f"{t.name} at {t.base_url}: {first[t.name]}" for t in self.teachers if t.name in first)
+        billed = f" (${held:.4f} is held for calls that may have been billed)" if held else ""
         return TeacherError(
             f"no teacher answered{billed}: {lines}", fix="check base_url, model and the key in api_key_env of each teacher"
         )
 
-    async def _answer(self, teacher: Teacher, question: Question) -> TeacherAnswer:
-        key = request_key(endpoint=teacher.base_url, request=teacher.request(question), sample=question.sample)
-        if key in self._under_way:
-            twin = await asyncio.shield(self._under_way[key])
+    # --- one question -----------------------------------------------------------------------------------------------------
+
+    async def _walk(self, steps: Sequence[_Job], on_answer: OnAnswer | None) -> None:
+        for job in steps:
+            _answered(job, await self._answer(job), on_answer)
+
+    async def _answer(self, job: _Job) -> TeacherAnswer:
+        """The answer to the question, or to an identical one that is under way."""
+        if job.key in self._under_way:
+            twin = await asyncio.shield(self._under_way[job.key])
+            own = job.blank()
             return dataclasses.replace(
-                twin,
-                question_id=question.question_id,
-                teacher=teacher.name,
-                family=teacher.vote_family,
-                cached=twin.error is None,
+                twin, question_id=own.question_id, teacher=own.teacher, family=own.family, cached=twin.error is None
             )
         future: asyncio.Future[TeacherAnswer] = asyncio.get_running_loop().create_future()
-        self._under_way[key] = future
+        self._under_way[job.key] = future
         try:
-            answer = await self._find_or_buy(key, teacher, question)
+            record = self.ledger.find(job.key)
+            answer = await self._buy(job) if record is None else _from_record(job.blank(), record, cached=True)
         except BaseException:
             future.cancel()
             raise
         finally:
-            del self._under_way[key]
+            del self._under_way[job.key]
         future.set_result(answer)
         return answer
 
-    async def _find_or_buy(self, key: str, teacher: Teacher, question: Question) -> TeacherAnswer:
-        blank = TeacherAnswer(question_id=question.question_id, teacher=teacher.name, family=teacher.vote_family)
-        record = self.ledger.find(key)
-        if record is not None:
-            return _from_record(blank, record, cached=True)
-        reason = BUDGET
-        async with self._slots[teacher.name]:
-            for _ in range(_UNREADABLE_ATTEMPTS):
-                if teacher.name in self._failed:
-                    return dataclasses.replace(blank, error=self._failed[teacher.name])
-                if not await self._reserve(key, teacher, question):
-                    break
+    async def _buy(self, job: _Job) -> TeacherAnswer:
+        """Call until there is an answer, or a reason to stop."""
+        teacher, pace, blank = job.teacher, self._paces[job.teacher.name], job.blank()
+        last: NoAnswerError | None = None
+        free = paid = 0
+        async with pace.slot:
+            while True:
+                if teacher.name in self._left_out:
+                    return dataclasses.replace(blank, error=self._left_out[teacher.name], failure=Failure.LEFT_OUT)
+                call_id = await self._reserve(job)
+                if call_id is None:
+                    return (
+                        dataclasses.replace(blank, error=BUDGET, failure=Failure.BUDGET) if last is None else _failed(blank, last)
+                    )
                 try:
-                    return await self._buy(key, teacher, question, blank)
-                except _NoAnswerError as failure:
-                    reason = failure.reason
-                    if failure.hopeless:
-                        self._failed[teacher.name] = reason
-                    if not failure.unreadable:
-                        break
-        return dataclasses.replace(blank, error=reason)
+                    return await self._call(job, call_id, free)
+                except NoAnswerError as failed:
+                    last = failed
+                billed = last.failure.may_be_billed
+                free, paid = free + (not billed), paid + billed
+                again = last.failure.may_pass and paid < _PAID_ATTEMPTS
+                if not again and (billed or last.pause_s is None or free > teacher.max_retries):
+                    if last.hopeless:
+                        self._left_out[teacher.name] = last.reason
+                    return _failed(blank, last)
+                if last.pause_s is not None:
+                    logger.info("teacher %s: %s; attempt %d in %.1f s", teacher.name, last.reason, free + paid + 1, last.pause_s)
+                    if last.everybody:
+                        pace.pause(last.pause_s)
+                    await asyncio.sleep(last.pause_s)
 
-    async def _buy(self, key: str, teacher: Teacher, question: Question, blank: TeacherAnswer) -> TeacherAnswer:
-        """Make one call on a reservation, and end the reservation. Raises _NoAnswerError."""
+    async def _reserve(self, job: _Job) -> str | None:
+        """Wait for the teacher's turn, hold the most a call can cost, and name the call.
+
+        While calls under way may yet cost less than is held for them, wait for them; None when there are none left.
+        """
+        bound = job.teacher.most_expensive(job.question) or 0.0
+        while True:
+            if self.ledger.fits(bound, self.max_total_usd):
+                await self._paces[job.teacher.name].turn()
+                call_id = self.ledger.reserve(job.key, teacher=job.teacher.name, usd=bound, cap_usd=self.max_total_usd)
+                if call_id is not None:
+                    self._open_calls += 1
+                    return call_id
+            if self._open_calls == 0:
+                return None
+            async with self._ended:
+                await self._ended.wait()
+
+    async def _call(self, job: _Job, call_id: str, failed_before: int) -> TeacherAnswer:
+        """Make one call and end its reservation. Raises NoAnswerError."""
+        teacher, question = job.teacher, job.question
+        client = self._clients.get(teacher.name)
+        if client is None:
+            client = self._clients[teacher.name] = make_client(teacher)
+        ending = "the run stopped waiting for it"
         try:
-            record = await self._call(teacher, question)
-            answer = _from_record(blank, record, cached=False)  # first: a record that cannot be read must not be kept
-            self.ledger.settle(key, usd=record["usd"], answer=record)
+            reply, latency_s = await call(client, teacher, question, call_id=call_id, failed_before=failed_before)
+            price = price_of(reply.usage, teacher, question)
+            record = _record(reply, usd=price.usd, latency_s=latency_s)
+            answer = _from_record(job.blank(), record, cached=False)  # first: a record that cannot be read must not be kept
+            self.ledger.settle(call_id, usd=price.usd, answer=record, doubt=price.doubt)
+            self._watch(teacher, price)
             return answer
-        except _NoAnswerError as failure:
-            if failure.billed:
-                self.ledger.write_off(key, reason=failure.reason)
+        except NoAnswerError as failed:
+            ending = failed.reason
+            if not failed.failure.may_be_billed:
+                self.ledger.release(call_id)
             raise
         finally:
-            self.ledger.release(key)
-            async with self._settled:
-                self._reservations -= 1
-                self._settled.notify_all()
+            if self.ledger.is_open(call_id):
+                self.ledger.hold(call_id, reason=ending)
+            self._open_calls -= 1
+            async with self._ended:
+                self._ended.notify_all()
 
-    async def _reserve(self, key: str, teacher: Teacher, question: Question) -> bool:
-        """Hold the most the call can cost; while calls under way may yet cost less than is held for them, wait for them."""
-        bound = teacher.most_expensive(question) or 0.0
-        async with self._settled:
-            while not self.ledger.reserve(key, teacher=teacher.name, usd=bound, cap_usd=self.max_total_usd):
-                if self._reservations == 0:
-                    return False
-                await self._settled.wait()
-            self._reservations += 1
-            return True
-
-    async def _call(self, teacher: Teacher, question: Question) -> dict[str, Any]:
-        """One bought answer as a JSON record. Raises _NoAnswerError."""
-        start = time.monotonic()
-        body = await self._send(teacher, teacher.request(question))
-        try:
-            reply = read_reply(body)
-        except ValueError as error:
-            raise _NoAnswerError("the response is no chat completion", billed=True, unreadable=True) from error
-        return _record(teacher, question, reply, latency_s=time.monotonic() - start)
-
-    async def _send(self, teacher: Teacher, request: Mapping[str, Any]) -> bytes:
-        """The body of a response with a success status; what costs nothing and may pass is tried again. Raises _NoAnswerError."""
-        attempt = 0
-        while True:
-            try:
-                raw = await self._clients[teacher.name].chat.completions.with_raw_response.create(**request)
-                return bytes(raw.http_response.content)
-            except (openai.APIStatusError, openai.APIConnectionError) as error:
-                failure = _failure(teacher, error)
-                pause_s = _pause_s(error, attempt)
-                if attempt == teacher.max_retries or pause_s is None:
-                    raise failure from error
-            attempt += 1
-            logger.info("teacher %s: %s; attempt %d in %.1f s", teacher.name, failure.reason, attempt + 1, pause_s)
-            await asyncio.sleep(pause_s)
+    def _watch(self, teacher: Teacher, price: Price) -> None:
+        """Leave a teacher out whose price table must be wrong."""
+        self._impossible[teacher.name] = self._impossible[teacher.name] + 1 if price.impossible else 0
+        if self._impossible[teacher.name] >= _IMPOSSIBLE_PRICES:
+            self._left_out[teacher.name] = f"its prices must be others than the price table says: {price.doubt}"
 
 
-def _failure(teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError) -> _NoAnswerError:
-    if isinstance(error, openai.APIStatusError):
-        reason = f"HTTP {error.status_code}: {error.message}"[:300]
-        return _NoAnswerError(reason, hopeless=error.status_code in _HOPELESS_STATUS)
-    sent = not _never_sent(error)
-    if isinstance(error, openai.APITimeoutError):
-        return _NoAnswerError(f"no answer within {teacher.timeout_s} s", billed=sent)
-    if sent:
-        return _NoAnswerError(f"the connection was lost: {error.__cause__ or error}", billed=True, unreadable=True)
-    return _NoAnswerError(f"cannot be reached: {error.__cause__ or error}", hopeless=True)
-
-
-def _never_sent(error: openai.APIConnectionError) -> bool:
-    return type(error.__cause__).__name__ in _NEVER_SENT
-
-
-def _pause_s(error: openai.APIStatusError | openai.APIConnectionError, attempt: int) -> float | None:
-    """Seconds until the next attempt of a call that cost nothing and may pass; None when there should be none."""
-    usual = min(8.0, 0.5 * 2 ** min(attempt, 4)) * random.uniform(0.75, 1.0)
-    if isinstance(error, openai.APIStatusError):
-        if error.status_code < 500 and error.status_code not in (408, 409, 429):
-            return None
-        asked = _seconds(error.response.headers.get("retry-after", ""))
-        return max(usual, asked) if asked <= _LONGEST_PAUSE_S else None
-    return usual if _never_sent(error) and not isinstance(error, openai.APITimeoutError) else None
-
-
-def _seconds(text: str) -> float:
-    return float(text) if text.isdecimal() else 0.0
+async def _all(walks: Sequence[Any]) -> None:
+    """Await all; when one fails, cancel the others and wait for their ends."""
+    tasks = [asyncio.create_task(walk) for walk in walks]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> None:
     """Refuse, before anything is asked, what could not be asked or paid for. Raises ConfigError."""
     if not teachers:
         raise ConfigError("there are no teachers to ask", fix="name at least one teacher")
+    if max_total_usd is not None and not 0 <= max_total_usd < math.inf:
+        raise ConfigError(f"the cap of ${max_total_usd} is no amount of money", fix="give the cap as USD, 0 or more")
     names = [t.name for t in teachers]
     if len(set(names)) < len(names):
         raise ConfigError(f"two teachers have one name: {', '.join(sorted(names))}", fix="give every teacher a name of its own")
@@ -308,26 +324,32 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> 
             )
 
 
-def _client(teacher: Teacher) -> openai.AsyncOpenAI:
-    key = os.environ[teacher.api_key_env] if teacher.api_key_env is not None else "none"
-    return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=teacher.timeout_s, max_retries=0)
+def _key(teacher: Teacher, question: Question) -> str:
+    return request_key(endpoint=teacher.base_url, request=teacher.request(question), sample=question.sample)
 
 
-def _record(teacher: Teacher, question: Question, reply: Reply, *, latency_s: float) -> dict[str, Any]:
-    """What the ledger keeps. An endpoint that reports neither cost nor usage is booked at the most the answer can have cost."""
+def _answered(job: _Job, answer: TeacherAnswer, on_answer: OnAnswer | None) -> None:
+    job.answer = answer
+    if on_answer is not None:
+        on_answer(answer)
+
+
+def _failed(blank: TeacherAnswer, failed: NoAnswerError) -> TeacherAnswer:
+    return dataclasses.replace(blank, error=failed.reason, failure=failed.failure)
+
+
+def _record(reply: Reply, *, usd: float, latency_s: float) -> dict[str, Any]:
+    """What the ledger keeps of an answer."""
     usage = reply.usage
-    if usage is None:
-        usd = teacher.most_expensive(question)
-    else:
-        usd = usage.cost if usage.cost is not None else teacher.price(usage.prompt_tokens, usage.completion_tokens)
     return {
         "content": reply.content,
         "tool_calls": list(reply.calls),
         "finish_reason": reply.finish_reason,
         "prompt_tokens": usage.prompt_tokens if usage is not None else 0,
         "completion_tokens": usage.completion_tokens if usage is not None else 0,
+        "cached_tokens": usage.cached_tokens if usage is not None else 0,
         "latency_s": latency_s,
-        "usd": usd or 0.0,
+        "usd": usd,
     }
 
 

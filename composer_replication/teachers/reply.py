@@ -1,4 +1,4 @@
-"""What an endpoint sent back, in one form: texts joined, arguments as JSON text, usage either whole or unknown.
+"""What an endpoint sent back, in one form: texts joined, arguments as JSON text, usage either whole or unknown, and its price.
 
 Endpoints that call themselves compatible differ in small things. What is read here is kept in the ledger and read again by every
 later run, so whatever has another shape is refused before anything is kept.
@@ -9,15 +9,27 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from composer_replication.actions import too_deep
+from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.types import ToolCall
 
-__all__ = ["Reply", "Usage", "parse_call", "read_reply"]
+__all__ = ["Price", "Reply", "Usage", "parse_call", "price_of", "read_reply"]
+
+_Usd = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class _PromptDetails(BaseModel):
+    cached_tokens: NonNegativeInt | None = None
+    cache_write_tokens: NonNegativeInt | None = None
+
+
+class _CostDetails(BaseModel):
+    upstream_inference_cost: _Usd | None = None
 
 
 class Usage(BaseModel):
@@ -25,8 +37,34 @@ class Usage(BaseModel):
 
     prompt_tokens: NonNegativeInt
     completion_tokens: NonNegativeInt
-    cost: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    cost: _Usd | None = None
     """In USD, where it is reported."""
+    is_byok: bool | None = None
+    """OpenRouter's word for a key of one's own at the provider, who then bills `cost_details.upstream_inference_cost` besides."""
+    cost_details: _CostDetails | None = None
+
+    @model_validator(mode="after")
+    def _cached_are_prompt_tokens(self) -> Self:
+        if self.cached_tokens + self.written_tokens > self.prompt_tokens:
+            raise ValueError("more tokens of the cache than of the prompt")
+        return self
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens read from the endpoint's cache."""
+        return (self.prompt_tokens_details.cached_tokens or 0) if self.prompt_tokens_details else 0
+
+    @property
+    def written_tokens(self) -> int:
+        """Prompt tokens put into it."""
+        return (self.prompt_tokens_details.cache_write_tokens or 0) if self.prompt_tokens_details else 0
+
+    @property
+    def reported_usd(self) -> float | None:
+        """What the endpoint says the call costs; None when it says nothing."""
+        upstream = self.cost_details.upstream_inference_cost if self.is_byok and self.cost_details else None
+        return None if self.cost is None else self.cost + (upstream or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +79,40 @@ class Reply:
     """None when the endpoint reports none, or not all of it, or nonsense."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a call is booked at."""
+
+    usd: float
+    doubt: str = ""
+    """Why that is only the most it can have cost; empty when it is known."""
+    impossible: bool = False
+    """The reply contradicts the teacher's price table."""
+
+
+def price_of(usage: Usage | None, teacher: Teacher, question: Question) -> Price:
+    """The cost the endpoint reports, else what its token counts cost by the price table.
+
+    A cost of zero from a teacher with prices counts as none reported. Where there is no usage that makes sense, or the amount is
+    more than the call can cost by the price table, it is the most the call can cost.
+    """
+    most = teacher.most_expensive(question)
+    if usage is None:
+        return Price(usd=most, doubt="the reply has no usage, or one that makes no sense") if most else Price(usd=0.0)
+    written = usage.written_tokens
+    tokens = teacher.price(usage.prompt_tokens, usage.completion_tokens, cached=usage.cached_tokens, written=written)
+    usd = usage.reported_usd or tokens or 0.0
+    if most is not None and usd > most * (1 + 1e-9):
+        return Price(usd=most, doubt=f"it reports ${usd:.6g} for a call that costs at most ${most:.6g}", impossible=True)
+    return Price(usd=usd)
+
+
 def read_reply(body: bytes) -> Reply:
     """Read a response's body. Raises ValueError when it is no chat completion."""
     completion = _Completion.model_validate_json(body)
     choice = completion.choices[0]
+    if choice.finish_reason == "error":  # OpenRouter's when the provider failed half-way
+        raise ValueError("the answer broke off")
     functions = [(c.id, c.function) for c in choice.message.tool_calls or [] if c.type == "function"]
     if any(function is None for _, function in functions):
         raise ValueError("a tool call without its function")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from composer_replication.config import TeacherConfig
 from composer_replication.errors import ConfigError
 from composer_replication.types import Message, ToolSchema
 
@@ -37,56 +39,88 @@ class Teacher:
     """Price of prompt tokens; None when unknown. Calls are reserved at the price table and settled at the cost the endpoint
     reports, or at the price table when it reports none."""
     usd_per_million_output: float | None = None
+    usd_per_million_cache_read: float | None = None
+    """Price of prompt tokens that the endpoint had in its cache; None when they cost what other prompt tokens do."""
+    usd_per_million_cache_write: float | None = None
+    """Price of prompt tokens that the endpoint puts into its cache; None as above."""
+    mark_cache: bool = False
+    """Mark in the messages how far a prompt may be cached, as Anthropic's models need; other endpoints may refuse the marks."""
     max_concurrency: int = 8
+    requests_per_minute: float | None = None
+    """Most requests a minute, evenly spaced; None for no limit."""
     temperature: float | None = 0.0
     """None leaves it to the endpoint."""
     max_tokens: int = 4096
     """Most completion tokens of one answer, reasoning included."""
     timeout_s: float = 120.0
-    """Limit of one HTTP request. One that reaches it may be billed, so it counts towards the cap and is not sent again."""
+    """Limit of one HTTP request, from connecting to the last byte. One that reaches it may be billed, so it counts towards the
+    cap and is not sent again by the same `TeacherPool.ask`."""
     max_retries: int = 4
     """Retries of what costs nothing: rate limits, server errors and refused connections, after growing pauses."""
 
     def __post_init__(self) -> None:
-        prices = (self.usd_per_million_input, self.usd_per_million_output)
-        wrong = [
+        prices = [f"usd_per_million_{kind}" for kind in ("input", "output", "cache_read", "cache_write")]
+        wrong = [field for field in prices if not _is_price(getattr(self, field))]
+        wrong += [
             field
-            for field, bad in (
-                ("name", not self.name),
-                ("model", not self.model),
-                ("usd_per_million_input", prices[0] is not None and prices[0] < 0),
-                ("usd_per_million_output", prices[1] is not None and prices[1] < 0),
-                ("max_concurrency", self.max_concurrency < 1),
-                ("max_tokens", self.max_tokens < 1),
-                ("timeout_s", self.timeout_s <= 0),
-                ("max_retries", self.max_retries < 0),
+            for field, good in (
+                ("name", self.name != ""),
+                ("model", self.model != ""),
+                ("max_concurrency", self.max_concurrency >= 1),
+                ("requests_per_minute", self.requests_per_minute is None or 0 < self.requests_per_minute < math.inf),
+                ("max_tokens", self.max_tokens >= 1),
+                ("timeout_s", 0 < self.timeout_s < math.inf),
+                ("max_retries", self.max_retries >= 0),
             )
-            if bad
+            if not good
         ]
         if wrong:
             raise ConfigError(f"teacher {self.name!r}: {wrong[0]} is out of range", fix=f"correct {wrong[0]} of this teacher")
+
+    @classmethod
+    def of(cls, config: TeacherConfig) -> Self:
+        """The teacher that a run file or a file of teachers describes."""
+        fields = config.model_dump()
+        fields["api_key_env"] = config.api_key_env or None
+        fields["temperature"] = None if config.temperature == "endpoint" else config.temperature
+        return cls(**fields)
 
     @property
     def vote_family(self) -> str:
         """The family under which its vote counts."""
         return self.family or self.name
 
-    def price(self, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """Price in USD of a call with these token counts; None when the price table has a gap."""
-        if self.usd_per_million_input is None or self.usd_per_million_output is None:
+    def price(self, prompt_tokens: int, completion_tokens: int, *, cached: int = 0, written: int = 0) -> float | None:
+        """Price in USD of a call with these token counts; None when the price table has a gap.
+
+        Args:
+            cached: how many of the prompt tokens were read from the endpoint's cache.
+            written: how many others of them were put into it.
+        """
+        fresh, completion = self.usd_per_million_input, self.usd_per_million_output
+        if fresh is None or completion is None:
             return None
-        return (prompt_tokens * self.usd_per_million_input + completion_tokens * self.usd_per_million_output) / 1e6
+        read = fresh if self.usd_per_million_cache_read is None else self.usd_per_million_cache_read
+        write = fresh if self.usd_per_million_cache_write is None else self.usd_per_million_cache_write
+        prompt = (prompt_tokens - cached - written) * fresh + cached * read + written * write
+        return (prompt + completion_tokens * completion) / 1e6
 
     def most_expensive(self, question: Question) -> float | None:
         """Upper bound in USD on one answer; None when the price table has a gap.
 
-        A tokenizer makes no more tokens than there are UTF-8 bytes, and `max_tokens` bounds the completion.
+        A tokenizer makes no more tokens than there are UTF-8 bytes, none is dearer than one that is written to a cache or not in
+        it, and `max_tokens` bounds the completion.
         """
         sent = json.dumps([wire_messages(question.messages), list(question.tools)], ensure_ascii=False)
-        return self.price(len(sent.encode(errors="surrogatepass")) + _HIDDEN_PROMPT_TOKENS, self.max_tokens)
+        most = len(sent.encode(errors="surrogatepass")) + _HIDDEN_PROMPT_TOKENS
+        bounds = [
+            self.price(most, self.max_tokens, cached=cached, written=written)
+            for cached, written in ((0, 0), (most, 0), (0, most))
+        ]
+        return max((bound for bound in bounds if bound is not None), default=None)
 
     def request(self, question: Question) -> dict[str, Any]:
-        """Body of the chat-completions request."""
+        """What an answer depends on: the body of the chat-completions request, without marks for a cache."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": wire_messages(question.messages),
@@ -98,6 +132,30 @@ class Teacher:
             body["temperature"] = self.temperature
         return body
 
+    def body(self, question: Question) -> dict[str, Any]:
+        """The body of the chat-completions request as it is sent."""
+        request = self.request(question)
+        return request | {"messages": _marked(request["messages"])} if self.mark_cache else request
+
+
+def _is_price(usd: float | None) -> bool:
+    return usd is None or 0 <= usd < math.inf
+
+
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark on the system prompt and on the last message: the next step of a trace begins with all of these.
+
+    An assistant's message cannot carry one beside its calls, and an empty text cannot carry one at all.
+    """
+    places = [i for i, m in enumerate(messages) if m["role"] != "assistant" and m["content"]]
+    last = places[-1:]
+    first = [i for i in places[:1] if messages[i]["role"] == "system"]
+    marked = list(messages)
+    for i in {*first, *last}:
+        part = {"type": "text", "text": messages[i]["content"], "cache_control": {"type": "ephemeral"}}
+        marked[i] = messages[i] | {"content": [part]}
+    return marked
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -108,6 +166,11 @@ class Question:
     tools: Sequence[ToolSchema] = ()
     sample: int = 0
     """Distinguishes repeated draws of the same question in the ledger."""
+    trace: str = ""
+    """Questions about one trace are asked of a teacher one after the other, so that each finds the prompt of the one before in
+    the endpoint's cache. Empty for a question of its own."""
+    step: int = 0
+    """Place in the trace."""
 
 
 def wire_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:

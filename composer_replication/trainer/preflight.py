@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from composer_replication.causal_lm import weights_digest
-from composer_replication.config import RunConfig, SandboxConfig, TeacherConfig, resolve_arm
+from composer_replication.config import RunConfig, SandboxConfig, resolve_arm
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.errors import ConfigError
 from composer_replication.sandbox import Limits, Sandbox
@@ -20,7 +20,7 @@ from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 
-__all__ = ["Checked", "check_run", "fingerprint", "limits_of", "prove_solutions", "teacher"]
+__all__ = ["Checked", "check_run", "fingerprint", "limits_of", "prove_solutions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ def check_run(config: RunConfig) -> Checked:
             task is both trained on and held out.
         TaskError: a folder holds no tasks, one of them is damaged or cannot be worded as `tasks.instruction` asks, or the
             interpreter they were built with is gone.
+        SandboxError: the machine of a remote sandbox cannot be reached.
     """
     arms = {arm: resolve_arm(config, arm) for arm in config.arms}
     folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
@@ -62,14 +63,14 @@ def check_run(config: RunConfig) -> Checked:
         )
     pythons: dict[str, Path] = {}
     for folder, tasks in zip(folders, loaded, strict=True):
-        python = config.tasks.python or build_python(folder)
+        python = config.tasks.python or build_python(folder, config.sandbox.kind)
         pythons |= {t.spec.task_id: python.absolute() for t in tasks}
     return Checked(train, held_out, pythons)
 
 
 def _check_teachers(arm: str, config: RunConfig) -> None:
     """That they can be asked, paid, and agree."""
-    replay, teachers = config.loss.replay, [teacher(t) for t in config.teachers]
+    replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
     check_teachers(teachers, replay.max_total_usd)
     families = len({t.vote_family for t in teachers})
     if families < replay.agreement_threshold:
@@ -111,21 +112,6 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
         for task in [task for task in tasks if not task.spec.impossible][:1]:
             python = checked.pythons[task.spec.task_id]
             prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
-
-
-def teacher(config: TeacherConfig) -> Teacher:
-    """The pool's teacher of a configured one."""
-    return Teacher(
-        name=config.name,
-        model=config.model,
-        base_url=config.base_url,
-        api_key_env=config.api_key_env or None,
-        family=config.family,
-        usd_per_million_input=config.usd_per_million_input,
-        usd_per_million_output=config.usd_per_million_output,
-        max_tokens=config.max_tokens,
-        max_concurrency=config.max_concurrency,
-    )
 
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[Task]) -> dict[str, str]:

@@ -16,11 +16,10 @@ from composer_replication.errors import SandboxError, TeacherError
 from composer_replication.observe import files
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import DPOPair, find_disagreements, pairs_to_token_pairs, replay_trace
-from composer_replication.teachers import Ledger, TeacherAnswer
+from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.preflight import teacher
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Message, Pair, ToolCall, Trajectory, Unscored, to_json
 
@@ -39,7 +38,7 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    teachers = [teacher(t) for t in config.teachers]
+    teachers = [Teacher.of(t) for t in config.teachers]
     with workshop.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
         answers = await replay_trace(states, teachers, config.loss.replay.max_total_usd, ledger=_ledger(workshop))
     workshop.terminal.note(f"{actor.arm}: {_money(workshop)}")
@@ -73,10 +72,10 @@ def teacher_costs(workshop: Workshop) -> dict[str, float]:
 
 def _money(workshop: Workshop) -> str:
     with Ledger(_ledger(workshop)) as ledger:
-        parts, unanswered = ledger.spent_by_teacher(), ledger.unanswered_usd
+        parts, held = ledger.spent_by_teacher(), ledger.held_usd
     listed = ", ".join(f"{name} ${usd:.4f}" for name, usd in parts.items() if usd)
     text = f"teachers have cost ${sum(parts.values()):.4f} so far" + (f" ({listed})" if listed else "")
-    return text + (f"; ${unanswered:.4f} of it is held for calls without an answer, which may be billed" if unanswered else "")
+    return text + (f"; ${held:.4f} of it is held for calls that may have been billed" if held else "")
 
 
 def _ledger(workshop: Workshop) -> Path:

@@ -11,7 +11,7 @@ import typing
 from typing import TypedDict
 
 import pytest
-from teacher_server import Reply, TeacherServer
+from teacher_server import Reply, TeacherServer, question_text
 
 import composer_replication
 from composer_replication.replaysim.recipe import DEFAULT_RECIPE, load_recipe
@@ -96,7 +96,7 @@ def endpoint(monkeypatch):
     by_task = {task: BETTER[name] for name, task in TASKS.items()}
 
     def answer(body, number):
-        text = by_task[body["messages"][-1]["content"]]
+        text = by_task[question_text(body)]
         if "deepseek" in body["model"] and "login" in text:
             return Reply(content="(b) Delete the test", cost=0.002)
         return Reply(content=f"**{text}**" if "gpt" in body["model"] else f"{text}.", cost=0.002)

@@ -7,36 +7,21 @@ import socket
 import threading
 
 import pytest
+from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer, question_text
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
-from composer_replication.teachers import BUDGET, Ledger, Question, Teacher, TeacherPool, Vote, cast_vote, wire_messages
+from composer_replication.teachers import (
+    BUDGET,
+    Ledger,
+    Question,
+    TeacherPool,
+    Vote,
+    cast_vote,
+    wire_messages,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}]
-
-
-def teacher(server, name="t", **changes):
-    fields = {
-        "usd_per_million_input": 0.0,
-        "usd_per_million_output": 0.0,
-        "api_key_env": None,
-        "max_retries": 0,
-        "max_tokens": 100,
-    }
-    url = server if isinstance(server, str) else server.base_url
-    return Teacher(**{"name": name, "model": f"model-{name}", "base_url": url, **fields, **changes})
-
-
-def questions(n, **extra):
-    return [Question(question_id=f"q{i}", messages=[{"role": "user", "content": f"say {i}"}], **extra) for i in range(n)]
-
-
-def ask(teachers, asked, *, ledger=None, cap=None):
-    async def run():
-        async with TeacherPool(teachers, ledger=ledger or Ledger(), max_total_usd=cap) as pool:
-            return await pool.ask(asked)
-
-    return asyncio.run(run())
 
 
 def echo(body, number):
@@ -194,7 +179,8 @@ def test_passing_failures_are_retried(failure):
         (a,) = ask([teacher(server, max_retries=2)], questions(1), ledger=ledger)
         assert (a.content, a.error) == ("fine", None)
         assert len(server.requests) == 2
-        assert ledger.spent_usd == pytest.approx(0.01)
+        assert ledger.spent_usd - ledger.held_usd == pytest.approx(0.01)
+        assert ledger.held_usd == pytest.approx(1.0 if failure.status == 200 else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -247,18 +233,18 @@ def test_a_question_that_times_out_is_paid_for_and_not_sent_again_by_itself(tmp_
             ask([slow], questions(1), ledger=ledger, cap=0.25)
         assert len(server.requests) == 1
         with Ledger(path) as ledger:
-            assert (ledger.spent_usd, ledger.unanswered_usd, ledger.num_answers) == (pytest.approx(0.1), pytest.approx(0.1), 0)
+            assert (ledger.spent_usd, ledger.held_usd, ledger.num_answers) == (pytest.approx(0.1), pytest.approx(0.1), 0)
             assert ledger.spent_by_teacher() == {"t": pytest.approx(0.1)}
             with pytest.raises(TeacherError):
                 ask([slow], questions(1), ledger=ledger, cap=0.25)
             assert ledger.spent_usd == pytest.approx(0.2)
-            with pytest.raises(BudgetExceededError, match=r"\$0\.2000 of it on calls without an answer"):
+            with pytest.raises(BudgetExceededError, match=r"\$0\.2000 of it held for calls that may have been billed"):
                 ask([slow], questions(1), ledger=ledger, cap=0.25)
             assert len(server.requests) == 2
             release.set()
             (answer,) = ask([slow], questions(1), ledger=ledger, cap=0.5)
             assert (answer.content, answer.usd, ledger.num_answers) == ("fine", 0.05, 1)
-            assert (ledger.spent_usd, ledger.unanswered_usd) == (pytest.approx(0.25), pytest.approx(0.2))
+            assert (ledger.spent_usd, ledger.held_usd) == (pytest.approx(0.25), pytest.approx(0.2))
 
 
 @pytest.mark.parametrize("failure", [Reply(content="cut off", cut=True), Reply(body=b'{"choices": [')], ids=["hang-up", "JSON"])
@@ -385,6 +371,7 @@ def ask_twice(reply, **changes):
         asked = [teacher(server, usd_per_million_output=1000.0, **changes)], questions(1)
         (first,), (again,) = ask(*asked, ledger=ledger), ask(*asked, ledger=ledger)
         assert (first.cached, again.cached, len(server.requests)) == (False, True, 1)
+        assert ledger.spent_usd == first.usd
         assert dataclasses.replace(again, cached=False) == first
         assert isinstance(cast_vote(again), str | Vote)
     return first

@@ -63,7 +63,7 @@ def test_an_operator_that_fails_is_an_error_with_its_last_words(recipe, pairs, b
     with pytest.raises(BackendError, match=rf"the process of the {backend} backend ended with status 1") as caught:
         normalizer.normalize(pairs([(GOOD, OTHER)]))
     assert "no_such_field" in caught.value.message
-    assert caught.value.exit_code == 9
+    assert caught.value.exit_code == 11
 
 
 def workers():
@@ -144,7 +144,7 @@ def test_an_address_where_no_cluster_answers_is_told_at_once():
             DJNormalizer(backend="ray", ray_address=address)
 
 
-def test_the_command_ends_with_9_when_the_process_dies(recipe, pairs, tmp_path):
+def test_the_command_ends_with_11_when_the_process_dies(recipe, pairs, tmp_path):
     given, out = tmp_path / "pairs.jsonl", tmp_path / "out.jsonl"
     given.write_text("".join(json.dumps(pair) + "\n" for pair in pairs([(GOOD, OTHER)])))
     command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "pairs", "normalize", str(given)]
@@ -154,5 +154,5 @@ def test_the_command_ends_with_9_when_the_process_dies(recipe, pairs, tmp_path):
         text=True,
         check=False,
     )
-    assert (done.returncode, out.exists()) == (9, False)
+    assert (done.returncode, out.exists()) == (11, False)
     assert "no_such_field" in done.stderr

@@ -1,0 +1,158 @@
+"""One HTTP request to a teacher: its answer, or why there is none and whether that may be billed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import time
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+import openai
+
+from composer_replication.teachers.reply import Reply, read_reply
+from composer_replication.teachers.teacher import Question, Teacher
+
+__all__ = ["CALL_ID_HEADER", "Failure", "NoAnswerError", "call", "make_client"]
+
+CALL_ID_HEADER = "X-Client-Request-Id"
+"""Carries the ledger's name of the call, so that the logs of a gateway or provider can be compared with the ledger."""
+
+_NEVER_SENT = frozenset(
+    {"ConnectError", "ConnectTimeout", "LocalProtocolError", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
+)
+"""Names of transport errors before a request has left, so that nobody can bill it. By name, because the classes are those of
+httpx or of httpx2, as the version of openai has it."""
+_CONNECT_S = 10.0
+_LONGEST_PAUSE_S = 120.0
+_HOPELESS_STATUS = frozenset({401, 402, 403, 404})
+"""No key, no credit, no permission, no such model: every further question would fail in the same way."""
+_PASSING_STATUS = frozenset({408, 409, 429})
+_GATEWAY_STATUS = frozenset({502, 504, 520, 521, 522, 523, 524})
+"""A gateway lost the endpoint behind it, which may have answered."""
+
+
+class Failure(StrEnum):
+    """Why a question has no answer."""
+
+    BUDGET = "over budget"
+    REFUSED = "refused"
+    """A status from 400 that another attempt would bring again."""
+    RATE_LIMITED = "rate limited"
+    SERVER = "server error"
+    GATEWAY = "gateway error"
+    UNREACHABLE = "unreachable"
+    """No connection, so that nothing was sent."""
+    TIMEOUT = "timeout"
+    LOST = "connection lost"
+    """Something was sent, and the answer did not come or not whole."""
+    UNREADABLE = "unreadable"
+    """An answer that is no chat completion."""
+    LEFT_OUT = "left out"
+    """Not asked, because the teacher had failed for good."""
+
+    @property
+    def may_be_billed(self) -> bool:
+        """Whether whoever was asked may have answered and want to be paid."""
+        return self in (Failure.GATEWAY, Failure.TIMEOUT, Failure.LOST, Failure.UNREADABLE)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a further call is worth paying for, when this one may be billed."""
+        return self in (Failure.GATEWAY, Failure.LOST, Failure.UNREADABLE)
+
+
+class NoAnswerError(Exception):
+    """A call failed.
+
+    Args:
+        hopeless: every further call to this teacher would fail too.
+        pause_s: after how many seconds a call that cost nothing may be repeated; None when it should not be.
+        everybody: the pause is the endpoint's wish and holds for all calls to this teacher.
+    """
+
+    def __init__(
+        self, failure: Failure, reason: str, *, hopeless: bool = False, pause_s: float | None = None, everybody: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.failure = failure
+        self.reason = reason
+        self.hopeless = hopeless
+        self.pause_s = pause_s
+        self.everybody = everybody
+
+
+def make_client(teacher: Teacher) -> openai.AsyncOpenAI:
+    """A client that repeats nothing by itself: every attempt is a call of its own in the ledger."""
+    key = os.environ[teacher.api_key_env] if teacher.api_key_env is not None else "none"
+    timeout = openai.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s))
+    return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=timeout, max_retries=0)
+
+
+async def call(
+    client: openai.AsyncOpenAI, teacher: Teacher, question: Question, *, call_id: str, failed_before: int
+) -> tuple[Reply, float]:
+    """The reply, and after how many seconds it was there whole.
+
+    Args:
+        failed_before: attempts that failed at no cost; the pause after this one grows with them.
+
+    Raises:
+        NoAnswerError: there is no reply.
+    """
+    start = time.monotonic()
+    try:
+        async with asyncio.timeout(teacher.timeout_s):  # the client's own limit is one between two bytes
+            raw = await client.chat.completions.with_raw_response.create(
+                **teacher.body(question), extra_headers={CALL_ID_HEADER: call_id}
+            )
+        return read_reply(raw.http_response.content), time.monotonic() - start
+    except TimeoutError as error:
+        raise _timed_out(teacher) from error
+    except (openai.APIStatusError, openai.APIConnectionError) as error:
+        raise _no_answer(teacher, error, failed_before) from error
+    except ValueError as error:
+        raise NoAnswerError(Failure.UNREADABLE, "the response is no chat completion") from error
+
+
+def _timed_out(teacher: Teacher) -> NoAnswerError:
+    return NoAnswerError(Failure.TIMEOUT, f"no answer within {teacher.timeout_s} s")
+
+
+def _no_answer(teacher: Teacher, error: openai.APIStatusError | openai.APIConnectionError, failed_before: int) -> NoAnswerError:
+    usual = min(8.0, 0.5 * 2 ** min(failed_before, 4)) * random.uniform(0.75, 1.0)
+    if isinstance(error, openai.APIStatusError):
+        return _refused(error, usual)
+    cause = error.__cause__ or error
+    if type(error.__cause__).__name__ in _NEVER_SENT:
+        return NoAnswerError(Failure.UNREACHABLE, f"cannot be reached: {cause}", hopeless=True, pause_s=usual)
+    if isinstance(error, openai.APITimeoutError):
+        return _timed_out(teacher)
+    return NoAnswerError(Failure.LOST, f"the connection was lost: {cause}")
+
+
+def _refused(error: openai.APIStatusError, usual: float) -> NoAnswerError:
+    status = error.status_code
+    reason = f"HTTP {status}: {error.message}"[:300]
+    if status in _GATEWAY_STATUS:
+        return NoAnswerError(Failure.GATEWAY, reason)
+    if status < 500 and status not in _PASSING_STATUS:
+        return NoAnswerError(Failure.REFUSED, reason, hopeless=status in _HOPELESS_STATUS)
+    asked = _retry_after_s(error.response.headers.get("retry-after", ""))
+    pause_s = max(usual, asked or 0.0)
+    failure = Failure.RATE_LIMITED if status == 429 else Failure.SERVER
+    return NoAnswerError(failure, reason, pause_s=pause_s if pause_s <= _LONGEST_PAUSE_S else None, everybody=asked is not None)
+
+
+def _retry_after_s(text: str) -> float | None:
+    """RFC 9110 section 10.2.3: seconds or a date. None when it is neither."""
+    try:
+        asked = float(text)
+    except ValueError:
+        try:
+            asked = parsedate_to_datetime(text).timestamp() - time.time()
+        except ValueError:
+            return None
+    return max(0.0, asked) if math.isfinite(asked) else None
