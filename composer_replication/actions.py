@@ -48,6 +48,8 @@ def too_deep(value: Any) -> bool:
     """Whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself counted. Does not recurse."""
     level = [value]
     for _ in range(MAX_NESTING):
+        if not level:
+            return False
         level = [
             inner
             for outer in level
