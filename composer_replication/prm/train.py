@@ -234,7 +234,7 @@ def _fingerprint(run: _Run) -> str:
 def _begin(run: _Run, learner: PrmLearner, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
     """Bring learner and metrics to where the newest checkpoint was written; the summary of a run that is finished."""
     metrics, saved = run.out / "metrics.jsonl", latest_checkpoint(run.out / "ckpt")
-    if not resume and (metrics.exists() or saved is not None):
+    if not resume and (saved is not None or (metrics.exists() and metrics.stat().st_size > 0)):
         raise ConfigError(f"{run.out} already holds a run", fix="continue it with --resume, or name another folder")
     if saved is not None:
         if read_checkpoint(saved)["fingerprint"] != fingerprint:
