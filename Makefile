@@ -5,10 +5,10 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-memory bench-tasks bench-gate bench-sandbox bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 env: ## Make or refresh .venv (PYTHON=... chooses the interpreter)
 	@scripts/bootstrap.sh
@@ -35,8 +35,14 @@ triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbor, an environment for each
 	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
 
+traces: env ## Test ATIF files with the package atif, in an environment of its own
+	@$(BIN)/nox --session traces
+
 docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
 	@$(BIN)/python -m pytest tests_substrates/docker
+
+remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
+	@$(BIN)/nox --session remote
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check
@@ -70,6 +76,9 @@ bench-loss: env ## Measure the fused losses beside TRL's and liger's, in an envi
 bench-hint: env ## Measure what the hint channel adds to a step, in time and memory
 	@$(BIN)/python benchmarks/hint.py
 
+bench-detectors: env ## Measure precision, recall and cost of the error detectors on labelled transcripts
+	@$(BIN)/python benchmarks/detectors.py
+
 bench-memory: env ## Measure the peak memory of the loss from 1,024 to 65,536 tokens, beside whole logits
 	@$(BIN)/python benchmarks/memory.py
 
@@ -83,6 +92,9 @@ bench-gate: env ## Measure what a gate on teachers saves and loses in a syntheti
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py
+
+bench-agreement: env ## Measure how often the same action is seen to be the same, and what that does to teachers' votes
+	@$(BIN)/python benchmarks/agreement.py
 
 bench-replay: env ## Measure what the teacher pool adds to a call, and a replay from its ledger
 	@$(BIN)/python benchmarks/replay.py

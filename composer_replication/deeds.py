@@ -83,7 +83,7 @@ def deed_of(name: str, arguments: Mapping[str, Any]) -> Deed:
         return Deed(kind=Kind.OTHER)
     try:
         return known(arguments)
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, RecursionError):
         return Deed(kind=Kind.OTHER)
 
 

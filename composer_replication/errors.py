@@ -15,7 +15,8 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     │   └── BudgetExceededError   6   the spending cap would be crossed by the next call
     ├── CheckpointError           7   a checkpoint is corrupted or belongs to another run
     ├── StorageError              7   the run directory cannot be written (disk full, no permission)
-    └── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
+    ├── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
+    └── TraceError                9   nothing at a path can be read as a trace
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ __all__ = [
     "StorageError",
     "TaskError",
     "TeacherError",
+    "TraceError",
 ]
 
 
@@ -115,3 +117,9 @@ class ChannelOffError(ComposerError):
     """`strict=True` and a channel with a weight above zero has nothing to learn from in this batch."""
 
     exit_code = 8
+
+
+class TraceError(ComposerError):
+    """Nothing at a path can be read as a trace of an agent."""
+
+    exit_code = 9

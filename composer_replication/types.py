@@ -263,7 +263,7 @@ class Group:
     trajectories: tuple[Trajectory, ...]
 
 
-# --- the hint channel ------------------------------------------------------------------------------------------------
+# --- the hint and replay channels ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,16 +271,18 @@ class Finding:
     """A detector's claim that one turn went wrong."""
 
     kind: str
-    """`unknown_tool`, `malformed_call`, `invalid_arguments`, `edit_not_applied`, `tests_failed`, `repeated_action`, ..."""
+    """`unknown_tool`, `malformed_call`, `invalid_arguments`, `edit_not_applied`, `tests_failed`, ..."""
     turn: int
     """0-based index of the turn that went wrong (for failing tests: the edit, not the test run that revealed it)."""
+    span: tuple[int, int] | None = None
+    """Characters of the call's argument that `evidence["argument"]` names, else of the turn's text; None for the whole turn."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     confidence: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What to tell the self-teacher just before an error turn."""
+    """What to tell the self-teacher just before an error turn or, with the reason in `dropped`, what is not told."""
 
     trajectory_id: str
     turn: int
@@ -289,6 +291,7 @@ class Hint:
     text: str
     source: str
     """Who wrote it: `template`, `environment`, `documentation`, ..."""
+    dropped: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +309,6 @@ class HintedTurn:
     """The self-teacher's context followed by the turn's action ids."""
     teacher_start: int
     action_ids: tuple[int, ...]
-
-
-# --- the replay channel ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from rich.text import Text
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
+from composer_replication.cli.hints_cmd import app as hints_app
 from composer_replication.cli.plan_cmd import plan
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.replay_cmd import replay
@@ -25,6 +26,7 @@ from composer_replication.cli.report_cmd import report
 from composer_replication.cli.rollout_cmd import rollout
 from composer_replication.cli.serve_cmd import app as serve_app
 from composer_replication.cli.tasks_cmd import app as tasks_app
+from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
 from composer_replication.errors import ComposerError
 
@@ -34,7 +36,7 @@ INTERRUPTED = 130
 
 _EXIT_CODES = (
     "Exit codes: 2 configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, 8 a channel "
-    "is off under strict, 10 the verdict is no (grade, rollout), 130 interrupted."
+    "is off under strict, 9 nothing is a trace, 10 the verdict is no (grade, rollout), 130 interrupted."
 )
 
 
@@ -70,8 +72,10 @@ app.command()(rollout)
 app.command()(plan)
 app.command()(replay)
 app.add_typer(serve_app, name="serve")
+app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.command()(report)
+app.add_typer(hints_app, name="hints")
 app.command()(doctor)
 
 

@@ -61,22 +61,22 @@ def replay(
         if bill is not None:
             _reconcile(terminal, ledger, bill)
         counts = {t.name: _Count() for t in chosen}
-        with terminal.phase(f"replay {len(asked)} states through {len(chosen)} teachers", len(asked) * len(chosen)) as shown:
+        try:
+            with terminal.phase(f"replay {len(asked)} states through {len(chosen)} teachers", len(asked) * len(chosen)) as shown:
 
-            def count(answer: TeacherAnswer) -> None:
-                counts[answer.teacher].add(answer)
-                shown.advance()
+                def count(answer: TeacherAnswer) -> None:
+                    counts[answer.teacher].add(answer)
+                    shown.advance()
 
-            try:
                 answers = asyncio.run(replay_trace(asked, chosen, max_usd, ledger=ledger, on_answer=count))
-                lines = [json.dumps(to_json(answer), ensure_ascii=False) + "\n" for answer in answers]
-                files.replace_file(out / "answers.jsonl", "".join(lines).encode(errors="surrogatepass"))
-            finally:
-                spend = _spend(chosen, counts, ledger, len(asked), max_usd)
-                files.replace_file(out / "spend.json", (json.dumps(spend, indent=2) + "\n").encode())
-    _show(terminal, spend)
-    if json_output:
-        typer.echo(json.dumps(spend))
+            lines = [json.dumps(to_json(answer), ensure_ascii=False) + "\n" for answer in answers]
+            files.replace_file(out / "answers.jsonl", "".join(lines).encode(errors="surrogatepass"))
+        finally:
+            spend = _spend(chosen, counts, ledger, len(asked), max_usd)
+            files.replace_file(out / "spend.json", (json.dumps(spend, indent=2) + "\n").encode())
+            _show(terminal, spend)
+            if json_output:
+                typer.echo(json.dumps(spend))
     if any(answer.error is not None for answer in answers):
         raise typer.Exit(EXIT_INCOMPLETE)
 

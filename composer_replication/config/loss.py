@@ -117,6 +117,20 @@ class HintConfig(Section):
     """Of the EMA or of the trust region."""
     reduction: Literal["turn", "token"] = "turn"
     """`turn`: sum over a turn's tokens, mean over turns. `token`: mean over all tokens."""
+    detectors: tuple[str, ...] = (
+        *("unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "permission"),
+        *("failed_run", "failed_grade", "repeated_action"),
+    )
+    """What finds error turns, by name; of one turn's findings the first that something can be said about counts. By default what
+    only repeats the environment's word. Installed packages may add some."""
+    generators: tuple[str, ...] = ("documentation", "template", "environment")
+    """What writes hints, by name, the first to have something to say. `sibling` is what an attempt that passed did in the same
+    place, `judge` is the first of [[teachers]], within loss.replay.max_total_usd."""
+    demo: bool = False
+    """`sibling` shows the action itself and not only what it was done on. The deleted code stays out of it."""
+    useful_only: bool = False
+    """Drop a hint under which the self-teacher finds neither the action taken less likely nor the better one, where a sibling did
+    it, more likely. It costs two forward passes of a hinted turn, with a better action four."""
     per_trajectory: Positive = 1
     """Most hints of one trajectory, earliest error turns first."""
     shuffle: bool = False
@@ -139,7 +153,7 @@ class ReplayConfig(Section):
     traces_per_task: Positive = 1
     """Trajectories of the starting policy that are frozen for replay, per training task."""
     agreement_threshold: Positive = 2
-    """Teachers that must choose the same action, another than the student's."""
+    """Families of teachers that must choose the same action, another than the student's."""
     verify: bool = True
     """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
     pairs_per_step: Positive = 8

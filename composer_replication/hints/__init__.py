@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from composer_replication.hints.detectors import BUILTIN_DETECTORS, Detector, detect, first_error
+from composer_replication.hints.better import Better, better_actions
+from composer_replication.hints.context import HintContext
+from composer_replication.hints.detectors import (
+    BUILTIN_DETECTORS,
+    ENVIRONMENT,
+    Ask,
+    Detector,
+    JudgeRule,
+    LintChanged,
+    PatternRule,
+    Reading,
+    StyleRules,
+    all_detectors,
+    detect,
+    detectors_named,
+    first_error,
+    load_rules,
+)
+from composer_replication.hints.documentation import DocumentationHint
 from composer_replication.hints.generators import (
     BUILTIN_GENERATORS,
-    DocumentationHint,
+    DEFAULT_GENERATORS,
+    BetterActionHint,
     EnvironmentErrorHint,
-    HintContext,
     HintGenerator,
-    TemplateHint,
-    template_hint,
+    JudgeHint,
+    generators_named,
 )
 from composer_replication.hints.glossary import Definition, definitions
 from composer_replication.hints.insertion import Insertion, insert_hint, insert_hints
-from composer_replication.hints.leak import leaks_gold
-from composer_replication.hints.report import HintReport, find_hints, shuffle_hints
+from composer_replication.hints.leak import leaks_action, leaks_gold
+from composer_replication.hints.report import HintReport, explain, find_hints, shuffle_hints
+from composer_replication.hints.templates import TemplateHint, template_hint
 
 __all__ = [
     "BUILTIN_DETECTORS",
     "BUILTIN_GENERATORS",
+    "DEFAULT_GENERATORS",
+    "ENVIRONMENT",
+    "Ask",
+    "Better",
+    "BetterActionHint",
     "Definition",
     "Detector",
     "DocumentationHint",
@@ -28,14 +52,27 @@ __all__ = [
     "HintGenerator",
     "HintReport",
     "Insertion",
+    "JudgeHint",
+    "JudgeRule",
+    "LintChanged",
+    "PatternRule",
+    "Reading",
+    "StyleRules",
     "TemplateHint",
+    "all_detectors",
+    "better_actions",
     "definitions",
     "detect",
+    "detectors_named",
+    "explain",
     "find_hints",
     "first_error",
+    "generators_named",
     "insert_hint",
     "insert_hints",
+    "leaks_action",
     "leaks_gold",
+    "load_rules",
     "shuffle_hints",
     "template_hint",
 ]

@@ -1,174 +1,49 @@
-"""What to tell the self-teacher about an error turn: from the project's documentation, the tool schemas or the error text.
+"""What to tell the self-teacher about an error turn: from the tool schemas, the error text, a better action or a judge.
 
-Every source is something the agent's environment holds. The deleted code is not among them, and `leaks_gold` checks that.
+Every source is something the agent's environment holds, another attempt has done or a teacher says. The deleted code is not among
+them, and `leaks_gold` checks that.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Protocol
 
-from composer_replication.hints.glossary import Definition, definitions, mentions
-from composer_replication.types import Finding, ToolSchema, Trajectory
+from composer_replication.actions import Call, render_action
+from composer_replication.errors import ConfigError
+from composer_replication.hints.better import better_actions
+from composer_replication.hints.context import HintContext
+from composer_replication.hints.detectors.registry import load_plugins
+from composer_replication.hints.detectors.style import Ask
+from composer_replication.hints.documentation import DocumentationHint
+from composer_replication.hints.templates import TemplateHint
+from composer_replication.transcript import Transcript
+from composer_replication.types import Finding
 
 __all__ = [
     "BUILTIN_GENERATORS",
-    "DocumentationHint",
+    "DEFAULT_GENERATORS",
+    "BetterActionHint",
     "EnvironmentErrorHint",
-    "HintContext",
     "HintGenerator",
-    "TemplateHint",
-    "template_hint",
+    "JudgeHint",
+    "generators_named",
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HintContext:
-    """What hints about one task may be made of."""
-
-    tools: tuple[ToolSchema, ...] = ()
-    documentation: Mapping[str, str] = field(default_factory=dict)
-    """Text of the project's prose files by POSIX path; code files are not read."""
-    instruction: str = ""
-
-
 class HintGenerator(Protocol):
-    """Writes the hint for one finding, or passes."""
+    """Writes the hint for one finding, or passes. It may read what followed the turn: the loss is on that turn's tokens only."""
 
     @property
     def source(self) -> str:
         """Recorded in `Hint.source`."""
         ...
 
-    def generate(self, finding: Finding, trajectory: Trajectory, context: HintContext, /) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentationHint:
-    """For failing tests: what the documentation says about the project's own terms in the function being written.
-
-    The terms are those mentioned in the instruction or in what the agent had been shown of that function (its signature,
-    docstring and comments); when no function can be told, in everything it had been shown except the documentation itself.
-    """
-
-    source: str = "documentation"
-    max_terms: int = 2
-
-    def generate(self, finding: Finding, trajectory: Trajectory, context: HintContext, /) -> str | None:
-        if finding.kind != "tests_failed":
-            return None
-        known = {d.term: d for d in definitions(context.documentation)}
-        instruction = context.instruction or "\n".join(m["content"] for m in trajectory.messages if m["role"] == "user")
-        shown = list(_shown(trajectory, finding.turn, context.documentation))
-        names = set(re.findall(r"[A-Za-z_]\w*", instruction)) | _edited_names(trajectory, finding.turn)
-        blocks = [block for text in shown for name, block in _functions(text) if name in names]
-        found = _mentioned("\n".join(blocks), known) or _mentioned(instruction, known) or _mentioned("\n".join(shown), known)
-        if not found:
-            return None
-        return "Hint: " + " ".join(f"{d.term} means {d.text}." for d in found[: self.max_terms])
-
-
-_SEARCH_PREFIX = re.compile(r"^\S+?[:-]\d+[:-] ")
-"""`path:line: ` or `path-line- `, before a line found by a search."""
-
-
-def _mentioned(text: str, known: Mapping[str, Definition]) -> list[Definition]:
-    positions = mentions(text, known)
-    return [known[term] for term in sorted(positions, key=lambda term: positions[term])]
-
-
-def _shown(trajectory: Trajectory, turn: int, documentation: Mapping[str, str]) -> Iterator[str]:
-    """Observations from before `turn` without the lines that are the documentation's own, read or found by a search."""
-    documented = {line.strip() for text in documentation.values() for line in text.splitlines()}
-    for earlier in trajectory.turns[:turn]:
-        for result in earlier.results:
-            lines = [_SEARCH_PREFIX.sub("", line) for line in result.content.splitlines()]
-            yield "\n".join(line for line in lines if line.strip() not in documented)
-
-
-def _edited_names(trajectory: Trajectory, turn: int) -> set[str]:
-    """Names of the functions defined in the text the turn's calls carried."""
-    texts = [v for call in trajectory.turns[turn].tool_calls for v in call.arguments.values() if isinstance(v, str)]
-    return {name for text in texts for name in re.findall(r"\bdef\s+(\w+)", text)}
-
-
-def _functions(text: str) -> Iterator[tuple[str, str]]:
-    """`(name, source)` of every function in a listing, whose lines may be numbered; a source ends where the next one starts."""
-    starts = list(re.finditer(r"^[\s\d:|]*(?:async\s+)?(?:def|class)\s+(\w+)", text, re.MULTILINE))
-    for index, start in enumerate(starts):
-        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-        yield start[1], text[start.start() : end]
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateHint:
-    """For calls the environment refused: one fixed sentence per kind, filled from the tool schemas and the evidence."""
-
-    source: str = "template"
-
-    def generate(self, finding: Finding, trajectory: Trajectory, context: HintContext, /) -> str | None:
-        return template_hint(finding.kind, finding.evidence, context.tools or trajectory.tools)
-
-
-def template_hint(kind: str, evidence: Mapping[str, Any], tools: Sequence[ToolSchema]) -> str | None:
-    """The fixed sentence for a kind of finding, None when there is none.
-
-    Args:
-        evidence: of the finding: `tool`, `arguments`, `error`, `occurrences` as far as the kind has them.
-        tools: what the agent may call.
-    """
-    sentence = _sentence(kind, evidence, {t["function"]["name"]: t["function"] for t in tools})
-    return None if sentence is None else f"Hint: {sentence}"
-
-
-def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]) -> str | None:
-    tool = str(evidence.get("tool") or "")
-    path = str(evidence.get("arguments", {}).get("path", "")) or "the file"
-    match kind:
-        case "unknown_tool":
-            unknown = f"there is no tool {tool}. " if tool else ""
-            return f"{unknown}Available tools are: {', '.join(tools)}."
-        case "malformed_call":
-            reason = f" ({evidence['error']})" if evidence.get("error") else ""
-            return f"the tool call could not be read{reason}. Write one JSON object with name and arguments."
-        case "invalid_arguments":
-            return _arguments_sentence(tool, tools)
-        case "edit_not_applied":
-            return _edit_sentence(path, evidence.get("occurrences"))
-        case "path_not_found":
-            return f"there is no {path}. List the files first."
-        case "path_not_editable":
-            return f"{path} may not be changed. Change the project's source files."
-        case "repeated_action":
-            return f"this {tool} call was just made and nothing has changed since. Do something else."
-        case "timeout" | "out_of_memory" if tool != "run_tests":
-            return f"the {tool} call took too much. Ask for less."
-        case "timeout":
-            return "the code ran out of time. Look for a loop or a recursion that never ends."
-        case "out_of_memory":
-            return "the code ran out of memory. Look for something that grows without end."
-    return None
-
-
-def _arguments_sentence(tool: str, tools: Mapping[str, Mapping[str, Any]]) -> str | None:
-    if tool not in tools:
-        return None
-    schema = tools[tool].get("parameters", {})
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not properties:
-        return f"{tool} takes no arguments."
-    named = ", ".join(f"{name} ({properties[name]['type']})" if "type" in properties.get(name, {}) else name for name in required)
-    optional = ", ".join(name for name in properties if name not in required)
-    needs = f"{tool} requires the arguments {named}" if named else f"{tool} requires no arguments"
-    return f"{needs}{f'; optional: {optional}' if optional else ''}."
-
-
-def _edit_sentence(path: str, occurrences: Any) -> str:
-    if isinstance(occurrences, int) and occurrences > 1:
-        return f"the old text occurs {occurrences} times in {path}. Add the lines around it until it occurs once."
-    return f"the old text occurs 0 times in {path}. Read the file first and copy the old text exactly."
+    def generate(self, finding: Finding, trajectory: Transcript, context: HintContext, /) -> str | None: ...
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -183,15 +58,134 @@ class EnvironmentErrorHint:
     max_lines: int = 3
     max_chars: int = 300
 
-    def generate(self, finding: Finding, _trajectory: Trajectory, _context: HintContext, /) -> str | None:
-        text = _ANSI.sub("", str(finding.evidence.get("observation", "")))
-        lines = [line.strip() for line in text.splitlines() if line.strip().strip("=-_ ")]
-        kept = ([line for line in lines if _ERROR_LINE.search(line)] or lines)[-self.max_lines :]
-        if not kept:
+    def generate(self, finding: Finding, _trajectory: Transcript, _context: HintContext, /) -> str | None:
+        said = _error_lines(finding, self.max_lines, self.max_chars)
+        return f"Hint: the result was:\n{said}" if said else None
+
+
+def _error_lines(finding: Finding, max_lines: int, max_chars: int) -> str:
+    text = _ANSI.sub("", str(finding.evidence.get("observation", "")))
+    lines = [line.strip() for line in text.splitlines() if line.strip().strip("=-_ ")]
+    kept = ([line for line in lines if _ERROR_LINE.search(line)] or lines)[-max_lines:]
+    return "\n".join(kept)[-max_chars:]
+
+
+@dataclass(frozen=True, slots=True)
+class BetterActionHint:
+    """What was done instead, in the same place, by a sibling that passed the tests or by the teachers who agree.
+
+    It says which tool was called on what; the action itself only when the context asks for a demonstration (`HintContext.demo`).
+    """
+
+    source: str
+    """`sibling` or `consensus`."""
+
+    def generate(self, finding: Finding, trajectory: Transcript, context: HintContext, /) -> str | None:
+        better = next((one for one in better_actions(trajectory, finding.turn, context) if one.source == self.source), None)
+        if better is None:
             return None
-        trimmed = "\n".join(kept)[-self.max_chars :]
-        return f"Hint: the result was:\n{trimmed}"
+        who = (
+            "an attempt at this task that passed its tests"
+            if self.source == "sibling"
+            else "other agents, asked what to do here,"
+        )
+        if context.demo:
+            return f"Hint: {who} went on with:\n{better.text}"
+        done = " and ".join(_done(call) for call in better.calls)
+        return f"Hint: {who} {done or 'called no tool'} here."
 
 
-BUILTIN_GENERATORS: tuple[HintGenerator, ...] = (DocumentationHint(), TemplateHint(), EnvironmentErrorHint())
-"""Cheapest and most informative first; the first that has something to say is used."""
+def _done(call: Call) -> str:
+    path = next((str(call.arguments[name]) for name in ("path", "file_path") if call.arguments.get(name)), "")
+    return f"called {call.name}{f' on {path}' if path else ''}"
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s+")
+_QUESTION = """A coding agent made a mistake. Write a hint that would have prevented it: at most two sentences, addressed to the
+agent, about this step only. Do not write code and do not give the solution away. If you have nothing useful to say, answer: none.
+
+Task:
+{task}
+
+What the agent did:
+{action}
+
+What is wrong ({kind}):
+{evidence}"""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeHint:
+    """What a teacher says who is shown the turn and what is wrong with it, cut to two sentences."""
+
+    ask: Ask
+    source: str = "judge"
+    max_chars: int = 400
+
+    def generate(self, finding: Finding, trajectory: Transcript, _context: HintContext, /) -> str | None:
+        turn = trajectory.turns[finding.turn]
+        calls = [Call(call.name, call.arguments) for call in turn.tool_calls if call.error is None]
+        said = self.ask(
+            _QUESTION.format(
+                task="\n".join(str(m.get("content") or "") for m in trajectory.messages if m["role"] == "user")[:3_000],
+                action=(render_action(turn.text, calls) or turn.text)[:3_000],
+                kind=finding.kind,
+                evidence=_evidence(finding)[:2_000],
+            )
+        )
+        text = " ".join((said or "").split())
+        if not text or re.fullmatch(r"\W*none\W*", text, re.IGNORECASE):
+            return None
+        return f"Hint: {' '.join(_SENTENCE_END.split(text)[:2])[: self.max_chars]}"
+
+
+def _evidence(finding: Finding) -> str:
+    shown = _error_lines(finding, 20, 1_500)
+    rest = {key: value for key, value in finding.evidence.items() if key not in ("observation", "arguments", "passed", "changed")}
+    return f"{shown}\n{rest}".strip()
+
+
+BUILTIN_GENERATORS: Mapping[str, HintGenerator] = MappingProxyType(
+    {
+        "documentation": DocumentationHint(),
+        "template": TemplateHint(),
+        "environment": EnvironmentErrorHint(),
+        "sibling": BetterActionHint("sibling"),
+        "consensus": BetterActionHint("consensus"),
+    }
+)
+"""By the name a run file calls them; `judge` is one more, which needs somebody to ask."""
+
+DEFAULT_GENERATORS = ("documentation", "template", "environment")
+"""Asked in this order, and the first that has something to say is used."""
+
+GROUP = "composer_replication.hints"
+
+
+@cache
+def _known() -> Mapping[str, HintGenerator]:
+    plugins = load_plugins(GROUP)
+    for name, plugin in plugins.items():
+        if name in BUILTIN_GENERATORS or name == "judge" or not callable(getattr(plugin, "generate", None)):
+            raise ConfigError(
+                f"{GROUP}: {name!r} is the name of one of the house, or no generator",
+                fix="rename it; a generator has source, generate",
+            )
+    return {**BUILTIN_GENERATORS, **plugins}
+
+
+def generators_named(names: Sequence[str], ask: Ask | None = None) -> tuple[HintGenerator, ...]:
+    """The generators of these names, in this order.
+
+    Raises:
+        ConfigError: there is none of that name, or `judge` is named and there is nobody to ask.
+    """
+    known = dict(_known())
+    if ask is not None:
+        known["judge"] = JudgeHint(ask)
+    for name in names:
+        if name == "judge" and ask is None:
+            raise ConfigError("the hint generator 'judge' has nobody to ask", fix="name [[teachers]], or leave 'judge' out")
+        if name not in known:
+            raise ConfigError(f"there is no hint generator {name!r}", fix=f"choose among: {', '.join([*known, 'judge'])}")
+    return tuple(known[name] for name in names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ class Insertion:
     hinted: tuple[HintedTurn, ...]
     dropped: Mapping[str, int]
     """Number of hints not inserted, by reason; `len(hinted)` plus these is the number of hints given."""
+    untold: tuple[Hint, ...] = ()
+    """The hints not inserted, each with its reason (`Hint.dropped`)."""
 
 
 def insert_hint(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer) -> HintedTurn:
@@ -63,19 +66,24 @@ def insert_hints(
     """
     by_id = {t.trajectory_id: t for t in trajectories}
     hinted: list[HintedTurn] = []
-    dropped: Counter[str] = Counter()
+    untold: list[Hint] = []
     for hint in hints:
-        trajectory = by_id[hint.trajectory_id]
-        if not trajectory.turns[hint.turn].action_ids:
-            dropped["the turn sampled no tokens"] += 1
-            continue
-        try:
-            aligned = insert_hint(trajectory, hint, renderer)
-        except ValueError:
-            dropped["the context does not end with the generation prompt"] += 1
-            continue
-        if context_window is not None and len(aligned.teacher_ids) > context_window:
-            dropped["longer than the context window"] += 1
+        placed = _place(by_id[hint.trajectory_id], hint, renderer, context_window)
+        if isinstance(placed, HintedTurn):
+            hinted.append(placed)
         else:
-            hinted.append(aligned)
-    return Insertion(tuple(hinted), dict(dropped))
+            untold.append(dataclasses.replace(hint, dropped=placed))
+    return Insertion(tuple(hinted), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+
+
+def _place(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer, context_window: int | None) -> HintedTurn | str:
+    """The aligned turn, or why there is none."""
+    if not trajectory.turns[hint.turn].action_ids:
+        return "the turn sampled no tokens"
+    try:
+        aligned = insert_hint(trajectory, hint, renderer)
+    except ValueError:
+        return "the context does not end with the generation prompt"
+    if context_window is not None and len(aligned.teacher_ids) > context_window:
+        return "longer than the context window"
+    return aligned

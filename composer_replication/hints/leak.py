@@ -7,7 +7,9 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-__all__ = ["leaks_gold"]
+from composer_replication.actions import Call
+
+__all__ = ["leaks_action", "leaks_gold"]
 
 NGRAM = 8
 """Code tokens in a row that a hint may not share with the gold code."""
@@ -36,6 +38,18 @@ def leaks_gold(hint_text: str, gold_sources: Iterable[str]) -> bool:
         if any(tuple(hint[i : i + NGRAM]) in grams for i in range(len(hint) - NGRAM + 1)):
             return True
     return False
+
+
+def leaks_action(hint_text: str, calls: Iterable[Call]) -> bool:
+    """True when the hint gives away what a better action writes or runs: `leaks_gold` on the texts among its arguments.
+
+    Paths, patterns and other short texts do not count: to name the place is what a hint is for.
+    """
+    texts = [value for call in calls for name, value in call.arguments.items() if isinstance(value, str) and name not in _OLD]
+    return leaks_gold(hint_text, [text for text in texts if len(_TOKEN.findall(text)) >= MIN_STATEMENT and "/" not in text[:1]])
+
+
+_OLD = ("old", "old_string", "old_str", "path", "file_path")
 
 
 def _contains(tokens: list[str], part: list[str]) -> bool:

@@ -8,12 +8,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.hints.detectors import BUILTIN_DETECTORS, Detector, detect, first_error
-from composer_replication.hints.generators import BUILTIN_GENERATORS, HintContext, HintGenerator
-from composer_replication.hints.leak import leaks_gold
+from composer_replication.actions import Call
+from composer_replication.hints.better import better_actions
+from composer_replication.hints.context import HintContext
+from composer_replication.hints.detectors import ENVIRONMENT, Detector, detect, detectors_named, first_error
+from composer_replication.hints.generators import DEFAULT_GENERATORS, HintGenerator, generators_named
+from composer_replication.hints.leak import leaks_action, leaks_gold
+from composer_replication.transcript import Transcript
 from composer_replication.types import Finding, Hint, Trajectory
 
-__all__ = ["HintReport", "find_hints", "shuffle_hints"]
+__all__ = ["HintReport", "explain", "find_hints", "shuffle_hints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,58 +27,93 @@ class HintReport:
     hints: tuple[Hint, ...]
     dropped: Mapping[str, int]
     """Number of findings without a hint, by reason; `len(hints)` plus these is the number of findings."""
+    untold: tuple[Hint, ...] = ()
+    """One for each of these findings, with its reason (`Hint.dropped`) and, where something would have been said, that."""
 
 
 def find_hints(
-    trajectories: Sequence[Trajectory],
+    trajectories: Sequence[Transcript],
     contexts: Mapping[str, HintContext],
     *,
     max_per_trajectory: int = 1,
     gold: Mapping[str, Sequence[str]] | None = None,
-    detectors: Sequence[Detector] = BUILTIN_DETECTORS,
-    generators: Sequence[HintGenerator] = BUILTIN_GENERATORS,
+    detectors: Sequence[Detector] | None = None,
+    generators: Sequence[HintGenerator] | None = None,
+    demo: bool = False,
 ) -> HintReport:
     """Hints for the earliest error turns of each trajectory that something can be said about.
 
     Args:
-        contexts: what hints may be made of, by task id; a task without one has its trajectory's tools only.
+        contexts: what hints may be made of, by task id; a task without one has its trajectory's tools only. Trajectories of the
+            same task with reward 1 are added to it as siblings.
         max_per_trajectory: later errors are mostly consequences of the first, so the default is one.
         gold: the deleted code by task id; a hint that gives any of it away is dropped and counted.
+        detectors: by default those that repeat what the environment said (`ENVIRONMENT`).
+        generators: by default those of `DEFAULT_GENERATORS`. Asked in this order.
+        demo: a hint may show a better action itself (`HintContext.demo`).
     """
-    hints: list[Hint] = []
-    dropped: Counter[str] = Counter()
+    detectors = detectors_named(ENVIRONMENT) if detectors is None else detectors
+    generators = generators_named(DEFAULT_GENERATORS) if generators is None else generators
+    solved: dict[str, tuple[Transcript, ...]] = {}
+    for one in trajectories:
+        if one.reward == 1.0 and one.task_id:
+            solved[one.task_id] = (*solved.get(one.task_id, ()), one)
+    told: list[Hint] = []
+    untold: list[Hint] = []
     for trajectory in trajectories:
         context = contexts.get(trajectory.task_id, HintContext(tools=trajectory.tools))
+        siblings = (*context.siblings, *solved.get(trajectory.task_id, ()))
+        context = dataclasses.replace(context, siblings=siblings, demo=demo or context.demo)
         secrets = (gold or {}).get(trajectory.task_id, ())
-        candidates: list[tuple[Finding, Hint]] = []
-        for finding in detect(trajectory, detectors):
-            outcome = _write(finding, trajectory, context, secrets, generators)
-            if isinstance(outcome, Hint):
-                candidates.append((finding, outcome))
-            else:
-                dropped[outcome] += 1
-        kept = first_error([finding for finding, _ in candidates], limit=max_per_trajectory)
-        hints.extend(hint for finding, hint in candidates if any(finding is k for k in kept))
-        dropped["after an earlier error"] += len(candidates) - len(kept)
-    return HintReport(tuple(hints), {reason: count for reason, count in dropped.items() if count})
+        for _, hint in explain(
+            trajectory, context, secrets, max_hints=max_per_trajectory, detectors=detectors, generators=generators
+        ):
+            (told if hint.dropped is None else untold).append(hint)
+    return HintReport(tuple(told), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+
+
+def explain(
+    trajectory: Transcript,
+    context: HintContext,
+    gold: Sequence[str] = (),
+    *,
+    max_hints: int,
+    detectors: Sequence[Detector],
+    generators: Sequence[HintGenerator],
+) -> list[tuple[Finding, Hint]]:
+    """Every finding of one trajectory and what is said about it: a hint, or one with the reason why it is not told."""
+    written = [(one, _write(one, trajectory, context, gold, generators)) for one in detect(trajectory, detectors)]
+    kept = first_error([finding for finding, hint in written if hint.dropped is None], limit=max_hints)
+
+    def settle(finding: Finding, hint: Hint) -> Hint:
+        late = hint.dropped is None and not any(finding is one for one in kept)
+        return dataclasses.replace(hint, dropped="after an earlier error") if late else hint
+
+    return [(finding, settle(finding, hint)) for finding, hint in written]
 
 
 def _write(
-    finding: Finding, trajectory: Trajectory, context: HintContext, secrets: Sequence[str], generators: Sequence[HintGenerator]
-) -> Hint | str:
-    """The first generator's hint that gives nothing away, or the reason why there is none."""
-    reason = f"nothing to say about {finding.kind}"
+    finding: Finding, trajectory: Transcript, context: HintContext, secrets: Sequence[str], generators: Sequence[HintGenerator]
+) -> Hint:
+    """The first generator's hint that gives nothing away; one with the reason why it is dropped when there is none."""
+    blank = Hint(trajectory_id=trajectory.trajectory_id, turn=finding.turn, kind=finding.kind, text="", source="")
+    dropped = dataclasses.replace(blank, dropped=f"nothing to say about {finding.kind}")
+    better: list[Call] | None = None
     for generator in generators:
         text = generator.generate(finding, trajectory, context)
         if text is None:
             continue
+        hint = dataclasses.replace(blank, text=text, source=generator.source)
         if leaks_gold(text, secrets):
-            reason = "gives the deleted code away"
+            dropped = dataclasses.replace(hint, dropped="gives the deleted code away", text="")
             continue
-        return Hint(
-            trajectory_id=trajectory.trajectory_id, turn=finding.turn, kind=finding.kind, text=text, source=generator.source
-        )
-    return reason
+        if better is None and not context.demo:
+            better = [call for one in better_actions(trajectory, finding.turn, context) for call in one.calls]
+        if better and leaks_action(text, better):
+            dropped = dataclasses.replace(hint, dropped="gives the better action away")
+            continue
+        return hint
+    return dropped
 
 
 def shuffle_hints(hints: Sequence[Hint], trajectories: Sequence[Trajectory], seed: int) -> tuple[Hint, ...]:

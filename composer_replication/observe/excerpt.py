@@ -149,7 +149,7 @@ def _varied(trajectories: Sequence[Trajectory], hints: Mapping[str, list[Hint]])
     kinds: defaultdict[tuple[str, str, bool], int] = defaultdict(int)
     order = []
     for index, one in enumerate(trajectories):
-        kind = (str(one.reward), one.stop_reason.value, one.trajectory_id in hints)
+        kind = (str(one.reward), one.stop_reason.value, any(h.dropped is None for h in hints.get(one.trajectory_id, ())))
         order.append((kinds[kind], index))
         kinds[kind] += 1
     return [index for _, index in sorted(order)]
@@ -200,7 +200,7 @@ def _turn(turn: Turn, hints: Sequence[Hint]) -> dict[str, Any]:
             for c in turn.tool_calls
         ],
         "results": [{"name": r.name, "status": r.status, "content": _clip(r.content)} for r in turn.results],
-        "hints": [{"kind": h.kind, "source": h.source, "text": _clip(h.text)} for h in hints],
+        "hints": [{"kind": h.kind, "source": h.source, "text": _clip(h.text), "dropped": h.dropped} for h in hints],
     }
 
 

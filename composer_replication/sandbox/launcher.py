@@ -109,9 +109,14 @@ def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: 
     if not received:
         return
     os.close(connection)
-    os.write(news, _NEWS.pack(_TAKEN, os.getpid()))
     fds = BoxFds(*received)
-    supervise(start, read_request(fds.request), fds, group, meter)
+
+    def start_and_tell(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
+        started = start(request, fds, error_fd)
+        os.write(news, _NEWS.pack(_TAKEN, os.getpid()))  # not before: the launcher would wake up beside the box
+        return started
+
+    supervise(start_and_tell, read_request(fds.request), fds, group, meter)
     os.write(news, _NEWS.pack(_DONE, os.getpid()))
 
 

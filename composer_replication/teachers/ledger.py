@@ -27,6 +27,7 @@ from composer_replication.errors import StorageError
 
 __all__ = ["Ledger", "Reconciled", "request_key"]
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _FORMAT = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (
@@ -53,7 +54,7 @@ _KILLED = "the run ended while the call was under way"
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
     """SHA-256 over canonical JSON of everything an answer depends on: endpoint, model, messages, tools, parameters, sample."""
-    canonical = json.dumps({"endpoint": endpoint, "request": request, "sample": sample}, sort_keys=True, separators=(",", ":"))
+    canonical = _CANONICAL.encode({"endpoint": endpoint, "request": request, "sample": sample})
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -206,12 +207,10 @@ class Ledger:
             held = {call_id for call_id, status, _ in rows if status == "held"}
             paid = {call_id: usd for call_id, status, usd in rows if status == "paid"}
             changed = {i: bill.get(i, 0.0) for i in held} | {i: bill[i] for i, usd in paid.items() if bill.get(i, usd) != usd}
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany(
-                "UPDATE calls SET status = 'paid', usd = ? WHERE call_id = ?",
-                [(usd, call_id) for call_id, usd in changed.items()],
-            )
-            self._db.execute("COMMIT")
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                settled = [(usd, call_id) for call_id, usd in changed.items()]
+                self._db.executemany("UPDATE calls SET status = 'paid', usd = ? WHERE call_id = ?", settled)
         self._committed_usd = self.spent_usd
         billed = len(held & bill.keys())
         unknown = len(bill.keys() - held - paid.keys())

@@ -1,21 +1,22 @@
-"""States of the trajectories this framework rolled out itself."""
+"""Trajectories that this framework rolled out itself: their states, and the same as traces, token ids and log-probs included."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from composer_replication.actions import Call, render_action
-from composer_replication.tokens import assistant_message, parse_tool_calls
-from composer_replication.traces.states import TraceState
-from composer_replication.types import Trajectory, Turn
+from composer_replication.tokens import parse_tool_calls
+from composer_replication.traces.reader import Item
+from composer_replication.traces.recorder import Recorder, assistant
+from composer_replication.traces.source import Problem, UnreadableError, objects, peek
+from composer_replication.traces.states import INCOMPLETE, TraceState, state_id, states_from_traces
+from composer_replication.traces.store import trace_from_json
+from composer_replication.transcript import Trace
+from composer_replication.types import Trajectory, Turn, to_json, trajectory_from_json
 
-__all__ = ["state_id", "states_from_trajectories"]
-
-
-def state_id(trajectory_id: str, turn: int) -> str:
-    """The id of a trajectory's state before turn `turn` (0-based)."""
-    return f"{trajectory_id}#{turn}"
+__all__ = ["READER", "OwnReader", "state_id", "states_from_trajectories", "trace_from_trajectory"]
 
 
 def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceState]:
@@ -23,37 +24,83 @@ def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceSt
 
     A turn whose only calls could not be parsed appears with its raw text, and their results as tool messages.
     """
-    states: list[TraceState] = []
-    for trajectory in trajectories:
-        prefix: list[dict[str, Any]] = [dict(m) for m in trajectory.messages]
-        for index, turn in enumerate(trajectory.turns):
-            message = _turn_message(turn, index)
-            if turn.action_ids:
-                states.append(_state(trajectory, index, list(prefix), message))
-            prefix.append(message)
-            prefix.extend({"role": "tool", "content": r.content, "tool_call_id": r.call_id, "name": r.name} for r in turn.results)
-    return states
+    return states_from_traces(trace_from_trajectory(t) for t in trajectories)
 
 
-def _state(trajectory: Trajectory, index: int, prefix: list[dict[str, Any]], message: dict[str, Any]) -> TraceState:
-    wire = message.get("tool_calls", [])
-    calls = [Call(c["function"]["name"], c["function"]["arguments"]) for c in wire]
-    state = TraceState(
-        state_id=state_id(trajectory.trajectory_id, index),
-        messages=prefix,
-        student_action=render_action(message["content"], calls),
-        tools=list(trajectory.tools),
-        task_id=trajectory.task_id,
+def trace_from_trajectory(trajectory: Trajectory) -> Trace:
+    """The trajectory as a trace; what the policy sampled is in its turns' details: `token_ids`, `logprobs`, `sampled_text`."""
+    recorder = Recorder(trajectory.messages)
+    for index, turn in enumerate(trajectory.turns):
+        content, _ = parse_tool_calls(turn.text, turn=index)
+        understood = any(call.error is None for call in turn.tool_calls)
+        text = content if understood or not turn.tool_calls else turn.text.strip()
+        shown = tuple(call for call in turn.tool_calls if call.error is None)
+        recorder.answer(text, [(call, None) for call in turn.tool_calls], details=_ids(turn), message=assistant(text, shown, {}))
+        for result in turn.results:
+            recorder.result(result)
+    return Trace(
         trajectory_id=trajectory.trajectory_id,
-        turn=index,
+        format=READER.name,
+        turns=recorder.turns(),
+        messages=trajectory.messages,
+        tools=trajectory.tools,
+        task_id=trajectory.task_id,
+        agent="composer-replication",
+        reward=trajectory.reward,
+        details=_whole(trajectory),
     )
-    if wire:
-        state["student_tool_calls"] = wire
-    return state
 
 
-def _turn_message(turn: Turn, index: int) -> dict[str, Any]:
-    """The turn as an assistant message; text whose calls all failed to parse stays as it was written."""
-    content, _ = parse_tool_calls(turn.text, turn=index)
-    understood = any(call.error is None for call in turn.tool_calls)
-    return dict(assistant_message(content if understood or not turn.tool_calls else turn.text.strip(), turn.tool_calls))
+def _ids(turn: Turn) -> dict[str, Any]:
+    ids = {
+        "token_ids": list(turn.action_ids),
+        "logprobs": list(turn.logprobs),
+        "observation_ids": list(turn.observation_ids),
+        "sampled_text": turn.text,
+    }
+    return ids if turn.action_ids else {**ids, INCOMPLETE: "nothing was sampled"}
+
+
+def _whole(trajectory: Trajectory) -> dict[str, Any]:
+    kept = ("arm", "policy_version", "prompt_ids", "stop_reason", "temperature", "grade")
+    return {name: to_json(getattr(trajectory, name)) for name in kept}
+
+
+class OwnReader:
+    """A run directory, its files of trajectories, and the `traces.jsonl` of an earlier import."""
+
+    name = "composer"
+
+    def sniff(self, path: Path) -> bool:
+        if path.is_dir():
+            return (path / "trajectories").is_dir() and (path / "metrics.jsonl").is_file()
+        try:
+            return any({"trajectory_id", "turns"} <= record.keys() for record in peek(path))
+        except UnreadableError:
+            return False
+
+    def read(self, path: Path) -> Iterator[Item]:
+        """Traces of a run are called `ARM/FILE/ID`, e.g. `full/step_00003/3/shop-total/0`."""
+        if not path.is_dir():
+            yield from _file(path, "")
+            return
+        for file in sorted((path / "trajectories").glob("*/*.jsonl")):
+            if not file.name.endswith(".hints.jsonl") and file.name != "pairs.jsonl":
+                yield from _file(file, f"{file.parent.name}/{file.stem}/")
+
+
+def _file(path: Path, prefix: str) -> Iterator[Item]:
+    for item in objects(path):
+        if isinstance(item, Problem):
+            yield item
+            continue
+        number, record = item
+        try:
+            trace = trace_from_json(record) if "format" in record else trace_from_trajectory(trajectory_from_json(record))
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            yield Problem(path, f"not a trajectory of this release: {type(error).__name__}: {error}"[:200], number)
+            continue
+        yield replace(trace, trajectory_id=prefix + trace.trajectory_id)
+
+
+READER = OwnReader()

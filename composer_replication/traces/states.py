@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any, Required, TypedDict
 
+from composer_replication.actions import Call, render_action
+from composer_replication.traces.recorder import RAW, wire_call
+from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolSchema
 
-__all__ = ["TraceState"]
+__all__ = ["INCOMPLETE", "TEXT_ACTIONS", "TraceState", "state_id", "states_from_traces"]
+
+INCOMPLETE = "incomplete"
+"""Detail of a turn: what of its context the log does not hold. Such a turn is no state."""
+TEXT_ACTIONS = "text_actions"
+"""Detail of a trace, true when the agent writes its actions in its text instead of calling tools: then the text is the action."""
 
 
 class TraceState(TypedDict, total=False):
@@ -29,3 +39,40 @@ class TraceState(TypedDict, total=False):
     (`composer_replication.causal_lm.action_entropies`); absent from other agents' traces."""
     findings: list[str]
     """Kinds of error that detectors found in the action (`composer_replication.hints.detect`); absent where none looked."""
+
+
+def state_id(trajectory_id: str, turn: int) -> str:
+    """The id of a trajectory's state before turn `turn` (0-based)."""
+    return f"{trajectory_id}#{turn}"
+
+
+def states_from_traces(traces: Iterable[Trace]) -> list[TraceState]:
+    """One state per turn whose exact context is known, in order.
+
+    Left out are turns marked `incomplete` in their details: something that the model saw is not in the log.
+    """
+    return [
+        _state(trace, index, turn) for trace in traces for index, turn in enumerate(trace.turns) if INCOMPLETE not in turn.details
+    ]
+
+
+def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
+    calls = [] if trace.details.get(TEXT_ACTIONS) else [call for call in turn.tool_calls if call.error is None]
+    state = TraceState(
+        state_id=state_id(trace.trajectory_id, index),
+        messages=[dict(message) for message in turn.context],
+        student_action=render_action(turn.text, [Call(c.name, c.arguments) for c in calls]) or _broken(turn),
+        tools=list(trace.tools),
+        task_id=trace.task_id,
+        trajectory_id=trace.trajectory_id,
+        turn=index,
+    )
+    if calls:
+        state["student_tool_calls"] = [wire_call(call) for call in calls]
+    return state
+
+
+def _broken(turn: TraceTurn) -> str:
+    """An action that is nothing but calls whose arguments cannot be understood."""
+    raw = turn.details.get(RAW, {})
+    return "\n".join(json.dumps({"name": c.name, "arguments": raw.get(c.call_id)}, ensure_ascii=False) for c in turn.tool_calls)

@@ -6,6 +6,7 @@ a run that is killed and resumed from its last checkpoint repeats what it had lo
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
 from composer_replication.trainer.shaping import taking_part, weigh
 from composer_replication.trainer.spending import Spending
+from composer_replication.trainer.usefulness import Told, only_useful
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
 
@@ -138,7 +140,7 @@ class _Signals:
     advantages: Sequence[float | None]
     hinted: Sequence[HintedTurn] = ()
     hints: Sequence[Hint] = ()
-    """The hints of `hinted`."""
+    """Those of `hinted`, then those that are not told (`Hint.dropped`)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Error turns that teach nothing, by reason."""
@@ -226,22 +228,34 @@ class _Trainee:
         )
         if self.config.loss.hint.weight == 0:
             return _Signals(weighed.values, metrics=weighed.metrics)
+        told = self.told(step, trajectories)
+        dropped = Counter(str(hint.dropped) for hint in told.untold)
+        metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
+        return _Signals(weighed.values, told.hinted, (*told.hints, *told.untold), metrics, dropped)
+
+    def told(self, step: int, trajectories: Sequence[Trajectory]) -> Told:
+        """The hints of a step, and what became of every other finding."""
+        hint = self.config.loss.hint
         found = find_hints(
             trajectories,
             self.workshop.contexts,
-            max_per_trajectory=self.config.loss.hint.per_trajectory,
+            max_per_trajectory=hint.per_trajectory,
             gold=self.workshop.gold,
+            detectors=self.workshop.detectors(self.config),
+            generators=self.workshop.generators(self.config),
+            demo=hint.demo,
         )
-        hints, dropped = found.hints, Counter(found.dropped)
-        if self.config.loss.hint.shuffle:
-            hints = shuffle_hints(hints, trajectories, derive_seed(self.config.seed, step))
-            dropped["no other task has another hint"] += len(found.hints) - len(hints)
+        hints, untold = found.hints, list(found.untold)
+        if hint.shuffle:
+            hints = shuffle_hints(found.hints, trajectories, derive_seed(self.config.seed, step))
+            places = {(h.trajectory_id, h.turn) for h in hints}
+            lonely = (h for h in found.hints if (h.trajectory_id, h.turn) not in places)
+            untold += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]
         inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.engine.context_window)
-        dropped.update(inserted.dropped)
         places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
         kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        metrics = {"hint/turns": float(len(inserted.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
-        return _Signals(weighed.values, inserted.hinted, kept, metrics, +dropped)
+        told = Told(inserted.hinted, tuple(kept), (*untold, *inserted.untold))
+        return only_useful(told, trajectories, self.learner) if hint.useful_only else told
 
     def batch(self, groups: Sequence[Group], signals: _Signals, pairs: Sequence[Pair]) -> Batch:
         """The tensors of all three channels."""

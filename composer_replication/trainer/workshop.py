@@ -9,12 +9,14 @@ from pathlib import Path
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.hints import HintContext
+from composer_replication.hints import Detector, HintContext, HintGenerator, detectors_named, generators_named
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.join import join_tasks
 from composer_replication.tasks.store import Task
+from composer_replication.teachers import Teacher
+from composer_replication.trainer.judging import ask_teacher
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 
 __all__ = ["Workshop"]
@@ -59,6 +61,18 @@ class Workshop:
             contexts={t.spec.task_id: _context(config, t) for t in checked.train},
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
+
+    def detectors(self, config: RunConfig) -> tuple[Detector, ...]:
+        """Those that an arm names. Raises ConfigError for one that there is not."""
+        return detectors_named(config.loss.hint.detectors)
+
+    def generators(self, config: RunConfig) -> tuple[HintGenerator, ...]:
+        """Those that an arm names. Raises ConfigError for one that there is not, or `judge` without teachers."""
+        ask = None
+        if config.teachers and "judge" in config.loss.hint.generators:
+            judge = Teacher.of(config.teachers[0])
+            ask = ask_teacher(judge, self.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd)
+        return generators_named(config.loss.hint.generators, ask)
 
     def join(self, first: Task, second: Task) -> Task | str:
         """One task from two, kept in the run directory for every arm, or why there is none.

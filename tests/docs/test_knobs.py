@@ -32,7 +32,7 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def test_every_knob_of_a_run_file_is_shown_with_its_default():
-    defaults = flat({"loss": LossConfig().model_dump(), "reward": RewardConfig().model_dump()})
+    defaults = flat({"loss": LossConfig().model_dump(mode="json"), "reward": RewardConfig().model_dump(mode="json")})
     keys = [line.key for section, of in ((LossConfig, "loss."), (RewardConfig, "reward.")) for line in field_lines(section, of)]
     assert sorted(line.partition(" = ")[0] for line in SHOWN) == sorted(keys)
     written = flat(tomllib.loads("\n".join(line for line in SHOWN if " = " in line)))

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from trajectories import bad, call, ok, trajectory
 
-from composer_replication.hints import detect, first_error
+from composer_replication.hints import ENVIRONMENT, detectors_named, first_error
+from composer_replication.hints import detect as detect_with
 from composer_replication.types import Unscored
 
 READ, EDIT, RUN, SUBMIT = (
@@ -12,6 +13,10 @@ READ, EDIT, RUN, SUBMIT = (
     call("run_tests"),
     call("submit"),
 )
+
+
+def detect(t):
+    return detect_with(t, detectors_named(ENVIRONMENT))
 
 
 def found(t):

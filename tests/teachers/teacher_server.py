@@ -21,12 +21,16 @@ class Reply:
     completion_tokens: int = 5
     usage: bool = True
     """Report the two, and the cost."""
+    usage_fields: dict | None = None
+    """Reported in place of them."""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
     """Sent as it is, under the content type of JSON."""
     cut: bool = False
     """Promise more bytes than are sent, then hang up."""
+    drip: threading.Event | None = None
+    """Spaces forever, one after the other, until it is set."""
     before: Callable[[], object] | None = None
     """Called before the response is written; may block."""
 
@@ -52,6 +56,8 @@ class Reply:
         }
         if self.cost is not None:
             usage["cost"] = self.cost
+        if self.usage_fields is not None:
+            usage = self.usage_fields
         reason = self.finish_reason or ("tool_calls" if self.calls else "stop")
         choice = {"index": 0, "message": message, "finish_reason": reason}
         completion = {"id": "x", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
@@ -96,10 +102,13 @@ class TeacherServer:
                     owner._at_once -= 1
                 self.send_response(reply.status)
                 self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(payload) + (100 if reply.cut else 0)))
+                self.send_header("Content-Length", str(len(payload) + (100 if reply.cut else 1 << 20 if reply.drip else 0)))
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
+                while reply.drip is not None and not reply.drip.wait(0.05):
+                    self.wfile.write(b" ")
+                    self.wfile.flush()
                 self.wfile.write(payload)
                 self.wfile.flush()
                 if reply.cut:

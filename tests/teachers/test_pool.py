@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer, question_text
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
@@ -14,7 +15,6 @@ from composer_replication.teachers import (
     BUDGET,
     Ledger,
     Question,
-    Teacher,
     TeacherPool,
     Vote,
     cast_vote,
@@ -22,30 +22,6 @@ from composer_replication.teachers import (
 )
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}]
-
-
-def teacher(server, name="t", **changes):
-    fields = {
-        "usd_per_million_input": 0.0,
-        "usd_per_million_output": 10_000.0,
-        "api_key_env": None,
-        "max_retries": 0,
-        "max_tokens": 100,
-    }
-    url = server if isinstance(server, str) else server.base_url
-    return Teacher(**{"name": name, "model": f"model-{name}", "base_url": url, **fields, **changes})
-
-
-def questions(n, **extra):
-    return [Question(question_id=f"q{i}", messages=[{"role": "user", "content": f"say {i}"}], **extra) for i in range(n)]
-
-
-def ask(teachers, asked, *, ledger=None, cap=None):
-    async def run():
-        async with TeacherPool(teachers, ledger=ledger or Ledger(), max_total_usd=cap) as pool:
-            return await pool.ask(asked)
-
-    return asyncio.run(run())
 
 
 def echo(body, number):

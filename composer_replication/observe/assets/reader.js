@@ -8,7 +8,8 @@ function verdict(reward) {
 
 const badge = (word, text) => el('span', { class: `badge ${word}` }, text === undefined ? word : text);
 const spoken = (word) => word.replaceAll('_', ' ');
-const hintsOf = (one) => one.turns.reduce((sum, turn) => sum + turn.hints.length, 0);
+const told = (turn) => turn.hints.filter((hint) => !hint.dropped);
+const hintsOf = (one) => one.turns.reduce((sum, turn) => sum + told(turn).length, 0);
 const block = (text, kind) => el('pre', { class: kind, tabindex: 0 }, text === '' ? '(empty)' : text);
 
 function callView(call) {
@@ -22,9 +23,10 @@ function resultView(result) {
 }
 
 function hintView(hint) {
-  return el('aside', { class: 'hint' }, el('h6', {}, 'Hint'), el('p', {}, hint.text),
-    el('p', { class: 'small' }, `finding: ${spoken(hint.kind)} \u00b7 written by: ${hint.source}`,
-      el('br'), 'Shown to the self-teacher before this turn, never to the policy.'));
+  const origin = hint.source ? ` \u00b7 written by: ${hint.source}` : '';
+  return el('aside', { class: hint.dropped ? 'hint untold' : 'hint' }, el('h6', {}, hint.dropped ? 'No hint' : 'Hint'), hint.text ? el('p', {}, hint.text) : null,
+    el('p', { class: 'small' }, `finding: ${spoken(hint.kind)}${origin}`,
+      el('br'), hint.dropped ? `Not told: ${hint.dropped}.` : 'Shown to the self-teacher before this turn, never to the policy.'));
 }
 
 function pairView(pair, open) {
@@ -41,8 +43,8 @@ function pairView(pair, open) {
 function turnView(turn, index, pairs) {
   const confidence = turn.logprob == null ? '' : ` \u00b7 mean log-prob ${number(turn.logprob)}`;
   const body = el('div', { class: 'body' }, block(turn.text, 'sampled'), turn.calls.map(callView), turn.results.map(resultView));
-  return el('article', { class: turn.hints.length ? 'turn hinted' : 'turn' },
-    el('h5', {}, `Turn ${index + 1}`, turn.hints.length ? badge('error', 'error turn') : null,
+  return el('article', { class: `turn${turn.hints.length ? ' found' : ''}${told(turn).length ? ' hinted' : ''}` },
+    el('h5', {}, `Turn ${index + 1}`, told(turn).length ? badge('error', 'error turn') : null,
       el('span', { class: 'small' }, `${plural(turn.tokens, 'sampled token')}${confidence} \u00b7 ${plural(turn.observed, 'observed token')}`)),
     el('div', { class: 'columns' }, body, turn.hints.length ? el('div', { class: 'hints' }, turn.hints.map(hintView)) : null),
     pairs.map((pair) => pairView(pair, false)));

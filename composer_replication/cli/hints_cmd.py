@@ -1,0 +1,160 @@
+"""`composer hints`: which turns of a transcript went wrong, what a hint says about them, and why when it says nothing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer_replication.cli.transcripts import Batch, read_transcripts
+from composer_replication.config import load_teachers
+from composer_replication.hints import (
+    DEFAULT_GENERATORS,
+    Detector,
+    HintContext,
+    HintGenerator,
+    JudgeRule,
+    LintChanged,
+    StyleRules,
+    all_detectors,
+    generators_named,
+    load_rules,
+)
+from composer_replication.hints import explain as explain_one
+from composer_replication.teachers import Teacher
+from composer_replication.trainer.judging import ask_teacher
+from composer_replication.transcript import Transcript
+from composer_replication.types import Finding, Hint, to_json
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Look at the hint channel's findings and hints.")
+
+_SHOWN = ("path", "problem", "message", "source", "tests", "complaints", "reason", "exit_code", "mark", "rule", "first_read")
+
+
+@app.callback()
+def _top() -> None:
+    """Look at the hint channel's findings and hints."""
+
+
+@app.command()
+def explain(
+    traces: Annotated[Path, typer.Argument(help="A run directory, a folder of imported traces, or a .jsonl file of either.")],
+    rules: Annotated[Path | None, typer.Option(help="TOML file with style rules of your own.")] = None,
+    lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, a process for every edit.")] = False,
+    teachers: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with [[teachers]] tables: the first answers rules with a question, and writes hints."),
+    ] = None,
+    ledger: Annotated[Path, typer.Option(help="What the teacher has answered, and what it cost.")] = Path("hints-ledger.sqlite"),
+    max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger has paid or holds.")] = 0.0,
+    per_trajectory: Annotated[int, typer.Option(min=1, help="Most hints of one trajectory, earliest error turns first.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """What every detector finds, which hint would be told at that turn, and why when none is.
+
+    Hints that a run recorded are shown as they were told. The project's documentation is not at hand here, so it is not quoted
+    anew.
+    """
+    detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
+    if lint:
+        detectors.append(LintChanged())
+    ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd)
+    style = load_rules(rules) if rules is not None else ()
+    if style:
+        detectors.append(StyleRules(style, ask))
+    generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *(["judge"] if ask else [])], ask)
+    explained = [one for batch in read_transcripts(traces) for one in _explain(batch, detectors, generators, per_trajectory)]
+    if as_json:
+        typer.echo(json.dumps({"traces": [_as_json(*one) for one in explained], "counts": _counts(explained)}, indent=1))
+        return
+    console = Console()
+    for one in explained:
+        _print(console, *one)
+    _print_counts(console, explained)
+    asked = sum(isinstance(rule, JudgeRule) for rule in style)
+    if asked and ask is None:
+        console.print(f"{asked} rules of {rules} need --teachers and were not looked at", soft_wrap=True, highlight=False)
+
+
+_Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
+
+
+def _explain(batch: Batch, detectors: Sequence[Detector], generators: Sequence[HintGenerator], most: int) -> Iterator[_Explained]:
+    for one in batch.transcripts:
+        siblings = tuple(s for s in batch.transcripts if one.task_id and s.task_id == one.task_id and s.reward == 1.0)
+        context = HintContext(tools=one.tools, siblings=siblings, consensus=batch.consensus)
+        said = explain_one(one, context, max_hints=most, detectors=detectors, generators=generators)
+        recorded = [(f, batch.hints.get((h.trajectory_id, h.turn, h.kind), h)) for f, h in said]
+        yield batch.name, one, recorded
+
+
+def _as_json(batch: str, one: Transcript, said: list[tuple[Finding, Hint]]) -> dict[str, Any]:
+    findings = [
+        {
+            **{"turn": f.turn, "kind": f.kind, "span": f.span, "confidence": f.confidence, "evidence": _evidence(f)},
+            **{"hint": h.text or None, "source": h.source or None, "dropped": h.dropped},
+        }
+        for f, h in said
+    ]
+    about = {"batch": batch, "trajectory_id": one.trajectory_id, "task_id": one.task_id, "turns": len(one.turns)}
+    return {**about, "reward": to_json(one.reward), "findings": findings}
+
+
+def _evidence(finding: Finding) -> dict[str, Any]:
+    return {key: to_json(finding.evidence[key]) for key in ("tool", *_SHOWN) if finding.evidence.get(key) not in (None, "")}
+
+
+def _counts(explained: Sequence[_Explained]) -> dict[str, dict[str, int]]:
+    """By kind: how many were found and told, and how many not, by reason."""
+    counts: dict[str, Counter[str]] = {}
+    for _, _, said in explained:
+        for finding, hint in said:
+            row = counts.setdefault(finding.kind, Counter())
+            row["found"] += 1
+            row["told" if hint.dropped is None else hint.dropped] += 1
+    return {kind: dict(counts[kind]) for kind in sorted(counts)}
+
+
+def _print(console: Console, batch: str, one: Transcript, said: list[tuple[Finding, Hint]]) -> None:
+    if not said:
+        return
+    reward = "" if one.reward is None else f", reward {to_json(one.reward)}"
+    title = f"{batch}: {one.trajectory_id} ({len(one.turns)} turns{reward})"
+    console.print(escape(title), style="bold", soft_wrap=True, highlight=False)
+    for finding, hint in said:
+        about = ", ".join(f"{key} {value}" for key, value in _evidence(finding).items())
+        sure = "" if finding.confidence == 1.0 else f", {finding.confidence:.0%} sure"
+        lines = [f"  turn {finding.turn + 1}: {finding.kind}{sure}{f' ({_short(about, 200)})' if about else ''}"]
+        told = _short(hint.text.replace("\n", " / "), 400)
+        if hint.dropped is None:
+            lines.append(f"    said, by {hint.source}: {told}")
+        else:
+            lines.append(f"    not said: {hint.dropped}" + (f" [{hint.source}: {told}]" if told else ""))
+        console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _print_counts(console: Console, explained: Sequence[_Explained]) -> None:
+    counts = _counts(explained)
+    silent = sum(not said for _, _, said in explained)
+    turns = sum(len(one.turns) for _, one, _ in explained)
+    if counts:
+        table = Table("kind", "found", "said", "not said", box=box.SIMPLE_HEAD)
+        for kind, row in counts.items():
+            reasons = ", ".join(f"{count} {why}" for why, count in row.items() if why not in ("found", "told"))
+            table.add_row(escape(kind), str(row["found"]), str(row.get("told", 0)), escape(reasons))
+        console.print(table)
+    console.print(f"{len(explained)} transcripts, {turns} turns; nothing was found in {silent} transcripts", highlight=False)

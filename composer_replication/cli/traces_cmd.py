@@ -1,0 +1,78 @@
+"""`composer traces`: logs of any agent into traces, and out again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from composer_replication.errors import TraceError
+from composer_replication.observe.files import replace_file
+from composer_replication.traces import Import, import_traces, read_traces, readers, states_from_traces, write_atif
+from composer_replication.traces.importing import TRACES, load_tools
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Logs of any agent as traces: import them, look at states, export.")
+
+_Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces import` wrote.")]
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="A log, or a folder that is searched for them.")],
+    out: Annotated[Path, typer.Option(help="Folder for traces.jsonl and import.json.")],
+    format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed without.")] = None,  # noqa: A002 (the option's name)
+    tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
+    redact: Annotated[bool, typer.Option("--redact/--no-redact", help="Replace credentials by [REDACTED:kind].")] = True,
+) -> None:
+    """Read logs of Claude Code, Codex, OpenHands, SWE-agent, mini-swe-agent, Harbor (ATIF), chat datasets and our own runs.
+
+    What cannot be read is told, one line each, and stops nothing. Exits with 9 when nothing was a trace.
+    """
+    done = import_traces(path, out, format=format, tools=load_tools(tools) if tools else (), redact=redact)
+    for problem in done.problems:
+        typer.echo(f"not read: {problem}", err=True)
+    Console().print(_table(done))
+    if not done.traces:
+        raise TraceError(f"nothing at {path} is a trace", fix=f"known formats: {', '.join(readers())}; force one with --format")
+    typer.echo(f"{done.traces.total()} traces with {done.turns.total()} turns in {out / TRACES}")
+
+
+def _table(done: Import) -> Table:
+    table = Table("format", "traces", "turns", "left out, and why")
+    for name in sorted(done.traces.keys() | done.dropped.keys()):
+        reasons = "\n".join(f"{count} {reason}" for reason, count in done.dropped.get(name, {}).items())
+        table.add_row(name, str(done.traces[name]), str(done.turns[name]), reasons or "-")
+    if done.problems:
+        table.add_row("not read", "-", "-", f"{len(done.problems)} files or lines, see above")
+    if done.redacted:
+        table.add_row("redacted", "-", "-", "\n".join(f"{count} {kind}" for kind, count in sorted(done.redacted.items())))
+    return table
+
+
+@app.command()
+def export(
+    folder: _Folder,
+    atif: Annotated[Path, typer.Option(help="Folder for one ATIF file per trace.")],
+) -> None:
+    """Write traces in Harbor's Agent Trajectory Interchange Format; importing them again loses nothing."""
+    written = write_atif(read_traces(folder / TRACES), atif)
+    typer.echo(f"{len(written)} ATIF trajectories in {atif}")
+
+
+@app.command()
+def states(
+    folder: _Folder,
+    out: Annotated[Path, typer.Option(help="File of JSON lines, one state each.")],
+) -> None:
+    """Write every turn whose exact context is known as a state that teachers can re-answer."""
+    traces = list(read_traces(folder / TRACES))
+    found = states_from_traces(traces)
+    replace_file(out, b"".join(json.dumps(state).encode() + b"\n" for state in found))
+    left = sum(len(trace.turns) for trace in traces) - len(found)
+    typer.echo(f"{len(found)} states in {out}" + (f"; {left} turns left out, whose context is incomplete" if left else ""))

@@ -1,0 +1,142 @@
+"""How credentials look, for everything that must not keep or show them: tasks refuse them, imported traces are cleared of them.
+
+Two sorts are told apart. Keys that issuers mark by a prefix or an armour, in the forms that they document, are `certain`. A
+literal of high entropy that is given to a name such as `password` or `api_token`, or that a header or a URL carries, is a guess.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Secret", "named_secret", "secrets_in", "secrets_in_log"]
+
+_BETWEEN = r"(?:[\s\"'\\+,()]|\\n|[A-Za-z-]{1,20}: [^\n]*\n){0,200}"
+"""Line ends, also escaped ones, quotes between lines, and an armour's headers."""
+_ARMOUR = rf"-----BEGIN [A-Z ]{{0,20}}PRIVATE KEY(?: BLOCK)?-----{_BETWEEN}(?P<key>[A-Za-z0-9+/]{{40}})"
+_CERTAIN = (  # kind, what every one of it holds (a text without is not searched), and its form
+    ("private key", ("PRIVATE KEY",), _ARMOUR),
+    ("AWS access key", ("AKIA", "ASIA"), r"\b(?:AKIA|ASIA)(?P<key>[A-Z2-7]{16})\b"),
+    (
+        "GitHub token",
+        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
+        r"\b(?:gh[pousr]_(?P<key>[A-Za-z0-9]{36})|github_pat_(?P<key2>[A-Za-z0-9]{22}_[A-Za-z0-9]{59}))\b",
+    ),
+    ("GitLab token", ("glpat-",), r"\bglpat-(?P<key>[A-Za-z0-9_-]{20,})"),
+    ("Slack token", ("xox",), r"\bxox[abeprs]-(?P<key>[0-9]{8,}-[A-Za-z0-9-]{10,})"),
+    ("Google API key", ("AIza",), r"\bAIza(?P<key>[A-Za-z0-9_-]{35})"),
+    ("Stripe key", ("k_live_",), r"\b[rs]k_live_(?P<key>[A-Za-z0-9]{20,})"),
+    ("OpenAI key", ("T3BlbkFJ",), r"\bsk-(?P<key>[A-Za-z0-9_-]{16,}T3BlbkFJ[A-Za-z0-9_-]{16,})"),
+    ("Anthropic key", ("sk-ant-",), r"\bsk-ant-[a-z]+[0-9]{2}-(?P<key>[A-Za-z0-9_-]{80,})"),
+    ("OpenRouter key", ("sk-or-v1-",), r"\bsk-or-v1-(?P<key>[0-9a-f]{64})\b"),
+    ("Hugging Face token", ("hf_",), r"\bhf_(?P<key>[A-Za-z0-9]{34,})\b"),
+    ("PyPI token", ("pypi-",), r"\bpypi-AgEIcHlwaS5vcmc(?P<key>[A-Za-z0-9_-]{50,})"),
+    ("npm token", ("npm_",), r"\bnpm_(?P<key>[A-Za-z0-9]{36})\b"),
+    ("SendGrid key", ("SG.",), r"\bSG\.(?P<key>[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43})\b"),
+)
+_WORDS = r"(?:passw(?:or)?d|secret|token|api_?key|access_?key|private_?key|credential)"
+_NAME = rf"{_WORDS}[\w-]{{0,40}}[\"']?\]?[ \t]{{0,8}}"
+_VALUE = r"[A-Za-z0-9+/=_.~!@#$%^&*-]{16,}"
+_QUOTED = (
+    rf"(?i:{_NAME})(?::[ \t]?[\w.\[\]| ]{{1,40}}?)?[:=][ \t]{{0,8}}[rbuRBU]{{0,2}}(?P<quote>[\"'])(?P<key>{_VALUE})(?P=quote)"
+)
+_BARE = rf"(?i:{_NAME})[:=][ \t]{{0,8}}(?P<key>{_VALUE})[ \t]*$"
+_PATTERNS = [(kind, marks, re.compile(pattern)) for kind, marks, pattern in _CERTAIN]
+_ASSIGNED, _ASSIGNED_BARE = re.compile(_QUOTED), re.compile(_BARE, re.MULTILINE)
+_NAMED, _LITERAL = re.compile(_WORDS, re.IGNORECASE), re.compile(_VALUE)
+_GUESSED = "secret in an assignment"
+_IN_LOGS = (  # kind, mark, form, whether it is certain
+    ("JSON web token", "eyJ", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.(?P<key>[\w-]{20,})"), True),
+    (
+        "authorization header",
+        "uthorization",
+        re.compile(
+            r"(?i:authorization)[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?(?i:bearer|basic|token)[ \t]+(?P<key>[A-Za-z0-9+/=_.~-]{16,})"
+        ),
+        False,
+    ),
+    (
+        "password in a URL",
+        "://",
+        re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"'<>{}$]{1,100}:(?P<key>[^\s/:@\"'<>{}$]{8,100})@"),
+        False,
+    ),
+)
+_ARMOUR_END = re.compile(r"-----END [A-Z ]{0,20}PRIVATE KEY(?: BLOCK)?-----")
+_ARMOUR_REST = re.compile(rf"(?:{_BETWEEN}[A-Za-z0-9+/=]+)*")
+_MADE_UP = re.compile(r"example|dummy|fake|placeholder|changeme|your[-_]|x{4}|\*{4}|\.{3}|1234567|abcdef", re.IGNORECASE)
+_HEX = re.compile(r"[0-9a-fA-F]+")
+_REPEATS, _HEX_GUESS, _GUESS = 2.5, 3.0, 3.5
+"""Bits per character below which a marked key is filler, and a hexadecimal or another literal no random one."""
+_MAX_ARMOUR = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """What looks like a credential in a text."""
+
+    kind: str
+    start: int
+    """Where the match begins, its name included for a guess."""
+    text: str = field(repr=False)
+    """The credential itself."""
+    certain: bool
+    """It has the form in which its issuer writes keys."""
+
+
+def secrets_in(text: str, *, bare: bool) -> Iterator[Secret]:
+    """What looks like a credential in a file. Texts that say that they are made up (`EXAMPLE`, `xxxx`) are none.
+
+    Args:
+        bare: a literal needs no quotes, as in `.env` and YAML files.
+    """
+    for kind, marks, pattern in _PATTERNS:
+        if any(mark in text for mark in marks):
+            yield from _real(kind, pattern, text, certain=True)
+    for pattern in (_ASSIGNED, _ASSIGNED_BARE) if bare else (_ASSIGNED,):
+        yield from _real(_GUESSED, pattern, text, certain=False)
+
+
+def secrets_in_log(text: str) -> Iterator[Secret]:
+    """`secrets_in` with everything that besides shows up in what commands print: headers, URLs, session tokens."""
+    yield from secrets_in(text, bare=True)
+    for kind, mark, pattern, certain in _IN_LOGS:
+        if mark in text:
+            yield from _real(kind, pattern, text, certain=certain)
+
+
+def named_secret(name: str, value: str) -> Secret | None:
+    """A credential that is the value of a field whose name says so, as in the arguments of a tool call."""
+    if not _NAMED.search(name) or not _LITERAL.fullmatch(value) or _MADE_UP.search(value) or not _looks_random(value, False):
+        return None
+    return Secret(kind=_GUESSED, start=0, text=value, certain=False)
+
+
+def _real(kind: str, pattern: re.Pattern[str], text: str, *, certain: bool) -> Iterator[Secret]:
+    for match in pattern.finditer(text):
+        name, key = next((n, value) for n, value in match.groupdict().items() if n.startswith("key") and value)
+        if not _MADE_UP.search(key) and _looks_random(key, certain):
+            whole = match[0] if certain else match[name]
+            if pattern is _PATTERNS[0][2]:
+                whole = text[match.start() : _end_of_armour(text, match.end())]
+            yield Secret(kind=kind, start=match.start(), text=whole, certain=certain)
+
+
+def _end_of_armour(text: str, start: int) -> int:
+    """Where a private key ends: after its closing line, or with its last character when the text was cut."""
+    closing = _ARMOUR_END.search(text, start, start + _MAX_ARMOUR)
+    if closing:
+        return closing.end()
+    rest = _ARMOUR_REST.match(text, start, start + _MAX_ARMOUR)
+    return rest.end() if rest else start
+
+
+def _looks_random(key: str, certain: bool) -> bool:
+    bits = -sum(n / len(key) * math.log2(n / len(key)) for n in Counter(key).values())
+    if certain:
+        return bits >= _REPEATS
+    mixed = any(c.isdigit() for c in key) and any(c.isalpha() for c in key)
+    return mixed and bits >= (_HEX_GUESS if _HEX.fullmatch(key) else _GUESS)

@@ -1,0 +1,151 @@
+"""Calls that were made well and could not be carried out, or that failed through their own fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from composer_replication.deeds import Kind
+from composer_replication.hints.detectors.reading import Reading, Step, same_action
+from composer_replication.types import Finding
+
+__all__ = ["CommandFailed", "EditNotApplied", "FailedRun", "PathNotFound", "PermissionRefused"]
+
+
+@dataclass(frozen=True, slots=True)
+class EditNotApplied:
+    """An edit that changed nothing: its old text is not there, or not once, or is the new text."""
+
+    kinds: tuple[str, ...] = ("edit_not_applied",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for step in work.steps:
+            replacements = step.deed.replacements
+            if step.refusal == "edit_not_applied":
+                yield step.finding("edit_not_applied")
+            elif step.refusal is None and replacements and all(one.old == one.new for one in replacements):
+                yield step.finding("edit_not_applied", {"reason": "the old text is the new text"})
+
+
+@dataclass(frozen=True, slots=True)
+class PathNotFound:
+    """A file or folder that is not there."""
+
+    kinds: tuple[str, ...] = ("path_not_found",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for step in work.steps:
+            if step.refusal == "path_not_found":
+                yield step.finding("path_not_found", {"path": step.deed.path} if step.deed.path else {})
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionRefused:
+    """Something the agent may not do: a file it may not change, a command it may not run."""
+
+    kinds: tuple[str, ...] = ("path_not_editable", "permission_denied")
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for step in work.steps:
+            if step.refusal in self.kinds:
+                yield step.finding(str(step.refusal))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed:
+    """A command that failed through its own fault, not one whose failing is an answer.
+
+    That is: the shell could not run it (exit status 126 or 127) or it says itself that it was called in a wrong way (a usage
+    message, a known error text); or it failed and the next turn makes nearly the same call again, or takes it back. A failing
+    test run, linter or build and a search that finds nothing are answers, and so is a program of the agent's own that raises.
+    """
+
+    kinds: tuple[str, ...] = ("command_failed",)
+    needs: frozenset[str] = frozenset({"next"})
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for step in work.steps:
+            if step.command is None:
+                continue
+            if step.refusal == "command_failed":
+                yield step.finding("command_failed", {"exit_code": step.exit_code})
+            elif step.refusal is None and _failed_without_saying(step) and (how := _taken_back(work, step)) is not None:
+                yield step.finding("command_failed", {"exit_code": step.exit_code, "reason": how}, confidence=0.8)
+
+
+_RUNS_ANYTHING = frozenset({"python", "node", "ruby", "perl", "bash", "sh", "php", "java", "Rscript"})
+
+
+def _failed_without_saying(step: Step) -> bool:
+    command = step.command
+    if command is None or not step.exit_code or command.checks or (command.searches and step.exit_code == 1):
+        return False
+    return not set(command.programs) & _RUNS_ANYTHING and not any(program.startswith("./") for program in command.words[:1])
+
+
+def _taken_back(work: Reading, step: Step) -> str | None:
+    """Whether the next turn corrects or undoes a command, in words."""
+    following = next((s for s in work.steps[step.index + 1 :] if s.turn > step.turn), None)
+    if following is None or following.turn > step.turn + 1 or following.command is None or step.command is None:
+        return None
+    if following.command.undoes:
+        return "the next turn takes it back"
+    same_program = following.command.programs[-1:] == step.command.programs[-1:]
+    one, other = set(step.command.words), set(following.command.words)
+    if not same_program or same_action(step, following) or len(one & other) < 0.5 * len(one | other):
+        return None
+    return "the next turn makes nearly the same call"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """Code that was run failed: the last change of the workspace before it went wrong.
+
+    A failing run before any change says how the task began and is nobody's error; a call that timed out or ran out of memory
+    before any change, or without running code, is its own turn's error. Only a test tool's own status counts as failed tests: to
+    run tests that fail by a command is work in progress.
+    """
+
+    kinds: tuple[str, ...] = ("tests_failed", "timeout", "out_of_memory")
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        changed: int | None = None
+        found: set[tuple[str, int]] = set()
+        for step in work.steps:
+            if step.changes:
+                changed = step.turn
+            kind = step.refusal
+            if kind not in self.kinds or (kind == "tests_failed" and (changed is None or step.deed.kind is not Kind.TEST)):
+                continue
+            turn = step.turn if changed is None or step.deed.kind is not Kind.TEST else changed
+            if (kind, turn) not in found:
+                found.add((kind, turn))
+                yield step.finding(kind, turn=turn)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGrade:
+    """The grader gave 0 and the agent never saw its last change fail: that change went wrong.
+
+    The evidence holds nothing the grader knows beyond the zero; the agent could not have seen it.
+    """
+
+    kinds: tuple[str, ...] = ("tests_failed",)
+    needs: frozenset[str] = frozenset({"end"})
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        if work.reward != 0.0:
+            return
+        last: Step | None = None
+        seen_failing = False
+        for step in work.steps:
+            if step.changes:
+                last, seen_failing = step, False
+            elif step.runs_tests and (step.refusal is not None or bool(step.exit_code)):
+                seen_failing = True
+        if last is not None and not seen_failing:
+            yield Finding(kind="tests_failed", turn=last.turn, evidence={"revealed_by": len(work.turns) - 1})

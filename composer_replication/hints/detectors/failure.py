@@ -1,0 +1,260 @@
+"""What the environment said of a call: whether it was carried out, and if not, which kind of error that is.
+
+An environment of this framework says it in the result's `status`. Logs of other agents say it in words; only words that their
+tools are known to answer with count, where they stand at the beginning of an answer or, for a shell, on a line of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from composer_replication.deeds import Deed, Kind
+from composer_replication.hints.detectors.shell import Command
+from composer_replication.types import ToolResult
+
+__all__ = ["STATUSES", "refusal_of", "shell_answer", "shell_refusal"]
+
+STATUSES = frozenset(
+    {
+        "command_failed",
+        "edit_not_applied",
+        "invalid_arguments",
+        "malformed_call",
+        "out_of_memory",
+        "path_not_editable",
+        "path_not_found",
+        "permission_denied",
+        "tests_failed",
+        "timeout",
+        "unknown_tool",
+    }
+)
+"""Kinds of error that a result's status may name."""
+
+_OWN = frozenset({"list_files", "read_file", "search", "edit_file", "write_file", "run_tests", "submit"})
+"""Tools whose environment always says it in the status: what they show of a file is never an answer of the tool."""
+
+_HEAD = 600
+_TAIL = 400
+
+
+def _any(alternatives: str, flags: re.RegexFlag = re.IGNORECASE | re.DOTALL) -> re.Pattern[str]:
+    """One pattern of many, one a line."""
+    return re.compile("|".join(line.strip() for line in alternatives.splitlines() if line.strip()), flags)
+
+
+_REFUSALS: Mapping[str, re.Pattern[str]] = {
+    "unknown_tool": _any(
+        r"""
+        no such tool
+        unsupported call
+        unknown (?:tool|function)
+        (?:tool|function) '?[\w-]+'? (?:is )?not (?:found|available)
+        """
+    ),
+    "malformed_call": _any(
+        r"""
+        failed to parse (?:function |tool )?(?:call|arguments)[^:]{0,40}: (?:expected|EOF|invalid JSON|trailing)
+        invalid json
+        .{0,60}not valid json
+        """
+    ),
+    "invalid_arguments": _any(
+        r"""
+        inputvalidationerror
+        failed to parse function arguments
+        missing required (?:argument|parameter)
+        invalid (?:arguments|parameters) for
+        parameter `?\w+`? is required
+        """
+    ),
+    "edit_not_applied": _any(
+        r"""
+        string to replace not found
+        found \d+ matches of the string
+        no changes to make
+        file has not been read yet
+        file has been (?:unexpectedly )?modified since
+        no replacement was performed
+        apply_patch verification failed
+        failed to find (?:expected lines|context)
+        invalid patch
+        patch failed
+        (?:could not|failed to) apply patch
+        no match found for replacement
+        multiple occurrences of
+        """
+    ),
+    "path_not_found": _any(
+        r"""
+        file does not exist
+        (?:invalid `path` parameter: .{1,300}?)?the path .{1,300}? does not exist
+        (?:path|directory) does not exist
+        no such file or directory
+        file not found
+        .{0,20}ENOENT
+        """
+    ),
+    "permission_denied": _any(
+        r"""
+        permission (?:to use|denied)
+        .{0,20}EACCES
+        operation not permitted
+        .{0,80}is in a directory that is (?:denied|not allowed)
+        write access .{0,40} denied
+        blocked by sandbox
+        """
+    ),
+    "timeout": _any(
+        r"""
+        (?:the )?command timed out
+        tool (?:call )?timed out
+        .{0,40}timed out after
+        """
+    ),
+}
+"""What tools answer, after an opening such as `Error:`, when they refuse a call."""
+
+_OPENING = re.compile(r"^\s*(?:<tool_use_error>|<error>)?\s*(?:(?:tool )?error:|failed:|execution error:)?\s*", re.IGNORECASE)
+_EXIT = re.compile(
+    r"<returncode>\s*(-?\d+)"
+    r"|\"exit_code\":\s*(-?\d+)"
+    r"|(?:^|\n)\[?(?:The command completed with |Command finished with |Process exited with |exited with )?"
+    r"(?:exit )?(?:code|status):?\s+(-?\d+)\b",
+    re.IGNORECASE,
+)
+_TIMEOUT_LINE = _any(
+    r"""
+    (?:^|\n)\W{0,2}(?:The )?command timed out
+    (?:^|\n)[^\n]{0,30}timed out after \d
+    has no new output after [\d.]+ seconds
+    """
+)
+_SHELL = r"(?:/bin/|/usr/bin/)?(?:ba|z|da|k)?sh(?:: line \d+|: \d+|:\d+)?: "
+_FILE_PROGRAMS = r"(?:cat|ls|cd|head|tail|sed|nl|wc|cp|mv|rm|find|stat|less|grep|diff|touch|mkdir|python[\d.]*|tree|file|chmod)"
+_SHELL_ERRORS: Mapping[str, re.Pattern[str]] = {
+    "path_not_found": _any(
+        rf"""
+        ^(?:{_SHELL})?{_FILE_PROGRAMS}: .{{0,300}}(?:No such file or directory|cannot access|does not exist)
+        ^{_SHELL}(?:cd: )?.{{1,200}}: No such file or directory
+        ^ERROR: file or directory not found:
+        """,
+        re.MULTILINE,
+    ),
+    "permission_denied": _any(
+        rf"^(?:{_SHELL}|[a-z][\w.-]{{0,30}}: ).{{0,300}}(?:Permission denied|Operation not permitted|Read-only file system)",
+        re.MULTILINE,
+    ),
+    "edit_not_applied": _any(
+        r"""
+        ^error: (?:patch failed: |.{1,200}: patch does not apply|corrupt patch)
+        ^Hunk #\d+ FAILED
+        ^apply_patch verification failed
+        """,
+        re.MULTILINE,
+    ),
+    "command_failed": _any(
+        rf"""
+        ^{_SHELL}.{{0,200}}(?:command not found|syntax error|unexpected EOF|[Nn]ot found$|event not found|cannot execute)
+        ^[\w./+-]{{1,60}}: command not found
+        ^(?:zsh: )?command not found:
+        ^/\S*python[\d.]*: (?:No module named |can't find )
+        ^  File \"<(?:string|stdin)>\", line \d+\n(?:.{{0,200}}\n){{1,4}}(?:Syntax|Indentation)Error:
+        ^(?:error: )?(?:unknown|unexpected|unrecognized) (?:option|argument|switch|subcommand|command)\b
+        ^Error: No such (?:option|command)
+        ^fatal: (?:not a git repository|pathspec|ambiguous argument|bad revision|unknown|unrecognized|invalid|no such path)
+        ^error: pathspec
+        ^npm (?:ERR!|error) Missing script
+        ^sed: -e expression
+        ^git: '[\w-]+' is not a git command
+        ^make: \*\*\* No rule to make target
+        """,
+        re.MULTILINE,
+    ),
+}
+"""Lines by which a shell and common programs say that they were called in a wrong way."""
+
+_MISUSED = re.compile(
+    r"^([\w.-]{1,30})(?: \w{1,20})?: (?:error: )?(?:(?:unrecognized|invalid|illegal|unknown|ambiguous) (?:option|arguments?\b)"
+    r"|unexpected argument|the following arguments are required)",
+    re.MULTILINE,
+)
+"""A program's complaint about its own arguments."""
+_USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
+
+
+def refusal_of(result: ToolResult | None, deed: Deed) -> str | None:
+    """The kind of error that a result tells in its status, or, of a tool that is not this framework's, in its first words."""
+    if result is None:
+        return None
+    if result.status != "ok":
+        if deed.kind is Kind.SHELL or result.status in STATUSES - {"command_failed"}:
+            return result.status
+        return _told(result.content) or result.status
+    if result.name in _OWN or deed.kind in (Kind.SHELL, Kind.TEST):
+        return None
+    opening = _OPENING.match(result.content)
+    if deed.kind in (Kind.READ, Kind.SEARCH, Kind.LIST) and (opening is None or not opening[0].strip()):
+        # what they show may begin with anything: only a short answer that is all error counts
+        return _told(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
+    return _told(result.content)
+
+
+def _told(content: str) -> str | None:
+    opening = _OPENING.match(content)
+    head = content[opening.end() if opening else 0 :][:_HEAD]
+    return next((kind for kind, pattern in _REFUSALS.items() if pattern.match(head)), None)
+
+
+def shell_answer(result: ToolResult) -> tuple[str, int | None]:
+    """What a shell command showed, and its exit status, as the log's fields or the first or last words of the answer say it."""
+    text, code = result.content, None
+    if text.startswith('{"output":'):  # Codex
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            data = {}
+        metadata = data.get("metadata")
+        text = str(data.get("output", text))
+        code = metadata.get("exit_code") if isinstance(metadata, dict) else None
+    for name in ("returncode", "exit_code", "exitCode"):
+        code = result.details.get(name, code)
+    if isinstance(code, int) and not isinstance(code, bool):
+        return text, code
+    parts = (text,) if len(text) <= _TAIL else (text[:200], text[-_TAIL:])
+    found = [code for part in parts for code in _EXIT.findall(part)]
+    return text, int("".join(found[-1])[:10]) if found else None
+
+
+def shell_refusal(status: str, shown: str, command: Command, exit_code: int | None) -> str | None:
+    """The kind of error of a command that certainly failed through its own fault, or None.
+
+    A failing test run, check or search says something about the code, not about the command.
+    """
+    if status in ("timeout", "out_of_memory"):
+        return status
+    if exit_code == 0:
+        return None
+    silent = exit_code is None and status == "ok"
+    text = _ends(shown)
+    if silent and command.looks:  # what a file shows is no word of the shell's; the program's own error would come first
+        first = text.partition("\n")[0]
+        text = first if any(f"{program}:" in first[:60] for program in command.programs) else ""
+    if (exit_code == 124 and not command.checks) or (exit_code in (None, -1, 124) and _TIMEOUT_LINE.search(text or shown[:80])):
+        return "timeout"
+    for kind, pattern in _SHELL_ERRORS.items():
+        if pattern.search(text):
+            return kind
+    misused = any(program in command.programs or program.endswith(".py") for program in _MISUSED.findall(text))
+    if misused or exit_code in (126, 127) or (exit_code == 2 and _USAGE.search(text)):
+        return "command_failed"
+    return status if status in STATUSES - {"command_failed", "tests_failed"} else None
+
+
+def _ends(text: str) -> str:
+    """The first and last lines of an answer: a shell complains there, and a long middle is what the command showed."""
+    if len(text) < 2_000:
+        return text
+    return text[:1_000] + "\n" + text[-1_000:]

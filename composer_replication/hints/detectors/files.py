@@ -1,0 +1,141 @@
+"""What is known of the files' texts at every step, from what the agent was shown and what it wrote.
+
+Only what is certain: a text is known after a whole file was shown or written, stays known through edits that can be carried out
+here too, and is forgotten at every command that may have changed files.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from composer_replication.deeds import Deed, Kind
+from composer_replication.hints.detectors.reading import Step
+
+__all__ = ["Change", "changes", "patched_paths"]
+
+_NUMBERED = re.compile(r"^ *(\d+)(?:\t|→)(.*)$")
+_LISTING = re.compile(r"^Here's the result of running `cat -n` on [^\n]*:\n")
+_CUT = re.compile(
+    r"^(?:\.\.\. \d+ more lines|.*(?:truncated|clipped|omitted).*|<response clipped>.*|<system-reminder>.*)$", re.IGNORECASE
+)
+_PATCH_FILE = re.compile(r"^\*\*\* (Update|Add|Delete) File: (.+)$|^(?:\+\+\+|---) [ab]/(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One file changed by one step."""
+
+    step: Step
+    path: str
+    before: str | None
+    """None when it is not known, or the file is new."""
+    after: str | None
+    """None when it is not known."""
+
+
+def changes(steps: Sequence[Step]) -> Iterator[Change]:
+    """Every change of a file by an editing tool that was carried out, in order."""
+    known: dict[str, str] = {}
+    for step in steps:
+        deed = step.deed
+        if step.command is not None:
+            words = step.command.words
+            if words[:1] == ("cat",) and len(words) == 2 and len(step.command.programs) == 1 and step.exit_code == 0:
+                known[posixpath.normpath(words[1])] = step.content
+            elif not step.command.looks and not step.command.checks:
+                known.clear()
+        elif deed.kind is Kind.READ and deed.lines is None and step.refusal is None:
+            text = _shown(step.content)
+            if text is not None:
+                known[deed.path] = text
+        elif step.changes:
+            for path, after in _after(deed, known):
+                before = known.pop(path, None)
+                if after is not None:
+                    known[path] = after
+                yield Change(step, path, before, after)
+        elif deed.changes or deed.kind is Kind.OTHER:
+            for path in patched_paths(deed) if deed.changes else tuple(known):
+                known.pop(path, None)
+
+
+def patched_paths(deed: Deed) -> tuple[str, ...]:
+    """The files that an editing call means to change."""
+    if deed.kind is not Kind.PATCH:
+        return (deed.path,)
+    found = (match[2] or match[3] for match in _PATCH_FILE.finditer(deed.content))
+    return tuple(dict.fromkeys(posixpath.normpath(path.strip()) for path in found if path))
+
+
+def _after(deed: Deed, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    if deed.kind is Kind.WRITE:
+        yield deed.path, deed.content
+    elif deed.kind is Kind.EDIT:
+        yield deed.path, _edited(deed, known.get(deed.path))
+    else:
+        yield from _patched(deed.content, known)
+
+
+def _edited(deed: Deed, text: str | None) -> str | None:
+    if text is None:
+        return None
+    if deed.insert_after is not None:
+        after, inserted = deed.insert_after
+        lines = text.split("\n")
+        return "\n".join([*lines[:after], inserted.removesuffix("\n"), *lines[after:]]) if 0 <= after <= len(lines) else None
+    for one in deed.replacements:
+        count = text.count(one.old) if one.old else 0
+        if count == 0 or (count > 1 and not one.everywhere):
+            return None
+        text = text.replace(one.old, one.new)
+    return text
+
+
+def _patched(patch: str, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    """The files of a `*** Begin Patch`; of another kind of patch only their names are known."""
+    marks = [match for match in _PATCH_FILE.finditer(patch) if match[2]]
+    if not marks:
+        yield from ((path, None) for path in patched_paths(Deed(kind=Kind.PATCH, content=patch)))
+    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+        body = patch[mark.end() + 1 : following.start() if following else len(patch)]
+        body = body.partition("*** End Patch")[0]
+        path = posixpath.normpath(mark[2].strip())
+        if mark[1] == "Add":
+            yield path, "".join(line[1:] + "\n" for line in body.splitlines() if line.startswith("+"))
+        elif mark[1] == "Update":
+            yield path, _hunks(body, known.get(path))
+        else:
+            yield path, None
+
+
+def _hunks(body: str, text: str | None) -> str | None:
+    for hunk in re.split(r"^@@.*\n", body, flags=re.MULTILINE):
+        lines = [line for line in hunk.splitlines() if line[:1] in (" ", "+", "-") or not line]
+        if text is None or not any(line[:1] in ("+", "-") for line in lines):
+            continue
+        old = "".join(line[1:] + "\n" for line in lines if line[:1] != "+")
+        new = "".join(line[1:] + "\n" for line in lines if line[:1] != "-")
+        if not old or text.count(old) != 1:
+            return None
+        text = text.replace(old, new)
+    return text
+
+
+def _shown(content: str) -> str | None:
+    """The whole file that an answer shows, its line numbers taken off; None when it may be only a part."""
+    content = _LISTING.sub("", content, count=1)
+    lines = content.split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines or any(_CUT.match(line) for line in (lines[-1], lines[len(lines) // 2])):
+        return None
+    if not _NUMBERED.match(lines[0]):
+        return content
+    matches = [_NUMBERED.match(line) for line in lines]
+    numbers = [int(match[1][:9]) if match else -1 for match in matches]
+    if numbers != list(range(1, len(lines) + 1)):
+        return None
+    return "".join(f"{match[2]}\n" for match in matches if match)

@@ -1,0 +1,206 @@
+"""Calls that could not be carried out at all: no such tool, unreadable, of the wrong shape, or not made where one is due."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match
+from referencing.exceptions import Unresolvable
+
+from composer_replication.actions import too_deep
+from composer_replication.deeds import Kind, deed_of
+from composer_replication.hints.detectors.failure import STATUSES
+from composer_replication.hints.detectors.reading import Reading
+from composer_replication.types import Finding, ToolSchema
+
+__all__ = ["InvalidArguments", "MalformedCall", "MalformedMarkup", "NoToolCall", "UnknownTool"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTool:
+    """A call of a tool that the agent does not have."""
+
+    kinds: tuple[str, ...] = ("unknown_tool",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for step in work.steps:
+            call = step.call
+            missing = bool(work.tool_names) and call is not None and call.error is None and call.name not in work.tool_names
+            told = step.refusal == "unknown_tool"
+            # what was carried out, or refused for another reason, is a tool that the log's list lacks
+            if told or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
+                yield step.finding("unknown_tool")
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """A call that could not be read: bad JSON, no name, a mark missing."""
+
+    kinds: tuple[str, ...] = ("malformed_call",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for step in work.steps:
+            # one without a result was cut off by a budget, and nobody complained about it
+            unread = step.result is not None and step.call is not None and step.call.error is not None
+            if step.refusal == "malformed_call" or (unread and step.refusal is None):
+                yield step.finding("malformed_call")
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidArguments:
+    """Arguments that do not fit the tool's schema, by the environment's word or by the schema itself."""
+
+    kinds: tuple[str, ...] = ("invalid_arguments",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        schemas = {name: _Schema(parameters) for name, parameters in _parameters(work.tools)}
+        for step in work.steps:
+            call = step.call
+            problem = None
+            if call is not None and call.error is None and call.name in schemas:
+                refused = step.result is None or step.refusal is not None
+                # what was carried out is not wrong, however strict the schema
+                problem = schemas[call.name].problem(call.arguments) if refused else None
+            if step.refusal == "invalid_arguments":
+                yield step.finding("invalid_arguments", {} if problem is None else {"problem": problem})
+            elif problem is not None and step.refusal in (None, "command_failed"):
+                yield step.finding("invalid_arguments", {"problem": problem})
+
+
+def _parameters(tools: tuple[ToolSchema, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        parameters = function.get("parameters") if isinstance(function, dict) else None
+        if isinstance(function, dict) and isinstance(parameters, dict):
+            yield str(function.get("name", "")), parameters
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {"string": str, "array": list, "object": dict, "boolean": bool}
+_SIMPLE = frozenset({"type", "description", "title", "default", "examples"})
+
+
+class _Schema:
+    """A tool's parameters. Flat schemas of plain types are checked here, in a microsecond; `jsonschema` decides on the rest."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = parameters
+        self.validator: Draft202012Validator | bool | None = False
+        properties = parameters.get("properties")
+        self.properties = properties if isinstance(properties, dict) else {}
+        required = parameters.get("required", [])
+        self.required = required if isinstance(required, list) else [None]
+        self.simple = parameters.get("additionalProperties") in (None, True, False) and set(parameters) <= {
+            "type", "properties", "required", "additionalProperties", "description", "title", "$schema"
+        }  # fmt: skip
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        """Why the arguments do not fit, in one line; None when they do, or the schema itself is no schema."""
+        if (self.simple and self._fit(arguments)) or too_deep(dict(arguments)):
+            return None
+        if self.validator is False:
+            self.validator = _validator(json.dumps(self.parameters, default=str)) if not too_deep(dict(self.parameters)) else None
+        if not isinstance(self.validator, Draft202012Validator):
+            return None
+        try:
+            error: ValidationError | None = best_match(self.validator.iter_errors(dict(arguments)))
+        except (UnknownType, Unresolvable, RecursionError, re.error, TypeError):
+            return None
+        return None if error is None else f"{error.json_path[2:]}: {error.message}"[:200] if error.path else error.message[:200]
+
+    def _fit(self, arguments: Mapping[str, Any]) -> bool:
+        for name, value in arguments.items():
+            schema = self.properties.get(name)
+            if not isinstance(schema, dict) or not schema.keys() <= _SIMPLE or not isinstance(schema.get("type"), str):
+                return False
+            if not isinstance(value, _TYPES.get(schema["type"], ())):
+                return False
+        return all(name in arguments for name in self.required)
+
+
+@lru_cache(maxsize=256)
+def _validator(parameters: str) -> Draft202012Validator | None:
+    """Of a schema in JSON; None when it is none."""
+    schema = json.loads(parameters)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except (SchemaError, RecursionError, re.error):
+        return None
+    return Draft202012Validator(schema)
+
+
+_MARKUP = re.compile(
+    r"<tool_call>|<function_calls>|<function=[\w-]+>|<invoke name=|<\|tool_call(?:s_begin|_begin)?\|>|\[TOOL_CALLS\]|<tool_use>"
+)
+_FENCED_CALL = re.compile(
+    r'```(?:json)?\s*\{\s*"(?:name|tool|function)"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters|input|args)"'
+)
+_CODE = re.compile(r"```.*?(?:```|$)|`[^`\n]*`", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedMarkup:
+    """The text of a turn without any call has the marks of one: it was written in a way that the agent's parser does not know."""
+
+    kinds: tuple[str, ...] = ("malformed_markup",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        for index, turn in enumerate(work.turns):
+            if turn.tool_calls or ("<" not in turn.text and "[TOOL" not in turn.text and "```" not in turn.text):
+                continue
+            fenced = _FENCED_CALL.search(turn.text)
+            if fenced is not None and fenced[1] in work.tool_names:
+                yield Finding(kind="malformed_markup", turn=index, span=fenced.span(), evidence={"tool": fenced[1]})
+                continue
+            found = _MARKUP.search(_CODE.sub(lambda code: " " * len(code[0]), turn.text))
+            if found is not None:
+                yield Finding(kind="malformed_markup", turn=index, span=found.span(), evidence={"mark": found[0]})
+
+
+_ANNOUNCED = re.compile(
+    r"(?:^|[.!?:]\s+|\n)\s*(?:(?:now|next|first|then|okay|ok|so|great)[,.]?\s+)?"
+    r"(?:let me|let's|i'll|i will|i'm going to|i am going to)(?: now| first| also| then| next)?\s+"
+    r"(?:run|check|look|read|open|view|edit|fix|update|search|create|write|add|implement|modify|examine|inspect|apply|explore|test"
+    r"|verify|start by|list|install|try|find|change|replace)\b[^?\n]*$",
+    re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=1024)
+def _hands_in(tool: str) -> bool:
+    return deed_of(tool, {}).kind is Kind.SUBMIT
+
+
+@dataclass(frozen=True, slots=True)
+class NoToolCall:
+    """A turn without a call where one is due.
+
+    That is: the agent has a tool to end its work with, or its last sentence says what it is about to do.
+    """
+
+    kinds: tuple[str, ...] = ("no_tool_call",)
+    needs: frozenset[str] = frozenset()
+
+    def detect(self, work: Reading, /) -> Iterator[Finding]:
+        ends_by_call = any(map(_hands_in, work.tool_names))
+        submitted = False
+        for index, turn in enumerate(work.turns):
+            if turn.tool_calls:
+                submitted = submitted or any(_hands_in(call.name) for call in turn.tool_calls)
+                continue
+            if turn.results or submitted or not turn.text.strip():
+                continue
+            announced = _ANNOUNCED.search(turn.text.rstrip()[-400:])
+            if ends_by_call or announced:
+                yield Finding(
+                    kind="no_tool_call", turn=index, confidence=1.0 if ends_by_call else 0.9, evidence={"text": turn.text[-400:]}
+                )

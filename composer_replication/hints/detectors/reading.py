@@ -1,0 +1,181 @@
+"""A transcript as detectors read it: one step per call, with what the call was for and what became of it, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from composer_replication.actions import canonical_call, too_deep
+from composer_replication.deeds import Deed, Kind, deed_of
+from composer_replication.hints.detectors.failure import refusal_of, shell_answer, shell_refusal
+from composer_replication.hints.detectors.shell import Command, command_of, condensed
+from composer_replication.transcript import Transcript, TranscriptTurn
+from composer_replication.types import Finding, Message, Reward, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["Reading", "Step", "same_action"]
+
+_NOTHING = Deed(kind=Kind.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call and what it returned; one of the two may be missing in a log."""
+
+    turn: int
+    index: int
+    """Place among all steps of the transcript."""
+    call: ToolCall | None
+    result: ToolResult | None
+    deed: Deed
+    command: Command | None
+    """Of a shell call."""
+    content: str
+    """What was shown; empty when there is no result."""
+    exit_code: int | None
+    refusal: str | None
+    """The kind of error the environment told (`failure.STATUSES`, or what else a log has as a status), None for none."""
+    signature: str
+    """Equal for equal actions, and cheap: unequal ones may share it (`same_action` decides)."""
+
+    @property
+    def runs_tests(self) -> bool:
+        return self.deed.kind is Kind.TEST or (self.command is not None and self.command.tests)
+
+    @property
+    def looks(self) -> bool:
+        """It certainly changes no file."""
+        return self.deed.kind in (Kind.READ, Kind.SEARCH, Kind.LIST, Kind.TEST) or (
+            self.command is not None and self.command.looks
+        )
+
+    @property
+    def changes(self) -> bool:
+        """It has certainly changed files: an edit that was carried out, or a command whose environment says so."""
+        if self.deed.kind is Kind.SHELL:
+            return self.result is not None and bool(self.result.details.get("changed"))
+        return self.deed.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
+
+    def finding(
+        self,
+        kind: str,
+        evidence: Mapping[str, Any] | None = None,
+        *,
+        turn: int | None = None,
+        span: tuple[int, int] | None = None,
+        confidence: float = 1.0,
+    ) -> Finding:
+        """A finding about this step's turn, or an earlier one that it has revealed. The evidence holds what a generator may need:
+        the tool, its arguments, what the environment said and its structured details."""
+        call, result = self.call, self.result
+        shared = {
+            **({} if result is None else result.details),
+            "tool": result.name if result is not None and result.name else "" if call is None else call.name,
+            "arguments": dict(call.arguments) if call is not None else {},
+            "error": call.error if call is not None else None,
+            "observation": self.content,
+            "revealed_by": self.turn,
+        }
+        at = self.turn if turn is None else turn
+        return Finding(kind=kind, turn=at, span=span, evidence={**shared, **(evidence or {})}, confidence=confidence)
+
+
+class Reading:
+    """A transcript (it has all of `Transcript`) with its steps. Detectors get one, so that none parses a call again."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.transcript = transcript
+        self.turns: Sequence[TranscriptTurn] = transcript.turns
+        self.steps: tuple[Step, ...] = tuple(_steps(transcript))
+
+    @property
+    def trajectory_id(self) -> str:
+        return self.transcript.trajectory_id
+
+    @property
+    def task_id(self) -> str:
+        return self.transcript.task_id
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.transcript.messages
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        return self.transcript.tools
+
+    @property
+    def reward(self) -> Reward | None:
+        return self.transcript.reward
+
+    @cached_property
+    def instruction(self) -> str:
+        """What the agent was asked, as far as the opening messages say."""
+        return "\n".join(str(message.get("content") or "") for message in self.messages if message.get("role") == "user")
+
+    @cached_property
+    def tool_names(self) -> frozenset[str]:
+        """Of the tools the agent was given; empty when its log does not say."""
+        functions = (tool.get("function") for tool in self.tools if isinstance(tool, dict))
+        return frozenset(str(function.get("name", "")) for function in functions if isinstance(function, dict))
+
+    def steps_of(self, turn: int) -> list[Step]:
+        """The steps of one turn, in order."""
+        return [step for step in self.steps if step.turn == turn]
+
+
+def _steps(transcript: Transcript) -> Iterator[Step]:
+    index = 0
+    for number, turn in enumerate(transcript.turns):
+        left: dict[str, list[ToolResult]] = {}
+        for result in turn.results:
+            left.setdefault(result.call_id, []).append(result)
+        for call in turn.tool_calls:
+            answers = left.get(call.call_id)
+            yield _step(number, index, call, answers.pop(0) if answers else None)
+            index += 1
+        for orphans in left.values():
+            for result in orphans:
+                yield _step(number, index, None, result)
+                index += 1
+
+
+def _step(turn: int, index: int, call: ToolCall | None, result: ToolResult | None) -> Step:
+    deed = _NOTHING if call is None or call.error is not None else deed_of(call.name, call.arguments)
+    if deed.kind is Kind.SHELL and deed.command.startswith("apply_patch"):
+        deed = Deed(kind=Kind.PATCH, content=deed.command)
+    command, exit_code, content = None, None, "" if result is None else result.content
+    if deed.kind is Kind.SHELL:
+        command, refusal = command_of(deed.command), None
+        if result is not None:
+            content, exit_code = shell_answer(result)
+            refusal = shell_refusal(result.status, content, command, exit_code)
+    else:
+        refusal = refusal_of(result, deed)
+    return Step(turn, index, call, result, deed, command, content, exit_code, refusal, _signature(call, deed))
+
+
+def _signature(call: ToolCall | None, deed: Deed) -> str:
+    if call is None or call.error is not None:
+        return ""
+    if deed.kind is Kind.SHELL:
+        return f"{call.name}\0{deed.cwd}\0{condensed(deed.command)}"
+    if deed.kind in (Kind.READ, Kind.LIST, Kind.SEARCH):
+        return f"{call.name}\0{deed.path}\0{deed.pattern}\0{deed.lines}"
+    return f"{call.name}\0{deed.path}\0{len(call.arguments)}"
+
+
+def same_action(one: Step, other: Step) -> bool:
+    """Whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
+    if one.call is None or other.call is None or not one.signature or one.signature != other.signature:
+        return False
+    mine, others = one.call.arguments, other.call.arguments
+    try:
+        if mine == others:
+            return True
+        if too_deep(dict(mine)) or too_deep(dict(others)):
+            return False
+        return canonical_call(one.call.name, mine) == canonical_call(other.call.name, others)
+    except (RecursionError, TypeError, ValueError):  # arguments that are no JSON
+        return False

@@ -1,0 +1,156 @@
+"""Which detectors there are: those of the house and those that installed packages add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from composer_replication.errors import ConfigError
+from composer_replication.hints.detectors.execution import (
+    CommandFailed,
+    EditNotApplied,
+    FailedGrade,
+    FailedRun,
+    PathNotFound,
+    PermissionRefused,
+)
+from composer_replication.hints.detectors.progress import Oscillation, PrematureSubmit, RepeatedAction, Reread, TooLong
+from composer_replication.hints.detectors.protocol import (
+    InvalidArguments,
+    MalformedCall,
+    MalformedMarkup,
+    NoToolCall,
+    UnknownTool,
+)
+from composer_replication.hints.detectors.quality import ForbiddenPath, SyntaxBroken, TestRegression
+from composer_replication.hints.detectors.reading import Reading
+from composer_replication.transcript import Transcript
+from composer_replication.types import Finding
+
+__all__ = [
+    "BUILTIN_DETECTORS",
+    "ENVIRONMENT",
+    "Detector",
+    "all_detectors",
+    "detect",
+    "detectors_named",
+    "first_error",
+    "load_plugins",
+]
+
+
+class Detector(Protocol):
+    """Finds one or more kinds of error in a finished transcript, the same every time, and never raises over what it reads."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs besides the transcript up to a finding's turn: `next` (the turn after it), `end` (that the transcript is
+        whole), `subprocess`, `judge`."""
+        ...
+
+    def detect(self, work: Reading, /) -> Iterable[Finding]:
+        """`work` is the `Transcript`, and has its calls parsed besides (`Reading.steps`)."""
+        ...
+
+
+BUILTIN_DETECTORS: Mapping[str, Detector] = {
+    "unknown_tool": UnknownTool(),
+    "malformed_call": MalformedCall(),
+    "invalid_arguments": InvalidArguments(),
+    "edit_not_applied": EditNotApplied(),
+    "path_not_found": PathNotFound(),
+    "permission": PermissionRefused(),
+    "failed_run": FailedRun(),
+    "failed_grade": FailedGrade(),
+    "repeated_action": RepeatedAction(),
+    "malformed_markup": MalformedMarkup(),
+    "no_tool_call": NoToolCall(),
+    "command_failed": CommandFailed(),
+    "oscillation": Oscillation(),
+    "reread": Reread(),
+    "premature_submit": PrematureSubmit(),
+    "too_long": TooLong(),
+    "syntax_error": SyntaxBroken(),
+    "test_regression": TestRegression(),
+    "forbidden_path": ForbiddenPath(),
+}
+"""By the name a run file calls them. Of one turn's findings the first that something can be said about is hinted, so the order
+counts: what the environment refused, then what the tests said, then the rest."""
+
+ENVIRONMENT = tuple(BUILTIN_DETECTORS)[:9]
+"""The detectors that only repeat what the environment said: their word is certain."""
+
+GROUP = "composer_replication.detectors"
+
+
+def load_plugins(group: str) -> dict[str, Any]:
+    """What installed packages offer under an entry point group, by name; a class is called without arguments.
+
+    Raises:
+        ConfigError: one of them cannot be loaded, or takes the name of one of the house.
+    """
+    found: dict[str, Any] = {}
+    for point in entry_points(group=group):
+        try:
+            loaded = point.load()
+            found[point.name] = loaded() if isinstance(loaded, type) else loaded
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"{group}: {point.name} = {point.value!r} cannot be loaded: {error}",
+                fix=f"repair or uninstall {point.dist.name if point.dist else 'the package that names it'}",
+            ) from error
+    return found
+
+
+@cache
+def all_detectors() -> Mapping[str, Detector]:
+    """Those of the house, then those of installed packages. Raises ConfigError when one of these cannot be loaded."""
+    plugins = load_plugins(GROUP)
+    for name, plugin in plugins.items():
+        if name in BUILTIN_DETECTORS or not callable(getattr(plugin, "detect", None)):
+            raise ConfigError(
+                f"{GROUP}: {name!r} is the name of one of the house, or no detector",
+                fix="rename it; a detector has kinds, needs, detect",
+            )
+    return {**BUILTIN_DETECTORS, **plugins}
+
+
+def detectors_named(names: Sequence[str]) -> tuple[Detector, ...]:
+    """The detectors of these names, in this order. Raises ConfigError for one that there is not."""
+    known = all_detectors()
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no detector {name!r}", fix=f"choose among: {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def detect(transcript: Transcript, detectors: Sequence[Detector] | None = None) -> list[Finding]:
+    """All findings, earliest turn first; findings of one turn keep the order of `detectors`.
+
+    Args:
+        transcript: of any agent: a `Trajectory`, a `Trace`, or whatever has what `Transcript` names.
+        detectors: by default all that need neither a process nor a judge.
+    """
+    work = transcript if isinstance(transcript, Reading) else Reading(transcript)
+    if detectors is None:
+        detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
+    findings = [finding for detector in detectors for finding in detector.detect(work)]
+    return sorted(findings, key=lambda finding: finding.turn)
+
+
+def first_error(findings: Sequence[Finding], *, limit: int = 1) -> list[Finding]:
+    """The first finding of each of the `limit` earliest error turns.
+
+    Later errors are often consequences of the first, and a teacher's signal after a wrong turn is unreliable (SOD, arXiv
+    2605.07725).
+    """
+    chosen: dict[int, Finding] = {}
+    for finding in sorted(findings, key=lambda f: f.turn):
+        if len(chosen) < limit or finding.turn in chosen:
+            chosen.setdefault(finding.turn, finding)
+    return list(chosen.values())

@@ -1,0 +1,129 @@
+"""The fixed sentence for each kind of finding, filled from the tool schemas and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer_replication.hints.context import HintContext
+from composer_replication.transcript import Transcript
+from composer_replication.types import Finding, ToolSchema
+
+__all__ = ["TemplateHint", "template_hint"]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateHint:
+    """For most kinds of finding: one fixed sentence per kind, filled from the tool schemas and the evidence."""
+
+    source: str = "template"
+
+    def generate(self, finding: Finding, trajectory: Transcript, context: HintContext, /) -> str | None:
+        return template_hint(finding.kind, finding.evidence, context.tools or trajectory.tools)
+
+
+def template_hint(kind: str, evidence: Mapping[str, Any], tools: Sequence[ToolSchema]) -> str | None:
+    """The fixed sentence for a kind of finding, None when there is none.
+
+    Args:
+        evidence: of the finding: `tool`, `arguments`, `error`, `occurrences` as far as the kind has them.
+        tools: what the agent may call.
+    """
+    sentence = _sentence(kind, evidence, {t["function"]["name"]: t["function"] for t in tools})
+    return None if sentence is None else f"Hint: {sentence}"
+
+
+def _sentence(kind: str, evidence: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]) -> str | None:
+    tool = str(evidence.get("tool") or "")
+    path = str(_path(evidence)) or "the file"
+    match kind:
+        case "unknown_tool":
+            unknown = f"there is no tool {tool}. " if tool else ""
+            return f"{unknown}Available tools are: {', '.join(tools)}." if tools else f"{unknown}Call one that you have."
+        case "malformed_call":
+            reason = f" ({evidence['error']})" if evidence.get("error") else ""
+            return f"the tool call could not be read{reason}. Write one JSON object with name and arguments."
+        case "invalid_arguments":
+            return _arguments_sentence(tool, tools)
+        case "edit_not_applied":
+            return _edit_sentence(path, evidence.get("occurrences"), evidence.get("reason"))
+        case "path_not_found":
+            return f"there is no {path}. List the files first." if path != "the file" else None
+        case "path_not_editable":
+            return f"{path} may not be changed. Change the project's source files."
+        case "repeated_action":
+            return f"this {tool} call was just made and nothing has changed since. Do something else."
+        case "timeout" | "out_of_memory" if tool != "run_tests":
+            return f"the {tool} call took too much. Ask for less."
+        case "timeout":
+            return "the code ran out of time. Look for a loop or a recursion that never ends."
+        case "out_of_memory":
+            return "the code ran out of memory. Look for something that grows without end."
+        case "style":
+            return str(evidence["message"])
+    return _plain_sentence(kind, tool, path, evidence)
+
+
+def _path(evidence: Mapping[str, Any]) -> Any:
+    arguments = evidence.get("arguments", {})
+    return next((arguments[name] for name in ("path", "file_path") if arguments.get(name)), evidence.get("path") or "")
+
+
+def _plain_sentence(kind: str, tool: str, path: str, evidence: Mapping[str, Any]) -> str | None:
+    match kind:
+        case "malformed_markup":
+            return "the tool call was written as text and nothing was called. Call the tool in the format you were given."
+        case "no_tool_call":
+            return "the turn called no tool, and nothing was done. Call the tool that does the next step."
+        case "permission_denied":
+            return f"this {tool} call is not permitted. Find a way that needs no such right."
+        case "oscillation":
+            return "the same two calls were just made before, with the same results. Do something else."
+        case "reread_unchanged":
+            return f"this was shown in turn {int(evidence['first_read']) + 1} and nothing has changed since. Use what is there."
+        case "premature_submit":
+            changed = ", ".join(evidence.get("paths", ())) or "the code"
+            return f"nothing was run after the last change of {changed}. Run the tests before you finish."
+        case "long_turn":
+            return "the answer is far too long. Say only what is needed, in a few sentences."
+        case "long_observation":
+            return f"the {tool} call showed {evidence['characters']:,} characters. Ask for the part that you need."
+        case "syntax_error":
+            return (
+                f"after this edit {path} is no Python: {evidence['message']} in line {evidence['line']}, `{evidence['source']}`."
+            )
+        case "test_regression":
+            return f"this change breaks tests that passed before: {', '.join(evidence['tests'][:3])}."
+        case "tests_touched":
+            return f"{path} is a test that judges the work. Change the code that it tests."
+        case "configuration_touched":
+            return f"{path} decides how the tests are run. Leave it as it is and change the code."
+        case "hidden_files":
+            return "the task is to be done without looking into git's history or caches. Work from the source files."
+        case "lint":
+            return f"in {path}, {'; '.join(evidence['complaints'][:3])}."
+    return None
+
+
+def _arguments_sentence(tool: str, tools: Mapping[str, Mapping[str, Any]]) -> str | None:
+    if tool not in tools:
+        return None
+    schema = tools[tool].get("parameters", {})
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not properties:
+        return f"{tool} takes no arguments."
+    named = ", ".join(f"{name} ({properties[name]['type']})" if "type" in properties.get(name, {}) else name for name in required)
+    optional = ", ".join(name for name in properties if name not in required)
+    needs = f"{tool} requires the arguments {named}" if named else f"{tool} requires no arguments"
+    return f"{needs}{f'; optional: {optional}' if optional else ''}."
+
+
+def _edit_sentence(path: str, occurrences: Any, reason: Any) -> str | None:
+    if reason is not None:
+        return f"{reason}, so nothing in {path} was changed."
+    if occurrences is None:
+        return None
+    if isinstance(occurrences, int) and occurrences > 1:
+        return f"the old text occurs {occurrences} times in {path}. Add the lines around it until it occurs once."
+    return f"the old text occurs 0 times in {path}. Read the file first and copy the old text exactly."

@@ -1,0 +1,67 @@
+"""Taking fields out of records whose types nobody vouches for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["number", "objects_in", "present", "section", "string", "text_of"]
+
+
+def string(record: Mapping[str, Any], *path: str) -> str:
+    """The text at a path of keys; empty when there is none or it is something else."""
+    value = _at(record, path)
+    return value if isinstance(value, str) else ""
+
+
+def number(record: Mapping[str, Any], *path: str) -> int | float | None:
+    """The number at a path of keys, or None."""
+    value = _at(record, path)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def section(record: Mapping[str, Any], *path: str) -> dict[str, Any]:
+    """The object at a path of keys; empty when there is none or it is something else."""
+    value = _at(record, path)
+    return value if isinstance(value, dict) else {}
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing when it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def present(**values: Any) -> dict[str, Any]:
+    """Those that say something."""
+    return {name: value for name, value in values.items() if value not in (None, "", {}, [], ())}
+
+
+def text_of(content: Any) -> tuple[str, str]:
+    """`(text, missing)` of a message's content, a text or a list of parts; `missing` names what no text can hold, e.g. `image`.
+
+    Parts follow each other on lines of their own; `[image]` stands for one.
+    """
+    if isinstance(content, str):
+        return content, ""
+    if content is None:
+        return "", ""
+    if not isinstance(content, list):
+        return "", type(content).__name__
+    texts: list[str] = []
+    missing = ""
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = str(part.get("type", "part")) if isinstance(part, dict) else type(part).__name__
+            missing = kind[:40]
+            texts.append(f"[{missing}]")
+    return "\n".join(texts), missing
+
+
+def _at(record: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        record = record.get(key) if isinstance(record, Mapping) else None
+    return record

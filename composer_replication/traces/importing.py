@@ -1,0 +1,151 @@
+"""From files of any known format to one folder of traces, and an account of what was left out and why."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import ConfigError
+from composer_replication.observe.files import replace_file
+from composer_replication.traces.fields import section, string
+from composer_replication.traces.reader import Reader, reader_for, readers
+from composer_replication.traces.redact import Redactor
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, peek
+from composer_replication.traces.store import write_traces
+from composer_replication.transcript import Trace
+from composer_replication.types import ToolSchema
+
+__all__ = ["ACCOUNT", "TRACES", "Import", "import_traces", "load_tools"]
+
+TRACES, ACCOUNT = "traces.jsonl", "import.json"
+
+
+@dataclass(slots=True)
+class Import:
+    """What an import did."""
+
+    traces: Counter[str] = field(default_factory=Counter)
+    """Number of traces by format."""
+    turns: Counter[str] = field(default_factory=Counter)
+    """Number of turns by format."""
+    dropped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By format, how often something was left out for which reason."""
+    problems: list[Problem] = field(default_factory=list)
+    """What could not be read, in the order in which it was met."""
+    redacted: Counter[str] = field(default_factory=Counter)
+    """Different credentials by kind, counted per trace."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "traces": dict(self.traces),
+            "turns": dict(self.turns),
+            "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()},
+            "problems": [str(problem) for problem in self.problems],
+            "redacted": dict(self.redacted),
+        }
+
+
+def import_traces(
+    path: Path,
+    out: Path,
+    *,
+    format: str | None = None,  # noqa: A002
+    tools: Sequence[ToolSchema] = (),
+    redact: bool = True,
+) -> Import:
+    """Read everything at `path` that is a log of an agent, and write it to `out`.
+
+    Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account.
+
+    Args:
+        path: a file, or a folder that is searched; links are not followed.
+        format: name of the reader for every file; each is guessed without it.
+        tools: for traces whose logs do not name their tools.
+        redact: replace credentials by `[REDACTED:kind]`.
+
+    Raises:
+        ConfigError: nothing is at `path`, or no reader is called `format`.
+        StorageError: `out` cannot be written.
+    """
+    if not path.exists():
+        raise ConfigError(f"there is nothing at {path}", fix="name a log of an agent, or a folder of them")
+    forced = reader_for(format) if format else None
+    account = Import()
+    redactor = Redactor() if redact else None
+    write_traces(out / TRACES, _traces(path, forced, tuple(tools), redactor, account))
+    if redactor:
+        account.redacted = redactor.counts
+    replace_file(out / ACCOUNT, json.dumps(account.to_json(), indent=1).encode() + b"\n")
+    return account
+
+
+def _traces(
+    path: Path, forced: Reader | None, tools: tuple[ToolSchema, ...], redactor: Redactor | None, account: Import
+) -> Iterator[Trace]:
+    names: Counter[str] = Counter()
+    for place, reader in _places(path, forced, account):
+        for item in reader.read(place):
+            if isinstance(item, Problem):
+                account.problems.append(item)
+            elif isinstance(item, Dropped):
+                account.dropped[reader.name][item.reason] += item.count
+            else:
+                names[item.trajectory_id] += 1
+                if names[item.trajectory_id] > 1:
+                    item = replace(item, trajectory_id=f"{item.trajectory_id}~{names[item.trajectory_id]}")
+                account.traces[reader.name] += 1
+                account.turns[reader.name] += len(item.turns)
+                given = replace(item, tools=tools) if tools and not item.tools else item
+                yield redactor.redact(given) if redactor else given
+
+
+def _places(path: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:
+    """Files and folders to read, and by whom, in the order of their names."""
+    known = [forced] if forced else list(readers().values())
+    pending = [path.resolve() if path.is_symlink() else path]
+    while pending:
+        place = pending.pop()
+        folder = place.is_dir() and not place.is_symlink()
+        try:
+            if not folder:
+                peek(place)
+            reader = next((r for r in known if r.sniff(place)), forced if not folder else None)
+            if reader:
+                yield place, reader
+            elif folder:
+                pending.extend(place / entry for entry in sorted(os.listdir(place), reverse=True))
+            else:
+                account.problems.append(Problem(place, "no log of a known agent"))
+        except UnreadableError as error:
+            account.problems.append(Problem(place, str(error)))
+        except OSError as error:
+            account.problems.append(Problem(place, error.strerror or str(error)))
+
+
+def load_tools(path: Path) -> tuple[ToolSchema, ...]:
+    """Tool schemas from a JSON file: a list of them in OpenAI's or Anthropic's form. Raises ConfigError for anything else."""
+    try:
+        value = document(path)
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}", fix="give a JSON list of tool schemas") from error
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{path}: not a list of tools", fix="give a JSON list of tool schemas")
+    return tuple(openai_tool(tool, f"{path}, tool {place}") for place, tool in enumerate(value))
+
+
+def openai_tool(tool: Any, where: str) -> ToolSchema:
+    """A tool schema in OpenAI's form, from that or Anthropic's. Raises ConfigError."""
+    if isinstance(tool, dict):
+        function = section(tool, "function") or tool
+        name = string(function, "name")
+        parameters = section(function, "parameters") or section(function, "input_schema")
+        if name:
+            described = {"name": name, "description": string(function, "description"), "parameters": parameters}
+            return {"type": "function", "function": described}
+    raise ConfigError(f"{where}: not a tool schema", fix='give {"name", "description", "input_schema"} or OpenAI\'s form')

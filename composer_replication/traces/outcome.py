@@ -1,0 +1,134 @@
+"""How a call ended, told from exit codes and the sentences in which known tools and shells report errors.
+
+`ok` is what is not known to be anything else: a detector blames a turn for a status, so none is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from composer_replication.deeds import Kind, deed_of
+from composer_replication.types import ToolCall, ToolResult
+
+__all__ = ["exit_code_in", "is_test_run", "told_result"]
+
+_RUNNER = re.compile(
+    r"(?:^|[;&|(\n]\s*)(?:[A-Z_][A-Z0-9_]*=\S*\s+)*(?:(?:uv|poetry|pdm|hatch|pipenv)\s+run\s+)?(?:timeout\s+\S+\s+)?(?:\S*/)?"
+    r"(?:pytest|py\.test|python[\d.]*\s+(?:-\w\s+)*-m\s+(?:pytest|unittest)|tox|nox|jest|vitest|mocha|npm\s+(?:run\s+)?test|"
+    r"yarn\s+(?:run\s+)?test|go\s+test|cargo\s+test|make\s+(?:test|check)|\S*manage\.py\s+test|\S*runtests\.py)(?=\s|$|[;&|)])"
+)
+_TESTS_FAILED = re.compile(
+    r"^=*\s?(?:\d+ \w+, )*[1-9]\d* (?:failed|errors?)\b.* in [\d.]+s|^FAILED \((?:failures|errors)=|"
+    r"^Tests:\s+(?:\d+ \w+, )*[1-9]\d* failed|^test result: FAILED\.|^--- FAIL: |^FAIL\t",
+    re.MULTILINE,
+)
+_FAILED_ID = re.compile(r"^(?:FAILED|ERROR) ([^\s:]+\.py(?:::\S+)+)", re.MULTILINE)
+
+_EXIT_CODE = (
+    re.compile(r"\AExit code (\d+)\b"),  # Claude Code
+    re.compile(r"^(?:Process exited with code|Exit code:) (-?\d+)$", re.MULTILINE),  # Codex
+    re.compile(r"<returncode>(-?\d+)</returncode>"),  # mini-swe-agent
+    re.compile(r"\[(?:The command completed|Command finished) with exit code (-?\d+)\.?\]"),  # OpenHands
+)
+_TIMEOUT = re.compile(
+    r"\A(?:Exit code \d+\n)?Command timed out after |\bcommand timed out after \d+ (?:milli)?seconds|"
+    r"\[The command (?:has )?timed out after |"
+    r"\AThe command .{0,400}? timed out|EXECUTION TIMED OUT|was cancelled because it took more than \d+ seconds|"
+    r"\bCommand '.{0,2000}?' timed out after [\d.]+ seconds",
+    re.DOTALL,
+)
+_TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "unknown_tool",
+        re.compile(
+            r"\A(?:<tool_use_error>)?(?:Error: )?(?:No such tool available|unsupported (?:custom tool )?call|"
+            r"Tool '?[\w.-]+'? not found)"
+        ),
+    ),
+    (
+        "invalid_arguments",
+        re.compile(
+            r"\A(?:<tool_use_error>)?(?:InputValidationError|failed to parse function arguments|Error validating |"
+            r"Parameter `\w+` is required|Missing required argument|Invalid `\w+` parameter(?!: \S+\. The path ))"
+        ),
+    ),
+    (
+        "edit_not_applied",
+        re.compile(
+            r"\A(?:<tool_use_error>|ERROR:\n|Error: )?\s*(?:String to replace not found in file|No changes to make|"
+            r"Found \d+ matches of the string to replace|File has not been read yet|File has been modified since read|"
+            r"No replacement was performed|File already exists at|apply_patch verification failed|Failed to find )"
+            r"|\A(?:<tool_use_error>)?.{0,300}?(?:did not appear verbatim in|Multiple occurrences of old_str)",
+            re.DOTALL,
+        ),
+    ),
+    (
+        "path_not_found",
+        re.compile(
+            r"\A(?:<tool_use_error>|ERROR:\n|Error: )?\s*(?:File does not exist|Path does not exist|Directory does not exist|"
+            r"The path \S+ does not exist|Invalid `path` parameter: \S+\. The path \S+ does not exist|"
+            r"ENOENT: no such file or directory|File \S+ not found)"
+        ),
+    ),
+)
+_OF_EDITORS = {"edit_not_applied", "path_not_found"}
+
+
+def is_test_run(call: ToolCall) -> bool:
+    """Whether the call certainly runs a test runner, alone or in a chain of commands."""
+    deed = deed_of(call.name, call.arguments)
+    return deed.kind is Kind.TEST or (deed.kind is Kind.SHELL and _RUNNER.search(deed.command.strip()) is not None)
+
+
+def exit_code_in(text: str) -> int | None:
+    """The exit code that a known tool writes into its output, if it does."""
+    return next((int(found[1]) for pattern in _EXIT_CODE if (found := pattern.search(text))), None)
+
+
+def told_result(
+    call: ToolCall | None,
+    call_id: str,
+    content: str,
+    *,
+    said: str | None = None,
+    exit_code: int | None = None,
+    failed: bool = False,
+    details: Mapping[str, Any] | None = None,
+) -> ToolResult:
+    """A result with the status its text and exit code tell.
+
+    Args:
+        call: what was asked, None when the log does not have it.
+        said: what the tool itself said, where `content` is more than that or escapes it.
+        exit_code: as the log has it beside the text; else one that a known tool wrote into it.
+        failed: the log itself marks it as an error.
+    """
+    said = content if said is None else said
+    command = call is not None and deed_of(call.name, call.arguments).kind is Kind.SHELL
+    code = exit_code if exit_code is not None else exit_code_in(said) if command else None
+    told: dict[str, Any] = {} if code is None else {"exit_code": code}
+    status = "ok"
+    if call is not None and call.error is not None:
+        status = "malformed_call"
+    elif call is not None and is_test_run(call) and _TESTS_FAILED.search(said):
+        status = "tests_failed"
+        if ids := list(dict.fromkeys(_FAILED_ID.findall(said))):
+            told["failed"] = ids
+    elif command and _TIMEOUT.search(said):
+        status = "timeout"
+    elif code is not None and code != 0:
+        status = "out_of_memory" if code == 137 and "Killed" in said else "command_failed"
+    elif code is None:
+        status = _by_text(said, command, failed)
+    return ToolResult(
+        call_id=call_id, name=call.name if call else "", content=content, status=status, details={**told, **(details or {})}
+    )
+
+
+def _by_text(content: str, command: bool, failed: bool) -> str:
+    for status, pattern in _TEXTS:
+        if pattern.search(content) and not (command and status in _OF_EDITORS):
+            return status
+    return "command_failed" if failed else "ok"

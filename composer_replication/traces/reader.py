@@ -1,0 +1,60 @@
+"""What a reader of foreign logs is, and which there are.
+
+A package of its own adds one by an entry point of the group `composer_replication.trace_readers` that names a `Reader` object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from composer_replication.errors import ConfigError
+from composer_replication.traces.source import Dropped, Problem
+from composer_replication.transcript import Trace
+
+__all__ = ["GROUP", "Item", "Reader", "reader_for", "readers"]
+
+GROUP = "composer_replication.trace_readers"
+_BUILTIN = ("own", "claude_code", "codex", "openhands", "swe_agent", "mini_swe_agent", "atif", "openai_chat")
+"""Modules of this room with a `READER`, in the order in which they are asked; the last knows the most general form."""
+
+Item: TypeAlias = Trace | Problem | Dropped
+
+
+class Reader(Protocol):
+    """One format of logs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def sniff(self, path: Path) -> bool:
+        """Whether the file or folder at `path` is of this format. Looks at little and never raises for what it finds."""
+        ...
+
+    def read(self, path: Path) -> Iterator[Item]:
+        """The traces of one file or folder that `sniff` knows, and what was not taken; never raises for what it holds."""
+        ...
+
+
+@cache
+def readers() -> dict[str, Reader]:
+    """Every reader by name: those of this package, then those of entry points, which replace one of the same name."""
+    found: dict[str, Reader] = {}
+    for module in _BUILTIN:
+        reader: Reader = import_module(f"composer_replication.traces.{module}").READER
+        found[reader.name] = reader
+    for entry in entry_points(group=GROUP):
+        reader = entry.load()
+        found[reader.name] = reader
+    return found
+
+
+def reader_for(name: str) -> Reader:
+    """The reader of that name. Raises ConfigError for an unknown one."""
+    if name not in readers():
+        raise ConfigError(f"no reader of traces is called {name!r}", fix=f"choose one of: {', '.join(readers())}")
+    return readers()[name]

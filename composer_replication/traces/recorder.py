@@ -1,0 +1,150 @@
+"""Playing a conversation back: what has been said so far is the context of the next turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.actions import too_deep
+from composer_replication.tokens.tool_calls import load_json
+from composer_replication.transcript import TraceTurn
+from composer_replication.types import Message, ToolCall, ToolResult
+
+__all__ = ["RAW", "Recorder", "assistant", "native_call", "tool_message", "wire_call"]
+
+RAW = "raw_arguments"
+"""Detail of a turn: `{call_id: text}` of calls whose arguments are no JSON object."""
+
+
+def native_call(call_id: str, name: str, arguments: Any) -> tuple[ToolCall, str | None]:
+    """A call as an API returned it, and its arguments as text where they are no JSON object (then the call has an `error`)."""
+    try:
+        parsed = load_json(arguments or "{}") if isinstance(arguments, str) else {} if arguments is None else arguments
+    except ValueError as error:
+        return ToolCall(call_id=call_id, name=name, arguments={}, error=str(error)), str(arguments)
+    if isinstance(parsed, dict) and name and not too_deep(parsed):
+        return ToolCall(call_id=call_id, name=name, arguments=parsed), None
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    problem = "a call needs a name and an object of arguments that is not nested too deeply"
+    return ToolCall(call_id=call_id, name=name, arguments={}, error=problem), text
+
+
+def wire_call(call: ToolCall, raw: str | None = None) -> dict[str, Any]:
+    """A call as an entry of `Message["tool_calls"]`; arguments that are no object stay the text they were."""
+    arguments = dict(call.arguments) if raw is None else raw
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def assistant(text: str, calls: Sequence[ToolCall], raw: Mapping[str, str]) -> Message:
+    """A turn as the model itself reads it later."""
+    wire = [wire_call(call, raw.get(call.call_id)) for call in calls]
+    return Message(role="assistant", content=text, tool_calls=wire) if wire else Message(role="assistant", content=text)
+
+
+def tool_message(result: ToolResult) -> Message:
+    """A result as the model reads it."""
+    message = Message(role="tool", content=result.content, tool_call_id=result.call_id)
+    return Message(**message, name=result.name) if result.name else message
+
+
+@dataclass(slots=True)
+class _Open:
+    context: tuple[Message, ...]
+    text: str
+    calls: tuple[ToolCall, ...]
+    reasoning: str | None
+    details: dict[str, Any]
+    results: list[ToolResult] = field(default_factory=list)
+
+
+class Recorder:
+    """One conversation while it is played back."""
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self.context: list[Message] = list(messages)
+        """What the model has seen so far."""
+        self._turns: list[_Open] = []
+        self._asked: dict[str, _Open] = {}
+
+    def say(self, message: Message) -> None:
+        """Somebody else than the model says something."""
+        self.context.append(message)
+
+    def restart(self, messages: Iterable[Message]) -> None:
+        """From here on the model sees these messages instead, as after a compaction."""
+        self.context = list(messages)
+
+    def answer(
+        self,
+        text: str,
+        calls: Iterable[tuple[ToolCall, str | None]] = (),
+        *,
+        reasoning: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        message: Message | None = None,
+        shown: bool = True,
+        counted: bool = True,
+    ) -> None:
+        """The model answers to what it has seen.
+
+        Args:
+            calls: each with its arguments as text where they are no object (see `native_call`).
+            message: how the model sees its answer later, where its calls are not native.
+            shown: it sees its answer later at all.
+            counted: this is a turn; else it is one of another trace, and here only context.
+        """
+        pairs = list(calls)
+        raw = {call.call_id: broken for call, broken in pairs if broken is not None}
+        told = {**(details or {}), **({RAW: raw} if raw else {})}
+        turn = _Open(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
+        if counted:
+            self._turns.append(turn)
+        self._asked.update({call.call_id: turn for call in turn.calls})
+        if shown:
+            self.context.append(message or assistant(text, turn.calls, raw))
+
+    def call(self, call_id: str) -> ToolCall | None:
+        """The call of that id, if the model made one."""
+        turn = self._asked.get(call_id)
+        return next((call for call in turn.calls if call.call_id == call_id), None) if turn else None
+
+    def result(self, result: ToolResult, message: Message | None = None) -> None:
+        """A call is answered; `message` is how the model reads that, where it is no tool message."""
+        self.note(result)
+        self.context.append(message or tool_message(result))
+
+    def note(self, result: ToolResult, *, last: bool = False) -> None:
+        """The same for what the model reads elsewhere or never. A call that is not known, or `last`: it is the last turn's."""
+        turn = None if last else self._asked.get(result.call_id)
+        if turn is None and self._turns:
+            turn = self._turns[-1]
+        if turn is not None:
+            turn.results.append(result)
+
+    def forget_last(self, response_id: str) -> bool:
+        """Take the last turn back if its `response_id` is this one: it answered something else than its context."""
+        if not response_id or not self._turns or self._turns[-1].details.get("response_id") != response_id:
+            return False
+        self._turns.pop()
+        return True
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        """The messages before the first turn."""
+        return self._turns[0].context if self._turns else tuple(self.context)
+
+    def turns(self) -> tuple[TraceTurn, ...]:
+        """Every answer, with what its calls returned."""
+        return tuple(
+            TraceTurn(
+                context=turn.context,
+                text=turn.text,
+                tool_calls=turn.calls,
+                results=tuple(turn.results),
+                reasoning=turn.reasoning,
+                details=turn.details,
+            )
+            for turn in self._turns
+        )

@@ -1,0 +1,209 @@
+"""Reading files that nobody vouches for: line by line, within limits, and every fault a value.
+
+Logs are truncated by killed processes and hold binary output and half surrogate pairs; a folder of them holds other things too.
+Nothing here raises for what a file holds: a `Problem` names file and line, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["Dropped", "Problem", "UnreadableError", "document", "documents", "objects", "parse", "peek"]
+
+MAX_LINE = 64 << 20
+"""Bytes of one line; a longer one is a problem and is skipped."""
+MAX_DOCUMENT = 256 << 20
+"""Bytes of one file that is a single JSON value."""
+MAX_DEPTH = 200
+"""Lists and objects inside one another: what walks over them recurses, and stacks end."""
+_PEEKED = 20
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that could not be read; everything else of its file still is."""
+
+    path: Path
+    reason: str
+    line: int | None = None
+    """1-based, of a file of lines."""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reason}" if self.line else f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Well-formed records that are no part of any trace, and why not."""
+
+    path: Path
+    reason: str
+    """One of few constant sentences, so that a table can count them."""
+    count: int = 1
+
+
+class UnreadableError(ValueError):
+    """A file or a line that is not JSON data within the limits; its text says why in one line."""
+
+
+def parse(data: bytes) -> Any:
+    """Strict JSON whose strings can be written as UTF-8: half a surrogate pair becomes U+FFFD, as encoders of requests have it.
+
+    Raises:
+        UnreadableError: anything else, nesting beyond `MAX_DEPTH` and integers beyond Python's limit of digits included.
+    """
+    if b"\0" in data:
+        raise UnreadableError("binary, not text")
+    try:
+        value = json.loads(data.decode(), parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise UnreadableError("not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"not JSON: {error.msg} (character {error.pos})") from error
+    except RecursionError as error:
+        raise UnreadableError("nested too deeply") from error
+    except ValueError as error:
+        raise UnreadableError("a number with too many digits" if "digits" in str(error) else str(error)) from error
+    if _too_deep(value):
+        raise UnreadableError("nested too deeply")
+    return _whole(value) if b"\\ud" in data or b"\\uD" in data else value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise UnreadableError(f"not JSON: {name} is not a number")
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return _HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return value
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """`(number, line)` of every line that is not blank; None for one that is too long. Raises UnreadableError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise UnreadableError("a link; links are not followed" if path.is_symlink() else error.strerror or str(error)) from error
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnreadableError("not a regular file")
+        number = 0
+        while line := stream.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(MAX_LINE)
+                yield number, None
+            elif line.strip():
+                yield number, line
+
+
+def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
+    """The JSON objects of a file of lines with their numbers; a `Problem` for every line that is none."""
+    try:
+        for number, line in _lines(path):
+            if line is None:
+                yield Problem(path, f"a line of more than {MAX_LINE >> 20} MiB", number)
+                continue
+            try:
+                value = parse(line)
+            except UnreadableError as error:
+                torn = not line.endswith(b"\n") and str(error).startswith("not JSON")
+                cut = "; the file ends in the middle of a line" if torn else ""
+                yield Problem(path, f"{error}{cut}", number)
+                continue
+            if isinstance(value, dict):
+                yield number, value
+            else:
+                yield Problem(path, "not a JSON object", number)
+    except (UnreadableError, OSError) as error:
+        yield Problem(path, str(error))
+
+
+def document(path: Path) -> Any:
+    """The one JSON value of a file. Raises UnreadableError."""
+    try:
+        size = path.lstat().st_size
+        if size > MAX_DOCUMENT:
+            raise UnreadableError(f"more than {MAX_DOCUMENT >> 20} MiB")
+        parts = [line for _, line in _lines(path)]
+    except OSError as error:
+        raise UnreadableError(error.strerror or str(error)) from error
+    if None in parts:
+        raise UnreadableError(f"a line of more than {MAX_LINE >> 20} MiB")
+    return parse(b"".join(part for part in parts if part))
+
+
+def documents(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
+    """The objects of a file of lines, or of one that is a single object or a list of them (numbered from 1)."""
+    if not _is_spread(path):
+        yield from objects(path)
+        return
+    try:
+        value = document(path)
+    except UnreadableError as error:
+        yield Problem(path, str(error))
+        return
+    for number, item in enumerate(value if isinstance(value, list) else [value], start=1):
+        yield (number, item) if isinstance(item, dict) else Problem(path, "not a JSON object", number)
+
+
+def _is_spread(path: Path) -> bool:
+    """Whether one JSON value goes over several lines, or is a list."""
+    try:
+        first = next((line for _, line in _lines(path) if line), b"").strip()
+    except (UnreadableError, OSError):
+        return False
+    return first in (b"{", b"[") or first.startswith(b"[")
+
+
+def peek(path: Path) -> tuple[dict[str, Any], ...]:
+    """The first objects of a file, by which a reader knows it. Raises UnreadableError when there is none, and says why."""
+    try:
+        status = path.lstat()
+    except OSError as error:
+        raise UnreadableError(error.strerror or str(error)) from error
+    return _peek(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4)
+def _peek(path: Path, changed: int, size: int) -> tuple[dict[str, Any], ...]:
+    del changed
+    found: list[dict[str, Any]] = []
+    problem = "no JSON object" if size else "empty"
+    for seen, item in enumerate(documents(path)):
+        if isinstance(item, Problem):
+            problem = item.reason
+        else:
+            found.append(item[1])
+        if seen + 1 == _PEEKED:
+            break
+    if not found:
+        raise UnreadableError(problem)
+    return tuple(found)

@@ -1,0 +1,148 @@
+"""Imported traces on disk: one trace per line, each context told as what it shares with the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_replication.errors import ConfigError, StorageError
+from composer_replication.observe.files import read_lines
+from composer_replication.transcript import Trace, TraceTurn
+from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json, to_json
+
+__all__ = ["context_from", "context_steps", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
+
+
+def write_traces(path: Path, traces: Iterable[Trace]) -> int:
+    """Write `traces` to `path`, one JSON line each, atomically, and return how many there were.
+
+    A line grows with the messages of its trace, not with the sum of its contexts. `details` must be JSON data.
+
+    Raises:
+        StorageError: it could not be written; what was at `path` is still there.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as stream:
+            for trace in traces:
+                stream.write(json.dumps(trace_to_json(trace)).encode() + b"\n")
+                count += 1
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}", fix="free space or make the folder writable, and import again"
+        ) from error
+    return count
+
+
+def read_traces(path: Path) -> Iterator[Trace]:
+    """The traces of a file that `write_traces` wrote.
+
+    Raises:
+        ConfigError: there is no such file, or a line is no trace.
+        StorageError: the file cannot be read, or a line is not JSON.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there are no traces at {path}", fix="name a folder that `composer traces import ... --out` wrote")
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            yield trace_from_json(line)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path}, line {number}: not a trace of this release ({error})", fix="import it again") from error
+
+
+def trace_to_json(trace: Trace) -> dict[str, Any]:
+    """Plain JSON data of a trace."""
+    record: dict[str, Any] = {name: to_json(getattr(trace, name)) for name in _PLAIN}
+    previous, turns = trace.messages, []
+    names: dict[int, str] = {}
+    for turn in trace.turns:
+        told = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
+        turns.append({"context": context_steps(previous, turn.context, names), **told})
+        previous = turn.context
+    return {**record, "turns": turns}
+
+
+_PLAIN = ("trajectory_id", "format", "messages", "tools", "task_id", "agent", "model", "reward", "details")
+
+
+def trace_from_json(data: dict[str, Any]) -> Trace:
+    """Inverse of `trace_to_json`. Raises LookupError, TypeError or ValueError for anything else."""
+    previous: tuple[Message, ...] = tuple(data["messages"])
+    turns = []
+    for told in data["turns"]:
+        previous = context_from(previous, told["context"])
+        turns.append(
+            TraceTurn(
+                context=previous,
+                text=told["text"],
+                tool_calls=tuple(ToolCall(**call) for call in told["tool_calls"]),
+                results=tuple(ToolResult(**result) for result in told["results"]),
+                reasoning=told["reasoning"],
+                details=told["details"],
+            )
+        )
+    reward = None if data["reward"] is None else reward_from_json(data["reward"])
+    given = {name: data[name] for name in _PLAIN if name not in ("messages", "tools", "reward")}
+    return Trace(**given, messages=tuple(data["messages"]), tools=tuple(data["tools"]), reward=reward, turns=tuple(turns))
+
+
+def context_steps(previous: Sequence[Message], context: Sequence[Message], names: dict[int, str]) -> list[Any]:
+    """How `context` comes out of `previous`: `[start, end]` for a stretch that is kept, a message for one that is new.
+
+    Args:
+        names: what messages are equal by, per object; pass one dictionary for the contexts of one trace, which share them.
+    """
+    shared = 0
+    for old, new in zip(previous, context, strict=False):
+        if old is not new:
+            break
+        shared += 1
+    steps: list[Any] = [[0, shared]] if shared else []
+    if shared == len(context):
+        return steps
+    keys = [_name(message, names) for message in previous]
+    places: dict[str, int] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, place)
+    end = shared  # where in `previous` the last stretch ends
+    for message in context[shared:]:
+        key = _name(message, names)
+        place = end if end < len(keys) and keys[end] == key else places.get(key, -1)
+        if place < 0:
+            steps.append(message)
+            end += 1  # mostly it stands for the one that was there
+            continue
+        if steps and isinstance(steps[-1], list) and steps[-1][1] == place:
+            steps[-1][1] += 1
+        else:
+            steps.append([place, place + 1])
+        end = place + 1
+    return steps
+
+
+def context_from(previous: Sequence[Message], steps: Sequence[Any]) -> tuple[Message, ...]:
+    """Inverse of `context_steps`."""
+    context: list[Message] = []
+    for step in steps:
+        if isinstance(step, list):
+            context.extend(previous[step[0] : step[1]])
+        else:
+            context.append(step)
+    return tuple(context)
+
+
+def _name(message: Message, names: dict[int, str]) -> str:
+    if id(message) not in names:
+        names[id(message)] = json.dumps(message)
+    return names[id(message)]

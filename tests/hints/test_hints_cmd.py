@@ -1,0 +1,99 @@
+"""`composer hints explain` on runs, files of trajectories and imported traces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from labelled.read import labelled
+from trajectories import bad, call, ok, trajectory
+from typer.testing import CliRunner
+
+from composer_replication.cli import app
+from composer_replication.errors import ConfigError
+from composer_replication.observe import RunDir
+from composer_replication.traces import write_traces
+from composer_replication.types import Hint, to_json
+
+READ, EDIT, SUBMIT = call("read_file", path="a.py"), call("edit_file", path="a.py", old="x", new="y"), call("submit")
+FAILING = trajectory((READ, bad("path_not_found")), (EDIT, ok()), (SUBMIT, ok()), reward=0.0)
+
+
+def explain(*arguments):
+    result = CliRunner().invoke(app, ["hints", "explain", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def write(path, transcripts):
+    path.write_text("".join(json.dumps(to_json(one)) + "\n" for one in transcripts))
+    return path
+
+
+def test_trajectories_are_explained_turn_by_turn(tmp_path):
+    said = explain(write(tmp_path / "t.jsonl", [FAILING]))
+    assert "turn 1: path_not_found" in said
+    assert "said, by template: Hint: there is no a.py. List the files first." in said
+    assert "turn 2: tests_failed" in said
+    assert "not said: nothing to say about tests_failed" in said
+    assert "not said: after an earlier error [template: Hint: nothing was run after" in said
+    assert "1 transcripts, 3 turns; nothing was found in 0 transcripts" in said
+
+
+def test_json_holds_every_finding_and_counts(tmp_path):
+    told = json.loads(explain(write(tmp_path / "t.jsonl", [FAILING]), "--json", "--per-trajectory", 2))
+    (one,) = told["traces"]
+    assert [(f["turn"], f["kind"], f["dropped"]) for f in one["findings"]] == [
+        (0, "path_not_found", None),
+        (1, "tests_failed", "nothing to say about tests_failed"),
+        (2, "premature_submit", None),
+    ]
+    assert told["counts"]["path_not_found"] == {"found": 1, "told": 1}
+
+
+def test_traces_of_other_agents(tmp_path):
+    pairs = labelled()[:40:8]
+    write_traces(tmp_path / "traces.jsonl", [one for one, _ in pairs])
+    told = json.loads(explain(tmp_path, "--json"))
+    assert told == json.loads(explain(tmp_path / "traces.jsonl", "--json"))
+    assert [{(f["kind"], f["turn"]) for f in one["findings"]} for one in told["traces"]] == [planted for _, planted in pairs]
+
+
+def test_a_run_shows_what_was_told_then(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    run = RunDir(tmp_path)
+    run.write_trajectories("full", 3, [FAILING])
+    text = "Hint: as it was told."
+    about = {"trajectory_id": FAILING.trajectory_id, "kind": "tests_failed", "source": "documentation"}
+    run.write_hints("full", 3, [Hint(turn=1, text=text, **about)])
+    said = explain(tmp_path)
+    assert "full, step 3: 0/t0/0" in said
+    assert f"said, by documentation: {text}" in said
+
+
+def test_rules_of_ones_own(tmp_path):
+    rules = tmp_path / "style.toml"
+    rules.write_text(
+        '[[rule]]\nname = "no-y"\npattern = "y"\nwhere = "code"\nmessage = "No y."\n'
+        '[[rule]]\nname = "j"\njudge = "Is it rude?"\nmessage = "Be kind."\n'
+    )
+    said = explain(write(tmp_path / "t.jsonl", [FAILING]), "--rules", rules)
+    assert "turn 2: style" in said
+    assert "Hint: No y." in said
+    assert "1 rules of" in said
+
+
+@pytest.mark.parametrize("content", ["nonsense\n", "[]\n", '{"format": "x"}\n', "{}\n", '{"a": ' * 5_000])
+def test_a_line_that_is_none_is_named(tmp_path, content):
+    (tmp_path / "t.jsonl").write_text(f"{json.dumps(to_json(FAILING))}\n{content}")
+    with pytest.raises(ConfigError, match="line 2: neither a trajectory nor a trace"):
+        explain(tmp_path / "t.jsonl")
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        explain(tmp_path / "gone.jsonl")
+    with pytest.raises(ConfigError, match="not a run"):
+        explain(tmp_path)
