@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-sandbox bench-agreement bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -35,8 +35,14 @@ triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbor, an environment for each
 	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
 
+traces: env ## Test ATIF files with the package atif, in an environment of its own
+	@$(BIN)/nox --session traces
+
 docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
 	@$(BIN)/python -m pytest tests_substrates/docker
+
+remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
+	@$(BIN)/nox --session remote
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check

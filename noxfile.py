@@ -55,6 +55,14 @@ def oracles(session: nox.Session) -> None:
 
 
 @nox.session
+def traces(session: nox.Session) -> None:
+    """ATIF files beside the package `atif`: what is written is valid."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", "atif>=1.8,<1.9")
+    session.run("python", "-m", "pytest", "tests_substrates/traces", *session.posargs)
+
+
+@nox.session
 @nox.parametrize(
     ("version", "numpy"),
     [
@@ -70,6 +78,14 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
     test = ("python", "-m", "pytest", *session.posargs)
     session.run(*test, "tests_substrates/triton/test_values.py", env={"TRITON_INTERPRET": "1"})
     session.run(*test, "tests_substrates/triton/test_compilation.py")
+
+
+@nox.session
+def remote(session: nox.Session) -> None:
+    """The remote sandbox through a server of SWE-ReX."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,remote]")
+    session.run("python", "-m", "pytest", "tests_substrates/remote", *session.posargs)
 
 
 @nox.session

@@ -125,7 +125,7 @@ class HintConfig(Section):
     only repeats the environment's word. Installed packages may add some."""
     generators: tuple[str, ...] = ("documentation", "template", "environment")
     """What writes hints, by name, the first to have something to say. `sibling` is what an attempt that passed did in the same
-    place."""
+    place, `judge` is the first of [[teachers]], within loss.replay.max_total_usd."""
     demo: bool = False
     """`sibling` shows the action itself and not only what it was done on. The deleted code stays out of it."""
     useful_only: bool = False

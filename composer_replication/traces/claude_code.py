@@ -29,7 +29,9 @@ __all__ = ["READER", "ClaudeCodeReader"]
 
 SIDE_CHAIN = "lines of side chains (subagents)"
 TWICE = "lines that a resumed session repeats"
-NOTICE = "notices of the program in the model's place"
+NOTICE = "errors that the program tells in the model's place"
+FILLER = "answers that the program made up: kept as context"
+SYNTHETIC = "<synthetic>"
 UNSEEN = "messages that only the screen showed"
 UNANSWERED = "messages on branches that were never answered"
 SHARED = "turns that a branch shares with the main line: kept as its context"
@@ -138,7 +140,7 @@ class _Session:
         kind = string(line, "type")
         if kind == "system" and string(line, "subtype") == "compact_boundary":
             return "compaction"
-        if kind == "assistant" and (line.get("isApiErrorMessage") or string(line, "message", "model") == "<synthetic>"):
+        if kind == "assistant" and line.get("isApiErrorMessage") is True:
             self.dropped[NOTICE] += 1
             return ""
         if kind == "user" and line.get("isVisibleInTranscriptOnly") is True and line.get("isCompactSummary") is not True:
@@ -200,9 +202,10 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
             for line in unit.lines:
                 missing = _told(recorder, line) or missing
         elif unit.role == "assistant":
-            new = unit.number not in done
+            said = string(unit.lines[-1], "message", "model") != SYNTHETIC
+            new = said and unit.number not in done
             if not new:
-                session.dropped[SHARED] += 1
+                session.dropped[SHARED if said else FILLER] += 1
             _answer(recorder, unit, missing, new=new)
             done.add(unit.number)
     session.walked |= {unit.number for unit in ways}

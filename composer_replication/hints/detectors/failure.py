@@ -33,7 +33,7 @@ STATUSES = frozenset(
 )
 """Kinds of error that a result's status may name."""
 
-_OWN = frozenset({"list_files", "read_file", "search", "edit_file", "write_file", "run_tests"})
+_OWN = frozenset({"list_files", "read_file", "search", "edit_file", "write_file", "run_tests", "submit"})
 """Tools whose environment always says it in the status: what they show of a file is never an answer of the tool."""
 
 _HEAD = 600
