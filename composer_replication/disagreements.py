@@ -130,10 +130,11 @@ def find_disagreements(
     for answer in teacher_actions:
         by_state[answer.question_id].append(answer)
     counts = _Counts()
-    clustered = [_clustered(state, by_state[state["state_id"]], scenes(state), judged or {}, counts) for state in states]
+    clustered = [_clustered(state, by_state[state["state_id"]], _with(judged, scenes(state)), counts) for state in states]
     families = {c.family or c.teacher for c in teacher_actions}
     if weights == "fitted":
-        weights = family_accuracies([_ballot(clusters) for clusters, _ in clustered])
+        silent = [Ballot({family: 0}) for family in families]  # one of two minds everywhere is at the prior
+        weights = family_accuracies([*silent, *(_ballot(clusters) for clusters, _ in clustered)])
     elif weights == "equal":
         weights = {}
     pairs: list[DPOPair] = []
@@ -168,11 +169,14 @@ class _Counts:
     undecided: set[tuple[str, str]] = field(default_factory=set)
 
 
+def _with(judged: Mapping[tuple[str, str], Verdict] | None, scene: Scene) -> Scene:
+    return scene if judged is None else replace(scene, judge=lambda one, other: judged.get((one, other)))
+
+
 def _clustered(
     state: TraceState,
     answers: Sequence[TeacherAnswer],
     scene: Scene,
-    judged: Mapping[tuple[str, str], Verdict],
     counts: _Counts,
 ) -> tuple[list[Cluster], int]:
     outcomes = [cast_vote(a, state.get("tools", ())) for a in answers]
@@ -182,7 +186,7 @@ def _clustered(
     def same(one: str, other: str) -> Verdict:
         key = (one, other) if one < other else (other, one)
         if key not in known:
-            known[key] = compare(*key, replace(scene, judge=lambda a, b: judged.get((a, b))))
+            known[key] = compare(*key, scene)
             counts.methods[f"{known[key].answer}: {known[key].method}"] += 1
             if known[key].method == "none":
                 counts.undecided.add(key)

@@ -87,7 +87,7 @@ PROGRAMS: Mapping[str, Program] = {
     "tail": Program(_options(_LINES), exclusive=_sets("n=+c= q+v"), defaults={"n=": "10"}, count=True),
     "wc": Program(_options("l/lines w/words c/bytes m/chars L/max-line-length")),
     "ls": Program(
-        _options("a/all A/almost-all l h/human-readable R/recursive r/reverse t S d/directory i/inode s/size 1 p"),
+        _options("a/all A/almost-all l h/human-readable R/recursive r/reverse t S d/directory s/size 1 p"),
         exclusive=_sets("a+A t+S l+1"),
         here=frozenset("*"),
         slash=frozenset("dR"),

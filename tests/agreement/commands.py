@@ -85,7 +85,7 @@ GROUPS: list[tuple[str, list[str], list[str]]] = [
     ),
     ("flags", ["ls -la src", "ls -al src", "ls src -la", "ls -l src -a"], ["ls -ld src", "ls -lR src", "ls -lr src"]),
     ("flags", ["ls -R", "ls --recursive", "ls -R ."], ["ls -r", "ls -d", "ls"]),
-    ("flags", ["ls -lh big.txt", "ls -hl big.txt", "ls --human-readable -l big.txt"], ["ls -l src", "ls -li big.txt"]),
+    ("flags", ["ls -lh big.txt", "ls -hl big.txt", "ls --human-readable -l big.txt"], ["ls -l src", "ls -ls big.txt"]),
     ("flags", ["ls -1", "ls -1 ."], ["ls -m", "ls -1a"]),
     ("flags", ["ls -ltr", "ls -rtl", "ls -l --reverse -t"], ["ls -lSr", "ls -lr -a"]),
     ("flags", ["ls -A src", "ls --almost-all src"], ["ls -a src", "ls src tests"]),
