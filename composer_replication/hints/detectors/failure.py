@@ -242,9 +242,8 @@ def shell_refusal(status: str, shown: str, command: Command, exit_code: int | No
         return None
     silent = exit_code is None and status == "ok"
     text = _ends(shown)
-    if (
-        silent and command.looks and not command.checks
-    ):  # what a file shows is no word of the shell's; the program's own error would come first
+    if silent and command.looks and not command.checks:
+        # what a file shows is no word of the shell's; the program's own error would come first
         first = text.partition("\n")[0]
         text = first if any(f"{program}:" in first[:60] for program in command.programs) else ""
     if (exit_code == 124 and not command.checks) or (exit_code in (None, -1, 124) and _TIMEOUT_LINE.search(text or shown[:80])):
