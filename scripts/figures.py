@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; two are of what benchmarks
-measured (memory.json, tasks.json).
+"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; four are of what
+benchmarks measured (gate.json, memory.json, prm.json, tasks.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 from composer_replication.distillation import TAIDScheduler, dpo_loss, generalized_jsd_per_token, simpo_loss
+from composer_replication.observe.chart import Line, Panel, svg
 from composer_replication.policy_gradient import SurrogateKind, concave_penalty, surrogate
+from composer_replication.prm.evaluate import panels
 from torch import Tensor
-
-from chart import Line, Panel, svg
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
 
@@ -198,6 +198,30 @@ def taid_schedule() -> list[Panel]:
     ]
 
 
+def gate() -> list[Panel]:
+    """What `make bench-gate` found: valuable pairs kept over cost, at prices with a prompt cache and without."""
+    curves = json.loads((FOLDER / "gate.json").read_text("utf-8"))["curves"]
+    shown = {"entropy alone": "entropy alone", "cascade": "gate (cascade)", "oracle": "oracle"}
+
+    def panel(title: str, price: str) -> Panel:
+        lines = [Line("all states", [(1.0, 1.0), (1.0, math.nan)])]
+        for key, name in shown.items():
+            lines.append(Line(name, [(point[price], point["valuable"]) for point in curves[key]]))
+        return Panel(
+            title=title,
+            x_label="cost, all states = 1",
+            y_label="share of valuable pairs kept",
+            x_ticks=ticks(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+            y_ticks=ticks(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+            lines=lines,
+        )
+
+    return [
+        panel("Cached prompt tokens at a tenth of the price", "usd_cached"),
+        panel("Every prompt token at the full price", "usd_uncached"),
+    ]
+
+
 def memory() -> list[Panel]:
     """What `make bench-memory` measured."""
     peaks = json.loads((FOLDER / "memory.json").read_text("utf-8"))["peak_mb"]
@@ -235,12 +259,20 @@ def tasks() -> list[Panel]:
     ]
 
 
+def prm() -> list[Panel]:
+    """What `make bench-prm` measured."""
+    measured = json.loads((FOLDER / "prm.json").read_text("utf-8"))
+    return panels(measured["held_out_steps"], measured["roc"], measured["calibration"])
+
+
 FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
     "divergence_over_beta": divergence_over_beta,
     "effort": effort,
+    "gate": gate,
     "memory": memory,
     "preference_losses": preference_losses,
+    "prm": prm,
     "taid_schedule": taid_schedule,
     "tasks": tasks,
     "token_weights": token_weights,
@@ -251,8 +283,8 @@ def main(arguments: list[str]) -> int:
     """Write every picture into the folder."""
     folder = Path(arguments[0]) if arguments else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for name, panels in FIGURES.items():
-        (folder / f"{name}.svg").write_text(svg(panels()), "utf-8")
+    for name, drawn in FIGURES.items():
+        (folder / f"{name}.svg").write_text(svg(drawn()), "utf-8")
         print(f"{name}.svg")
     return 0
 

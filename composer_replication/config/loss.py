@@ -153,7 +153,7 @@ class ReplayConfig(Section):
     traces_per_task: Positive = 1
     """Trajectories of the starting policy that are frozen for replay, per training task."""
     agreement_threshold: Positive = 2
-    """Teachers that must choose the same action, another than the student's."""
+    """Families of teachers that must choose the same action, another than the student's."""
     verify: bool = True
     """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
     pairs_per_step: Positive = 8

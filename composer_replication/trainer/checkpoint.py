@@ -1,8 +1,8 @@
 """Atomic checkpoints: a folder appears whole or not at all, and says by hash what it holds.
 
     ckpt/ARM/step_00020/
-        model.safetensors, config.json, tokenizer...   the policy, loadable with from_pretrained
-        learner.pt                                     optimizer, schedules, self-teacher, policy version
+        model.safetensors, config.json, tokenizer...   the model, loadable with from_pretrained
+        learner.pt                                     optimizer and what else its learner remembers
         loop.json                                      step, counters, RNG state, fingerprint of the run
         MANIFEST.sha256                                written last
 
@@ -18,17 +18,16 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.errors import CheckpointError, StorageError
-from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_weights, save_policy
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
+__all__ = ["Restorable", "latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
 
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
@@ -36,8 +35,19 @@ _REQUIRED = ("config.json", "learner.pt", "loop.json")
 _NAME = re.compile(r"step_(\d{5,})")
 
 
+class Restorable(Protocol):
+    """What trains a model: here the policy's `Learner` and that of a process reward model."""
+
+    @property
+    def policy(self) -> PreTrainedModel: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor], /) -> None: ...
+
+
 def save_checkpoint(
-    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
+    folder: Path, step: int, learner: Restorable, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
 ) -> Path:
     """Write `folder/step_NNNNN`. `state` is the loop's own, plain JSON. Raises StorageError when the disk refuses."""
     target = folder / f"step_{step:05d}"
@@ -60,7 +70,7 @@ def save_checkpoint(
             raise  # that is where torch writes archives; it has other troubles too
         raise StorageError(
             f"{target}: the checkpoint could not be written: {error}",
-            fix="free disk space and continue with `composer train ... --resume`; earlier checkpoints and all metrics are intact",
+            fix="free disk space and continue with --resume; earlier checkpoints and all metrics are intact",
         ) from error
     return target
 
@@ -91,9 +101,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return loop
 
 
-def load_checkpoint(path: Path, learner: Learner) -> None:
+def load_checkpoint(path: Path, learner: Restorable) -> None:
     """Restore a learner from a checkpoint that `read_checkpoint` found intact."""
-    state = torch.load(path / "learner.pt", map_location=learner.accelerator.device, weights_only=True)
+    state = torch.load(path / "learner.pt", map_location=learner.policy.device, weights_only=True)
     learner.load_state_dict(state, load_weights(path, like=learner.policy))
 
 

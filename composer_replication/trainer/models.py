@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
 
-__all__ = ["load_policy", "load_weights", "resolve_device", "save_policy"]
+__all__ = ["load_model", "load_policy", "load_weights", "resolve_device", "save_policy"]
 
 
 # What a damaged config.json becomes inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
@@ -49,7 +49,15 @@ def resolve_device(name: str) -> torch.device:
 
 
 def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Causal language model and tokenizer of a folder or a Hugging Face id. Errors as in `load_model`."""
+    return load_model(config, AutoModelForCausalLM)
+
+
+def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer of a folder or a Hugging Face id.
+
+    Args:
+        auto: one of transformers' `AutoModelFor...` classes; `options` go to its `from_pretrained`.
 
     Raises:
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
@@ -62,7 +70,7 @@ def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokeniz
     try:
         with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-            model = cast(Any, AutoModelForCausalLM).from_pretrained(config.path, dtype=torch.float32)
+            model = auto.from_pretrained(config.path, dtype=torch.float32, **options)
     except _LOAD_ERRORS as error:
         why = " ".join(str(error).split())[:300] or type(error).__name__
         what = (

@@ -1,0 +1,148 @@
+"""Where the label of a step comes from: the outcome of siblings, teachers' votes, or a file.
+
+Labels are probabilities that a step is good, by trajectory id and turn (0-based).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from composer_replication.actions import Call, canonical_action, canonical_text
+from composer_replication.errors import ConfigError
+from composer_replication.observe import files
+from composer_replication.prm.data import step_turns
+from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
+from composer_replication.teachers.rewards import weighted_reward
+from composer_replication.traces import state_id
+from composer_replication.transcript import Trace, Transcript, TranscriptTurn
+from composer_replication.types import ToolCall, Trajectory, Unscored
+
+__all__ = ["StepLabels", "canonical_turn", "outcome_labels", "read_labels", "vote_labels"]
+
+StepLabels: TypeAlias = dict[str, dict[int, float]]
+"""Trajectory id -> turn -> label."""
+
+
+def outcome_labels(
+    transcripts: Sequence[Trajectory | Trace], *, estimate: Literal["soft", "hard"] = "soft", at_least: int = 1
+) -> StepLabels:
+    """Labels from what became of the trajectories that begin with the same actions, as Math-Shepherd estimates a step's quality
+    (arXiv 2312.08935, section 3.3): `soft` is the share of them with reward 1, `hard` whether one has.
+
+    Its completions are sampled from the step; here they are the siblings, all transcripts of a task, whose canonical actions
+    up to and including the step are the same, the transcript itself among them. Without a reward they say nothing.
+
+    Args:
+        at_least: fewest scored siblings that make a label.
+    """
+    outcomes: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    for transcript in transcripts:
+        if isinstance(transcript.reward, int | float):
+            for prefix in _prefixes(transcript):
+                outcomes[prefix].append(float(transcript.reward == 1.0))
+    labels: StepLabels = {}
+    for transcript in transcripts:
+        steps = step_turns(transcript)
+        for turn, prefix in enumerate(_prefixes(transcript)):
+            seen = outcomes.get(prefix, [])
+            if turn in steps and len(seen) >= max(1, at_least):
+                value = max(seen) if estimate == "hard" else sum(seen) / len(seen)
+                labels.setdefault(transcript.trajectory_id, {})[turn] = value
+    return labels
+
+
+def _prefixes(transcript: Transcript) -> Iterator[tuple[str, ...]]:
+    """Task and canonical actions up to and including each turn."""
+    prefix: tuple[str, ...] = (transcript.task_id,)
+    for turn in transcript.turns:
+        prefix = (*prefix, canonical_turn(turn))
+        yield prefix
+
+
+def canonical_turn(turn: TranscriptTurn) -> str:
+    """A turn's action in canonical form; with a call that could not be parsed it is the turn's text."""
+    if any(call.error is not None for call in turn.tool_calls):
+        return canonical_text(turn.text)
+    return canonical_action(turn.text, [Call(c.name, c.arguments) for c in turn.tool_calls])
+
+
+def vote_labels(
+    transcripts: Sequence[Transcript],
+    votes: Mapping[tuple[str, int], Sequence[Vote]],
+    *,
+    weights: Mapping[str, float] | None = None,
+) -> StepLabels:
+    """Labels from teachers: the share of their votes for the action the student took (`teachers.rewards.weighted_reward`).
+
+    Args:
+        votes: by trajectory id and turn. A step without votes gets no label.
+        weights: by teacher, 1 for those not named.
+
+    Raises:
+        ConfigError: there are votes on a turn that does not exist, or a weight is negative.
+    """
+    turns = {(t.trajectory_id, index): turn for t in transcripts for index, turn in enumerate(t.turns)}
+    labels: StepLabels = {}
+    for (name, index), cast in votes.items():
+        if (name, index) not in turns:
+            raise ConfigError(
+                f"there are votes on turn {index} of {name!r}, which no trace has", fix="give the traces they are about"
+            )
+        reward = weighted_reward(cast, canonical_turn(turns[name, index]), weights=weights or {})
+        if not isinstance(reward, Unscored):
+            labels.setdefault(name, {})[index] = reward
+    return labels
+
+
+def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mapping[str, float] | None = None) -> StepLabels:
+    """Labels of a JSONL file. A line is either `{"trajectory_id", "turn", "label"}`, or a teacher's answer to the state before a
+    turn, as in the `answers.jsonl` of `composer replay`; those of one turn are its votes (`vote_labels`).
+
+    Raises:
+        ConfigError: there is no such file, a line is neither, a step is labelled twice, or a line is about no trace.
+        StorageError: the file is damaged.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", fix='name a JSONL file of labels or answers, or say "outcome"')
+    states = {state_id(t.trajectory_id, i): (t, i) for t in transcripts for i in range(len(t.turns))}
+    labels: StepLabels = {}
+    votes: defaultdict[tuple[str, int], list[Vote]] = defaultdict(list)
+    for number, line in enumerate(files.read_lines(path), start=1):
+        try:
+            state, known = _read(line)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: no label ({type(error).__name__}: {error})",
+                fix='write {"trajectory_id": "...", "turn": 0, "label": 1}, or name the answers.jsonl of `composer replay`',
+            ) from error
+        if state not in states:
+            raise ConfigError(
+                f"{path}, line {number}: no trace has the state {state!r}", fix="give the traces the lines are about"
+            )
+        transcript, turn = states[state]
+        step = (transcript.trajectory_id, turn)
+        if turn in labels.get(step[0], {}) or (isinstance(known, float) and step in votes):
+            raise ConfigError(f"{path}, line {number}: {state!r} is labelled already", fix="leave one of the two")
+        if isinstance(known, float):
+            labels.setdefault(step[0], {})[turn] = known
+            continue
+        vote = cast_vote(known, transcript.tools)
+        votes[step] += [vote] if isinstance(vote, Vote) else []
+    for name, found in vote_labels(transcripts, votes, weights=weights).items():
+        labels.setdefault(name, {}).update(found)
+    return labels
+
+
+def _read(line: Any) -> tuple[str, float | TeacherAnswer]:
+    """A line's state, and its label or answer. Raises LookupError, TypeError or ValueError."""
+    if "question_id" in line:
+        calls = tuple(ToolCall(**call) for call in line["tool_calls"])
+        answer = TeacherAnswer(**{**line, "tool_calls": calls})
+        return answer.question_id, answer
+    name, turn = line["trajectory_id"], line["turn"]
+    if not isinstance(name, str) or isinstance(turn, bool) or not isinstance(turn, int):
+        raise TypeError("trajectory_id is a text and turn a whole number")
+    return state_id(name, turn), float(line["label"])

@@ -1,0 +1,142 @@
+"""A process reward model: token classification with two labels, read at the last token of each step.
+
+Any Hugging Face model that has a token classification head will do, as long as it is causal: a step's score then depends on what
+came before it alone, and scoring a finished trace gives the scores that its beginnings would have got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from composer_replication.causal_lm import evaluating
+from composer_replication.config import ModelConfig
+from composer_replication.errors import ModelError
+from composer_replication.prm.data import IGNORED, Example
+from composer_replication.trainer.models import load_model
+
+__all__ = ["load_prm", "make_prm", "parts", "score", "start_prm", "step_logits"]
+
+_LABELS = {0: "bad step", 1: "good step"}
+_HEAD = {"num_labels": 2, "id2label": _LABELS, "label2id": {name: i for i, name in _LABELS.items()}}
+
+
+def make_prm(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+    """An untrained process reward model of an architecture.
+
+    Raises:
+        ModelError: the architecture has no token classification head, or is not causal.
+    """
+    for name, value in _HEAD.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            model = cast(Any, AutoModelForTokenClassification).from_config(config)
+        except ValueError as error:
+            raise _no_head(type(config).__name__, error) from error
+    return _causal(model.eval(), type(config).__name__)
+
+
+def start_prm(path: str, *, device: str = "auto", seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A pretrained model with a new head, or a process reward model to train on; with its tokenizer.
+
+    Raises:
+        ModelError: it cannot be loaded, has no token classification head, is not causal, or has no chat template.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # of the head
+        model, tokenizer = load_model(ModelConfig(path=path, device=device), AutoModelForTokenClassification, **_HEAD)
+    return _causal(model, path), tokenizer
+
+
+def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A trained process reward model and its tokenizer.
+
+    Raises:
+        ModelError: as `start_prm`, or it is not one that `composer prm train` wrote, so its head would say nothing.
+    """
+    model, tokenizer = load_model(ModelConfig(path=path, device=device), AutoModelForTokenClassification)
+    if model.config.id2label != _LABELS:
+        raise ModelError(f"{path} is no process reward model", fix="name the folder `model` that `composer prm train` wrote")
+    return _causal(model, path), tokenizer
+
+
+def _no_head(name: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"{name} has no token classification head: {' '.join(str(error).split())[:200]}",
+        fix="take a model that transformers has one for",
+    )
+
+
+def _causal(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """The model, when what follows a token does not change its score. Raises ModelError."""
+    first = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=model.device) % model.config.get_text_config().vocab_size
+    with evaluating(model):
+        one, other = model(input_ids=first, use_cache=False).logits[:, :3]
+    if not torch.allclose(one, other, atol=1e-5):
+        raise ModelError(f"{name} is not causal: the score of a step would depend on what follows it", fix="take a causal model")
+    return model
+
+
+def pad(examples: Sequence[Example], pad_id: int) -> dict[str, Tensor]:
+    """Examples as one batch: `input_ids` and `attention_mask` int64 [B, T], `labels` float32 [B, T], all padded on the right."""
+    ids = pad_sequence([torch.tensor(e.input_ids) for e in examples], batch_first=True, padding_value=pad_id)
+    labels = pad_sequence([torch.tensor(e.labels()) for e in examples], batch_first=True, padding_value=IGNORED)
+    lengths = torch.tensor([[len(e.input_ids)] for e in examples])
+    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths).long(), "labels": labels}
+
+
+def step_logits(model: nn.Module, batch: dict[str, Tensor], positions: Tensor) -> Tensor:
+    """Log-odds that a step is good [n], at `positions` bool [B, T]."""
+    device = next(model.parameters()).device
+    ids, mask = batch["input_ids"].to(device), batch["attention_mask"].to(device)
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()[positions.to(device)]
+    return logits[:, 1] - logits[:, 0]
+
+
+def parts(examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:
+    """Indices of examples of like length together, each part at most `tokens` tokens with its padding, or one example."""
+    part: list[int] = []
+    for index in sorted(range(len(examples)), key=lambda i: (len(examples[i].input_ids), i)):
+        if part and (len(part) + 1) * len(examples[index].input_ids) > tokens:
+            yield part
+            part = []
+        part.append(index)
+    if part:
+        yield part
+
+
+def score(
+    model: PreTrainedModel,
+    examples: Sequence[Example],
+    *,
+    pad_id: int,
+    tokens: int = 16_384,
+    on_done: Callable[[int], None] | None = None,
+) -> list[list[float]]:
+    """Probability that each step is good: one list per example, in the order of its steps, labelled or not.
+
+    Args:
+        tokens: most tokens of one forward pass, padding counted.
+        on_done: told how many more examples have their scores.
+    """
+    found: list[list[float]] = [[] for _ in examples]
+    with evaluating(model):
+        for part in parts(examples, tokens):
+            some = [examples[i] for i in part]
+            batch = pad(some, pad_id)
+            wanted = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+            for row, example in enumerate(some):
+                wanted[row, [step.end for step in example.steps]] = True
+            values = iter(step_logits(model, batch, wanted).sigmoid().tolist())
+            for index, example in zip(part, some, strict=True):
+                found[index] = [next(values) for _ in example.steps]
+            if on_done is not None:
+                on_done(len(part))
+    return found
