@@ -208,6 +208,7 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
         if unit.role == "compaction":
             kept = section(unit.lines[0], "compactMetadata", "preservedMessages")
             recorder.restart(())
+            missing = missing if kept else ""  # else nothing of before is in the context any more
         elif unit.role == "user":
             for line in unit.lines:
                 missing = _told(recorder, line) or missing
