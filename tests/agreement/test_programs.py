@@ -38,7 +38,7 @@ OPERANDS = {
     "git diff": [[], ["log.txt"], ["HEAD"]],
     "git log": [[], ["log.txt"]],
 }
-ROUNDS = 60
+ROUNDS = 30
 
 
 def written(program, name, options, operands, rng):
