@@ -28,7 +28,8 @@ from typing import Any, get_args
 
 from measuring import emit
 
-from composer_replication.teachers import Consensus, Gate, Step, Tariff, Vote, bill, consensus
+from composer_replication.agreement import Answer, Verdict, Vote, choose, cluster_votes
+from composer_replication.teachers import Gate, Step, Tariff, bill
 from composer_replication.teachers.gate import Rule
 
 TRACES, STEPS, SEEDS = 40, 50, 3
@@ -80,11 +81,15 @@ class State:
     @property
     def pair(self) -> str:
         """`valuable`, `false`, or nothing, when all teachers are asked."""
-        votes = [Vote(teacher=t, family=t, action=a, canonical=a) for t, a in self.answers.items()]
-        agreed = consensus(votes, threshold=2)
-        if not isinstance(agreed, Consensus) or agreed.canonical == self.student:
+        votes = [Vote(teacher=t, family=t, action=a) for t, a in self.answers.items()]
+        choice = choose(cluster_votes(votes, self.student, _exact)[0], threshold=2, weights={})
+        if isinstance(choice, str) or choice.cluster.student.same:
             return ""
-        return "valuable" if self.student.startswith("error") and agreed.canonical.startswith("right") else "false"
+        return "valuable" if self.student.startswith("error") and choice.cluster.action.startswith("right") else "false"
+
+
+def _exact(one: str, other: str) -> Verdict:
+    return Verdict(Answer.SAME if one == other else Answer.DIFF, "exact", "")
 
 
 def states_of(world: World, seed: int) -> list[State]:
