@@ -105,7 +105,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _optional(arguments: Mapping[str, Any], *names: str) -> str:
-    return next((str(arguments[name]) for name in names if arguments.get(name) is not None), "")
+    return _text(arguments, *names) if any(arguments.get(name) is not None for name in names) else ""
 
 
 def _number(value: Any) -> int | None:
@@ -129,7 +129,7 @@ def _folder(arguments: Mapping[str, Any]) -> str:
 def _read(a: Mapping[str, Any]) -> Deed:
     first, last = _number(a.get("start")), _number(a.get("end"))
     if a.get("offset") is not None or a.get("limit") is not None:
-        first = _number(a.get("offset"))
+        first = _number(a.get("offset")) or None
         limit = _number(a.get("limit"))
         last = None if limit is None else (first or 1) + limit - 1
     whole = first is None and last is None

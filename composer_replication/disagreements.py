@@ -132,6 +132,8 @@ def find_disagreements(
     counts = _Counts()
     clustered = [_clustered(state, by_state[state["state_id"]], _with(judged, scenes(state)), counts) for state in states]
     families = {c.family or c.teacher for c in teacher_actions}
+    if isinstance(weights, str) and weights not in ("equal", "fitted"):
+        raise ConfigError(f"weights is {weights!r}", fix="write 'equal', 'fitted' or a number for each family")
     if weights == "fitted":
         silent = [Ballot({family: 0}) for family in families]  # one of two minds everywhere is at the prior
         weights = family_accuracies([*silent, *(_ballot(clusters) for clusters, _ in clustered)])

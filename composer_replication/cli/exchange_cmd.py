@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from composer_replication.cli.options import SandboxOption
-from composer_replication.errors import TaskError
+from composer_replication.errors import ConfigError, TaskError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
@@ -24,6 +24,7 @@ def export_tasks(
     python: Annotated[Path | None, typer.Option(help="Interpreter whose versions a Harbor image gets.")] = None,
 ) -> None:
     """Write tasks as Harbor directories, graded without network, or as SWE-bench rows with a git bundle each."""
+    _refuse_overlap(tasks, out)
     found = load_tasks(tasks)
     if format == "harbor":
         export_harbor(found, out, python=(python or build_python(tasks)).absolute())
@@ -47,6 +48,7 @@ def import_tasks(
     Exits with 3 when none can.
     """
     del format
+    _refuse_overlap(folder, out)
     interpreter = (python or build_python(out, sandbox)).absolute()
     tasks, refused = import_harbor(folder, out, sandbox=open_sandbox(sandbox), python=interpreter)
     for refusal in refused:
@@ -54,3 +56,10 @@ def import_tasks(
     typer.echo(f"{len(tasks)} of {len(tasks) + len(refused)} Harbor tasks imported into {out}")
     if not tasks:
         raise TaskError(f"none of {len(refused)} Harbor tasks can be expressed as ours", fix="see the reasons above")
+
+
+def _refuse_overlap(source: Path, out: Path) -> None:
+    """What is written replaces folders of its name, and what is read must not be among them. Raises ConfigError."""
+    read, written = source.resolve(), out.resolve()
+    if read.is_relative_to(written) or written.is_relative_to(read):
+        raise ConfigError(f"--out {out} and {source} lie in one another", fix="name a folder beside it with --out")

@@ -53,7 +53,7 @@ def explain(
     lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, a process for every edit.")] = False,
     teachers: Annotated[
         Path | None,
-        typer.Option(help="TOML file with [[teachers]] tables: the first answers rules with a question, and writes hints."),
+        typer.Option(help="TOML file with \\[\\[teachers]] tables: the first answers rules with a question, and writes hints."),
     ] = None,
     ledger: Annotated[Path, typer.Option(help="What the teacher has answered, and what it cost.")] = Path("hints-ledger.sqlite"),
     max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger has paid or holds.")] = 0.0,

@@ -27,7 +27,7 @@ GateOption: TypeAlias = Literal["off", "flat", "cascade", "sweep", "any"]
 
 def plan(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],
-    teachers: Annotated[Path, typer.Option(help="TOML file with [[teachers]] tables, as a run file has them.")],
+    teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
     gate: Annotated[GateOption, typer.Option(help="Whom to ask where; off asks everybody about everything.")] = "off",
     cheap: Annotated[str | None, typer.Option(help="Teacher that is asked first; the cheapest by default.")] = None,
     uncertain: Annotated[float, typer.Option(help="Share of the states that count as uncertain.")] = 0.3,

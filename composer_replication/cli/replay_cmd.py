@@ -32,7 +32,7 @@ EXIT_INCOMPLETE = TeacherError.exit_code
 
 def replay(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],
-    teachers: Annotated[Path, typer.Option(help="TOML file with [[teachers]] tables, as a run file has them.")],
+    teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
     out: Annotated[Path, typer.Option(help="Folder for answers.jsonl, spend.json and ledger.sqlite.")],
     max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger in --out has paid or holds.")],
     bill: Annotated[

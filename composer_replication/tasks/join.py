@@ -19,7 +19,7 @@ from composer_replication.tasks.difficulty import difficulty_of
 from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
 from composer_replication.tasks.functions import Function, find_functions
 from composer_replication.tasks.hidden import numbers_of, prove_calls, without_broken
-from composer_replication.tasks.proof import NoTaskError, grade_both_ways, run_without
+from composer_replication.tasks.proof import NoTaskError, grade_both_ways, refuse_without_imports, run_without
 from composer_replication.tasks.store import Task, docs_of, load_task, write_task
 from composer_replication.types import TaskSpec
 
@@ -30,7 +30,7 @@ def can_be_joined(tasks: Sequence[Task]) -> bool:
     """Whether they are deletions of different functions of one source, made in one way, and can all be solved."""
     first = tasks[0]
     keys = [f"{d.path}::{d.qualname}" for task in tasks for d in task.spec.deleted]
-    alike = all((task.spec.source_digest, _mode(task)) == (first.spec.source_digest, _mode(first)) for task in tasks)
+    alike = all((task.spec.source_digest, *_way(task)) == (first.spec.source_digest, *_way(first)) for task in tasks)
     return alike and len(set(keys)) == len(keys) and all(t.spec.deleted and not t.spec.impossible for t in tasks)
 
 
@@ -72,8 +72,9 @@ def _joined_id(tasks: Sequence[Task]) -> str:
     return f"{tasks[0].spec.task_id.rpartition('-')[0][:80]}-and-more-{digest[:8]}"
 
 
-def _mode(task: Task) -> str:
-    return str(task.provenance.get("mode", "stub"))
+def _way(task: Task) -> tuple[str, bool]:
+    """How its functions were deleted: the mode, and whether docstrings were kept."""
+    return str(task.provenance.get("mode", "stub")), bool(task.provenance.get("keep_docstring", True))
 
 
 @contextmanager
@@ -105,12 +106,16 @@ class _Joint:
         seconds = max(spec.test_timeout_s for spec in specs)
         sandbox, python, python_path = self.sandbox, self.python, specs[0].python_path
         without = run_without(tree, ids, sandbox=sandbox, python=python, python_path=python_path, seconds=seconds)
+        if _way(self.tasks[0])[0] != "stub":
+            refuse_without_imports(without)
         failing, passing = without.failing, without.passing
         hidden = _merged(specs)
         if hidden.calls:
             limits = Limits(wall_s=seconds, cpu_s=seconds)
             hidden = prove_calls(hidden, sandbox, tree, python=python, python_path=python_path, limits=limits)
         while failing:
+            if not hidden.calls and any(spec.hidden.calls for spec in specs):
+                raise NoTaskError("none of its held-out calls holds")
             feature = self._feature(functions, failing)
             spec = self._spec(describe(feature, style), failing, passing, seconds, hidden)
             if not all(is_editable(spec, path) for path in deleted):
@@ -124,7 +129,7 @@ class _Joint:
                 facts = {
                     "kind": "joined",
                     "of": [task.spec.task_id for task in self.tasks],
-                    "mode": _mode(self.tasks[0]),
+                    **dict(zip(("mode", "keep_docstring"), _way(self.tasks[0]), strict=True)),
                     "licence": self.tasks[0].provenance.get("licence", ""),
                     "difficulty": difficulty_of(functions, len(failing)),
                     **numbers_of(hidden),
@@ -140,12 +145,16 @@ class _Joint:
             for path in tree_files(self.tree)
             if path.endswith(".py") and is_editable(self.tasks[0].spec, path)
         }
-        by_file = {path: [f for f in find_functions(path, source)[0] if f.key in wanted] for path, source in sources.items()}
+        mode, keep = _way(self.tasks[0])
+        by_file = {
+            path: [f for f in find_functions(path, source, keep_docstring=keep)[0] if f.key in wanted]
+            for path, source in sources.items()
+        }
         functions = [function for found in by_file.values() for function in found]
         if {function.key for function in functions} != wanted:
             missing = min(wanted - {function.key for function in functions})
             raise TaskError(f"{missing} is not found in the code of {self.tasks[0].root}", fix="build its tasks again")
-        if _mode(self.tasks[0]) == "stub":
+        if mode == "stub":
             return functions, {path: delete_bodies(sources[path], found) for path, found in by_file.items() if found}
         from composer_replication.tasks.remove import remove_functions
 
@@ -160,7 +169,7 @@ class _Joint:
             sources={function.path: (self.tree / function.path).read_bytes() for function in functions},
             fail_to_pass=sorted(failing),
             docs=docs_of(self.tree),
-            removed=_mode(self.tasks[0]) != "stub",
+            removed=_way(self.tasks[0])[0] != "stub",
         )
 
     def _spec(self, instruction: str, failing: Set[str], passing: Set[str], seconds: float, hidden: HiddenChecks) -> TaskSpec:

@@ -12,7 +12,7 @@ from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest_twice
 from composer_replication.types import Outcome, TaskSpec, Unscored
 
-__all__ = ["NoTaskError", "Without", "grade_both_ways", "run_without"]
+__all__ = ["NoTaskError", "Without", "grade_both_ways", "refuse_without_imports", "run_without"]
 
 
 class NoTaskError(Exception):
@@ -62,6 +62,12 @@ def run_without(
         unsteady=frozenset(passed[0] ^ passed[1]),
         second=second,
     )
+
+
+def refuse_without_imports(without: Without) -> None:
+    """Whole functions are gone, and with them every test that could say more. Raises NoTaskError."""
+    if without.second.collect_errors and Outcome.PASSED not in without.second.outcomes.values():
+        raise NoTaskError("no test file can be imported without it")
 
 
 def grade_both_ways(

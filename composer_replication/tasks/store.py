@@ -68,14 +68,16 @@ class Task:
     def deleted_code(self) -> tuple[str, ...]:
         """The bodies that were deleted, one text each; a whole file where its functions are not found again.
 
-        Signatures and docstrings are not among them. Undecodable bytes are replaced. Raises TaskError like `gold_files`.
+        Signatures are not among them, nor docstrings that the task's tree still has. Undecodable bytes are replaced. Raises
+        TaskError like `gold_files`.
         """
         bodies: list[bytes] = []
+        keep = bool(self.provenance.get("keep_docstring", True))
         for path, source in self.gold_files().items():
             wanted = {d.qualname for d in self.spec.deleted if d.path == path}
             if self.spec.deleted and not wanted:
                 continue  # only imports went
-            found = [f for f in find_functions(path, source)[0] if f.qualname in wanted]
+            found = [f for f in find_functions(path, source, keep_docstring=keep)[0] if f.qualname in wanted]
             bodies += [body_of(source, f) for f in found] if found and len(found) == len(wanted) else [source]
         return tuple(body.decode(errors="replace") for body in bodies)
 

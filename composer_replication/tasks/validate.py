@@ -25,12 +25,12 @@ from composer_replication.tasks.impossible import make_impossible
 from composer_replication.tasks.layout import Layout
 from composer_replication.tasks.leak import LeakScanner
 from composer_replication.tasks.mutate import mutants_of
-from composer_replication.tasks.proof import NoTaskError, Without, grade_both_ways, run_without
+from composer_replication.tasks.proof import NoTaskError, Without, grade_both_ways, refuse_without_imports, run_without
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.select import Candidate
 from composer_replication.tasks.source import Source
 from composer_replication.tasks.store import Task, write_task
-from composer_replication.types import Deletion, Outcome, TaskSpec
+from composer_replication.types import Deletion, TaskSpec
 
 __all__ = ["Validator", "Verdict"]
 
@@ -196,6 +196,7 @@ class Validator:
     def _write(self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]) -> Task:
         provenance = {
             "mode": self.options.mode,
+            "keep_docstring": self.options.keep_docstring,
             "difficulty": candidate.difficulty,
             "licence": self.licence,
             "covering_tests": len(candidate.tests),
@@ -250,9 +251,8 @@ class Validator:
         lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
         if lost - ids:
             without = self._run(tree, ids | lost)
-        steady = any(outcome is Outcome.PASSED for outcome in without.second.outcomes.values())
-        if self.options.mode != "stub" and broken_files and not steady:
-            raise NoTaskError("no test file can be imported without it")
+        if self.options.mode != "stub":
+            refuse_without_imports(without)
         return without
 
     def _run(self, tree: Tree, ids: Set[str]) -> Without:

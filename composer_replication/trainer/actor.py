@@ -12,7 +12,7 @@ from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
-from composer_replication.errors import SandboxError
+from composer_replication.errors import CheckpointError, SandboxError
 from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollout.collect import Progress, collect_groups
@@ -66,19 +66,37 @@ class Actor:
             self.curriculum.learn(groups, step)
             pair = self.curriculum.to_join()
             if pair is not None:
-                found = await asyncio.to_thread(self.workshop.join, *pair)  # seconds of tests, at most once a step
-                self._add_joined(*pair, found)
-                solved = f"{self.arm}: {pair[0].spec.task_id} and {pair[1].spec.task_id} are solved"
-                made = f"joined into {found.spec.task_id}" if isinstance(found, Task) else f"not joined: {found}"
-                self.workshop.terminal.note(f"{solved}; {made}")
+                await self._join(*pair)
         return groups
 
+    async def _join(self, first: Task, second: Task) -> None:
+        """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken box puts it off."""
+        found: Task | str = ""
+        try:
+            found = await asyncio.to_thread(self.workshop.join, first, second)
+        except SandboxError as error:
+            outcome = f"not joined now: {error}"
+        else:
+            self._add_joined(first, second, found)
+            outcome = f"joined into {found.spec.task_id}" if isinstance(found, Task) else f"not joined: {found}"
+        self.workshop.terminal.note(f"{self.arm}: {first.spec.task_id} and {second.spec.task_id} are solved; {outcome}")
+
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a curriculum's checkpoint, with the tasks that were joined until then."""
+        """Go on from a curriculum's checkpoint, with the tasks that were joined until then.
+
+        Raises:
+            CheckpointError: one of them is gone and cannot be made again.
+        """
         assert self.curriculum is not None
         for first, second, task in state["joined"]:
             known = {t.spec.task_id: t for t in self._train}
-            self._add_joined(known[first], known[second], self.workshop.join(known[first], known[second]) if task else "")
+            found = self.workshop.join(known[first], known[second]) if task else ""
+            if task and not isinstance(found, Task):
+                raise CheckpointError(
+                    f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
+                    fix="restore its folder below tasks/ in the run directory, or give the new run another name",
+                )
+            self._add_joined(known[first], known[second], found)
         self.curriculum.load_state_dict(state)
 
     def _add_joined(self, first: Task, second: Task, found: Task | str) -> None:

@@ -126,6 +126,8 @@ class Curriculum:
 
     def to_join(self) -> tuple[Task, Task] | None:
         """Two solved tasks to make a harder one of, the smallest first; none is taken twice."""
+        if self._config.join_up_to < 2:
+            return None
         used = {name for *pair, _ in self.joined for name in pair}
         solved = [task for name, task in self._tasks.items() if name not in used and self._is_solved(name)]
         solved.sort(key=lambda task: (len(task.spec.deleted), task.spec.task_id))

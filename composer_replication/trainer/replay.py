@@ -14,6 +14,7 @@ from typing import Any
 from composer_replication.actions import action_message
 from composer_replication.agreement import Scene
 from composer_replication.config import RunConfig
+from composer_replication.deeds import Kind, deed_of
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.errors import SandboxError, TeacherError
@@ -32,12 +33,9 @@ from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Message, Pair, ToolCall, Trajectory, Unscored, to_json
+from composer_replication.types import Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 
 __all__ = ["collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "teacher_costs", "verify_pair"]
-
-_DECISIVE = frozenset({"edit_file", "write_file", "submit"})
-"""Actions after which only the tests can tell."""
 
 
 async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Learner) -> list[Pair]:
@@ -202,15 +200,21 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
     if any(r.status not in ("ok", "tests_failed") for r in results):
         return "the chosen action cannot be carried out"
     own = trajectory.turns[turn]
-    if any(call.name in _DECISIVE for call in calls):
+    if any(map(_is_decisive, calls, results)):
         if not _passes(env):
             return "the tests do not pass after the chosen action"
-        if not any(result.name in _DECISIVE for result in own.results):
+        if not any(map(_is_decisive, own.tool_calls, own.results)):
             return None
         _go_to(env, trajectory, turn + 1)
         return "the tests pass after the student's own action too" if _passes(env) else None
     failed = not own.results or any(r.status not in ("ok", "tests_failed") for r in own.results)
     return None if failed else "nothing shows that the chosen action is better"
+
+
+def _is_decisive(call: ToolCall, result: ToolResult) -> bool:
+    """Whether only the tests can tell what came of a call: it changes files, by whatever tool, or submits them."""
+    deed = deed_of(call.name, call.arguments)
+    return deed.changes or deed.kind is Kind.SUBMIT or bool(result.details.get("changed"))
 
 
 def _go_to(env: Env, trajectory: Trajectory, turn: int) -> None:

@@ -37,6 +37,11 @@ def most(prices):
 def both(prices):
     """Total and highest."""
     return total(prices), most(prices)
+
+
+def least(prices):
+    """The lowest price."""
+    return min(prices)
 '''
 TESTS = {
     "test_total.py": """\
@@ -66,12 +71,12 @@ from shop import both
 def test_both():
     assert both([1, 2]) == (3, 2)
 """,
-    "test_nothing.py": """\
-import shop
+    "test_least.py": """\
+from shop import least
 
 
-def test_nothing():
-    assert shop.__doc__
+def test_least():
+    assert least([1, 2]) == 1
 """,
 }
 PYTHON = Path(sys.executable)
@@ -141,6 +146,8 @@ def test_what_cannot_be_joined(built: dict[str, Task]) -> None:
     assert not can_be_joined([total, elsewhere])
     other_way = dataclasses.replace(most, provenance={**most.provenance, "mode": "feature"})
     assert not can_be_joined([total, other_way])
+    without_docstrings = dataclasses.replace(most, provenance={**most.provenance, "keep_docstring": False})
+    assert not can_be_joined([total, without_docstrings])
     hopeless = dataclasses.replace(most, spec=dataclasses.replace(most.spec, impossible=True))
     assert not can_be_joined([total, hopeless])
     reversion = dataclasses.replace(most, spec=dataclasses.replace(most.spec, deleted=()))
@@ -148,7 +155,7 @@ def test_what_cannot_be_joined(built: dict[str, Task]) -> None:
 
 
 def test_tests_that_pass_without_the_functions_make_no_task(built: dict[str, Task], tmp_path: Path) -> None:
-    nothing = {"fail_to_pass": (), "pass_to_pass": ("test_nothing.py::test_nothing",)}
+    nothing = {"fail_to_pass": (), "pass_to_pass": ("test_least.py::test_least",)}
     empty = [dataclasses.replace(t, spec=dataclasses.replace(t.spec, **nothing)) for t in (built["total"], built["most"])]
     assert join_tasks(empty, tmp_path, sandbox=open_sandbox(), python=PYTHON) == "no test fails without it"
     assert list(tmp_path.iterdir()) == []
@@ -164,3 +171,28 @@ def test_a_function_that_is_not_there_is_a_damaged_task(built: dict[str, Task], 
             sandbox=open_sandbox(),
             python=PYTHON,
         )
+
+
+def test_docstrings_that_were_deleted_stay_deleted(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/shop.py").write_text(SHOP)
+    for name, text in TESTS.items():
+        (tmp_path / "shop" / name).write_text(text)
+    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(keep_docstring=False))
+    found = {task.spec.deleted[0].qualname: task for task in load_tasks(tmp_path / "tasks")}
+    assert any("The sum of the prices" in code for code in found["total"].deleted_code()), "no hint may tell it"
+    task = joined([found["total"], found["most"]], tmp_path / "joined")
+    text = (task.repo / "shop.py").read_text()
+    assert "The sum of the prices" not in text
+    assert "The highest price" not in text
+
+
+def test_what_no_test_file_can_be_imported_without_is_no_task(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/shop.py").write_text(SHOP)
+    for name in ("test_total.py", "test_most.py"):
+        (tmp_path / "shop" / name).write_text(TESTS[name])
+    build_tasks(str(tmp_path / "shop"), tmp_path / "tasks", BuildOptions(mode="delete"))
+    found = {task.spec.deleted[0].qualname: task for task in load_tasks(tmp_path / "tasks")}
+    outcome = join_tasks([found["total"], found["most"]], tmp_path / "joined", sandbox=open_sandbox(), python=PYTHON)
+    assert outcome == "no test file can be imported without it"

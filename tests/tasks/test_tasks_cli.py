@@ -119,3 +119,18 @@ def test_no_task_ends_with_3_and_says_why(tmp_path: Path, write_project: WritePr
     assert done.returncode == 3
     assert "body on the line of its signature or docstring   2" in done.stdout
     assert "no task of folder:shop could be validated" in done.stderr
+
+
+@pytest.mark.parametrize("place", [".", "x", ".."])
+def test_tasks_are_not_exported_over_themselves(
+    built: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path, place: str
+) -> None:
+    """What is written replaces a folder of the task's name, which here would be the task."""
+    tasks = tmp_path / "tasks"
+    shutil.copytree(built[1], tasks)
+    before = sorted(tasks.rglob("*"))
+    for words in (("export", tasks), ("import", "harbor", tasks)):
+        done = composer("tasks", *words, "--out", tasks / place)
+        assert done.returncode == 2
+        assert "lie in one another" in done.stderr
+    assert sorted(tasks.rglob("*")) == before

@@ -15,6 +15,7 @@ ONE = Replacement("a", "b")
     [
         ("read_file", {"path": "./a.py", "start": 3}, Deed(kind=Kind.READ, path="a.py", lines=(3, None))),
         ("Read", {"file_path": "/r/a.py", "offset": 5, "limit": 10}, Deed(kind=Kind.READ, path="/r/a.py", lines=(5, 14))),
+        ("Read", {"file_path": "/r/a.py", "offset": 0}, Deed(kind=Kind.READ, path="/r/a.py")),
         ("Read", {"file_path": "/r/a.py"}, Deed(kind=Kind.READ, path="/r/a.py")),
         (
             "str_replace_editor",
@@ -66,6 +67,8 @@ def test_calls_of_many_agents(name: str, arguments: dict, deed: Deed) -> None:
         ("Teleport", {}),
         ("read_file", {}),
         ("read_file", {"path": 3}),
+        ("list_files", {"path": 5}),
+        ("edit_file", {"path": "a", "old": "a", "new": ["b"]}),
         ("read_file", {"path": "a", "start": "two"}),
         ("Edit", {"file_path": "a", "edits": 3}),
         ("Edit", {"file_path": "a", "edits": ["x"]}),

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from composer_replication.config import CurriculumConfig, RunConfig
+from composer_replication.errors import CheckpointError, SandboxError
 from composer_replication.policy_gradient import has_signal
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.actor import Actor
@@ -312,3 +313,30 @@ def test_the_actor_practises_on_what_was_joined_and_a_resumed_one_too() -> None:
     assert resumed.curriculum.state_dict() == actor.curriculum.state_dict()
     steps = [[[g.task_id for g in asyncio.run(a.practise(step, 0))] for step in range(31, 41)] for a in (actor, resumed)]
     assert steps[0] == steps[1]
+
+
+def test_a_box_that_breaks_puts_joining_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = simulated([of_source(name, name) for name in "bd"], enabled=True, join_up_to=2)
+    broken: list[str] = []
+
+    def refuse(first: Task, second: Task) -> Task | str:
+        if len(broken) < 2:
+            broken.append(first.spec.task_id)
+            raise SandboxError("the box broke", fix="try again")
+        return join(first, second)
+
+    monkeypatch.setattr(actor.workshop, "join", refuse)
+    for step in range(1, 11):
+        assert asyncio.run(actor.practise(step, 0)), "what was rolled out is not lost"
+    assert actor.curriculum is not None
+    assert broken == ["b", "b"]
+    assert actor.curriculum.joined == [("b", "d", "h")]
+    assert any("not joined now: the box broke" in note for note in NOTES)
+
+
+def test_a_joined_task_that_cannot_be_made_again_stops_a_resumed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = simulated([of_source(name, name) for name in "bd"], enabled=True, join_up_to=2)
+    monkeypatch.setattr(actor.workshop, "join", lambda *_: "no test fails without it")
+    with pytest.raises(CheckpointError, match="h, joined of b and d, is gone") as refused:
+        actor.restore({"unlocked": 1, "records": {}, "joined": [["b", "d", "h"]]})
+    assert "restore its folder" in str(refused.value.fix)

@@ -92,6 +92,18 @@ def test_it_is_judged_where_the_student_stood(env: CodingEnv, task: Task) -> Non
     assert verify_pair(env, student, 2, edit(task, solution(task), old=WRONG)) is None
 
 
+def test_what_the_shell_changes_is_judged_by_the_tests(task: Task) -> None:
+    env = CodingEnv(task, sandbox=open_sandbox(), python=Path(sys.executable), toolset="shell")
+    path, failed = task.spec.deleted[0].path, recorded(env, call("search"))
+    patch = f"*** Begin Patch\n*** Update File: {path}\n@@\n-    {OLD}\n+    {{}}\n*** End Patch"
+    for worse in (call("bash", command=f"echo broken > {path}"), call("apply_patch", patch=patch.format(WRONG))):
+        assert verify_pair(env, failed, 0, worse) == "the tests do not pass after the chosen action"
+    assert verify_pair(env, failed, 0, call("apply_patch", patch=patch.format(solution(task)))) is None
+    assert verify_pair(env, failed, 0, call("bash", command="ls")) is None
+    solved = recorded(env, call("bash", command=f"sed -i 's/{OLD}/{solution(task)}/' {path}"))
+    assert verify_pair(env, solved, 0, edit(task, solution(task))) == "the tests pass after the student's own action too"
+
+
 def test_a_submission_is_judged_by_the_tests(env: CodingEnv, task: Task) -> None:
     """Also where the student's own action failed: doing nothing and submitting is no better."""
     refused = "the tests do not pass after the chosen action"
