@@ -96,7 +96,7 @@ def step_logits(model: nn.Module, batch: dict[str, Tensor], positions: Tensor) -
     """Log-odds that a step is good [n], at `positions` bool [B, T]."""
     device = next(model.parameters()).device
     ids, mask = batch["input_ids"].to(device), batch["attention_mask"].to(device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()[positions.to(device)]
+    logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()[positions.to(device)]
     return logits[:, 1] - logits[:, 0]
 
 
