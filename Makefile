@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces docker lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-prm bench-sandbox bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -35,8 +35,17 @@ triton: env ## Test the Triton kernels on a CPU, in an environment of their own
 faces: env ## Test the faces beside OpenEnv, verifiers, Gymnasium, TRL and Harbor, an environment for each
 	@$(BIN)/nox --session openenv verifiers gymnasium trl harbor
 
+replaysim: env ## Test the backends of replaysim beside data-juicer and Ray, in an environment of their own
+	@$(BIN)/nox --session replaysim
+
+traces: env ## Test ATIF files with the package atif, in an environment of its own
+	@$(BIN)/nox --session traces
+
 docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
 	@$(BIN)/python -m pytest tests_substrates/docker
+
+remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
+	@$(BIN)/nox --session remote
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check
@@ -80,12 +89,19 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 	@$(BIN)/python benchmarks/tasks.py --write docs/figures/tasks.json
 	@$(BIN)/python scripts/figures.py
 
+bench-gate: env ## Measure what a gate on teachers saves and loses in a synthetic world with known truth, and draw it
+	@$(BIN)/python benchmarks/gate.py --write docs/figures/gate.json
 bench-prm: env ## Train a process reward model on planted faults, measure it on held-out tasks, and draw it
 	@$(BIN)/python benchmarks/prm.py --write docs/figures/prm.json
 	@$(BIN)/python scripts/figures.py
 
 bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with an overlay, and graded rollouts per second
 	@$(BIN)/python benchmarks/sandbox.py
+
+bench-agreement: env ## Measure how often the same action is seen to be the same, and what that does to teachers' votes
+	@$(BIN)/python benchmarks/agreement.py
+bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-juicer's stock executor, in an environment of its own
+	@$(BIN)/nox --session bench-replaysim
 
 bench-replay: env ## Measure what the teacher pool adds to a call, and a replay from its ledger
 	@$(BIN)/python benchmarks/replay.py

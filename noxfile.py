@@ -41,9 +41,8 @@ def core(session: nox.Session, libraries: list[str]) -> None:
 
 @nox.session
 def replaysim(session: nox.Session) -> None:
-    """The replaysim room beside Data-Juicer itself: the built-in operators agree with its own, row for row."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,replaysim]")
+    """The four backends of replaysim beside data-juicer and Ray: the same rows, and clear errors when a process dies."""
+    _install_replaysim(session)
     session.run("python", "-m", "pytest", "tests_substrates/replaysim", *session.posargs)
 
 
@@ -52,6 +51,14 @@ def oracles(session: nox.Session) -> None:
     """The losses beside those of TRL and liger: same values, same gradients."""
     _install_oracles(session)
     session.run("python", "-m", "pytest", "tests_substrates/oracles", *session.posargs)
+
+
+@nox.session
+def traces(session: nox.Session) -> None:
+    """ATIF files beside the package `atif`: what is written is valid."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", "atif>=1.8,<1.9")
+    session.run("python", "-m", "pytest", "tests_substrates/traces", *session.posargs)
 
 
 @nox.session
@@ -70,6 +77,14 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
     test = ("python", "-m", "pytest", *session.posargs)
     session.run(*test, "tests_substrates/triton/test_values.py", env={"TRITON_INTERPRET": "1"})
     session.run(*test, "tests_substrates/triton/test_compilation.py")
+
+
+@nox.session
+def remote(session: nox.Session) -> None:
+    """The remote sandbox through a server of SWE-ReX."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,remote]")
+    session.run("python", "-m", "pytest", "tests_substrates/remote", *session.posargs)
 
 
 @nox.session
@@ -115,6 +130,18 @@ def bench_loss(session: nox.Session) -> None:
     """CPU-seconds and memory of the fused losses beside TRL's and liger's."""
     _install_oracles(session)
     session.run("python", "benchmarks/loss.py", *session.posargs)
+
+
+@nox.session(name="bench-replaysim", default=False)
+def bench_replaysim(session: nox.Session) -> None:
+    """CPU-seconds of normalising pairs, beside data-juicer's stock executor."""
+    _install_replaysim(session)
+    session.run("python", "benchmarks/replaysim.py", *session.posargs)
+
+
+def _install_replaysim(session: nox.Session) -> None:
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,replaysim]")
 
 
 def _install_oracles(session: nox.Session) -> None:

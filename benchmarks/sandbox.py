@@ -19,7 +19,7 @@ from pathlib import Path
 
 from measuring import Samples, emit, interleave, ratio
 
-from composer_replication.sandbox import Command, Ending, ExecResult, Isolation, Sandbox, Tree, open_sandbox
+from composer_replication.sandbox import Command, Ending, ExecResult, Installation, Isolation, Sandbox, Tree, open_sandbox
 from composer_replication.sandbox.bubblewrap import SYSTEM_FOLDERS
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.interpreter import installation_of
@@ -47,6 +47,9 @@ class ColdBubblewrap:
 
     isolation = Isolation(name="cold", network="none", files="overlay", user="uid 65534", limits="none")
     cpu_s = 0.0
+
+    def installation(self, python: Path) -> Installation:
+        return installation_of(python)
 
     def run(self, tree: Tree, command: Command) -> ExecResult:
         box = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]

@@ -32,7 +32,8 @@ MAX_NESTING = 64
 
 _PATH_ARGUMENTS = frozenset({"path", "file", "filename", "file_path", "dir", "directory", "folder", "cwd"})
 _SHELL_ARGUMENTS = frozenset({"command", "cmd"})
-_MARKDOWN = re.compile(r"[*_`#>]+")
+_EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|`)(?=\S)([^*`\n]*?\w)\1(?![\w*`])")
+_LINE_MARK = re.compile(r"^[ \t]*(?:#{1,6}|>)[ \t]+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ def too_deep(value: Any) -> bool:
     """Whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself counted. Does not recurse."""
     level = [value]
     for _ in range(MAX_NESTING):
+        if not level:
+            return False
         level = [
             inner
             for outer in level
@@ -134,5 +137,11 @@ def _shell_words(command: str) -> list[str] | str:
 
 
 def canonical_text(text: str) -> str:
-    """Plain text without case, Markdown marks, repeated whitespace and closing punctuation."""
-    return " ".join(_MARKDOWN.sub("", text).split()).rstrip(".!").casefold()
+    """Plain text without Markdown's dress, repeated blanks, closing punctuation, and the capital of a first plain word.
+
+    Signs inside words stay: `__init__` and `2*3` are no emphasis. Text without a letter or digit is empty.
+    """
+    plain = " ".join(_EMPHASIS.sub(r"\2", _LINE_MARK.sub("", text)).split())
+    plain = re.sub(r"(?<=\w)[.!]+$", "", plain) if any(letter.isalnum() for letter in plain) else ""
+    first = plain.partition(" ")[0]
+    return plain[0].lower() + plain[1:] if first.istitle() and first.isalpha() else plain

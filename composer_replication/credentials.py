@@ -67,6 +67,8 @@ _IN_LOGS = (  # kind, mark, form, whether it is certain
 )
 _ARMOUR_END = re.compile(r"-----END [A-Z ]{0,20}PRIVATE KEY(?: BLOCK)?-----")
 _ARMOUR_REST = re.compile(rf"(?:{_BETWEEN}[A-Za-z0-9+/=]+)*")
+_ATTRIBUTE = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)+")
+"""Code that agents read: `token = self.config.t2u_pad_token_id`."""
 _MADE_UP = re.compile(r"example|dummy|fake|placeholder|changeme|your[-_]|x{4}|\*{4}|\.{3}|1234567|abcdef", re.IGNORECASE)
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _REPEATS, _HEX_GUESS, _GUESS = 2.5, 3.0, 3.5
@@ -102,7 +104,7 @@ def secrets_in(text: str, *, bare: bool) -> Iterator[Secret]:
 
 def secrets_in_log(text: str) -> Iterator[Secret]:
     """`secrets_in` with everything that besides shows up in what commands print: headers, URLs, session tokens."""
-    yield from secrets_in(text, bare=True)
+    yield from (s for s in secrets_in(text, bare=True) if s.certain or not _ATTRIBUTE.fullmatch(s.text))
     for kind, mark, pattern, certain in _IN_LOGS:
         if mark in text:
             yield from _real(kind, pattern, text, certain=certain)

@@ -16,7 +16,8 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     ├── CheckpointError           7   a checkpoint is corrupted or belongs to another run
     ├── StorageError              7   the run directory cannot be written (disk full, no permission)
     ├── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
-    └── TraceError                9   nothing at a path can be read as a trace
+    ├── TraceError                9   nothing at a path can be read as a trace
+    └── BackendError             11   a program that was asked to do the work (data-juicer, Ray) died or broke
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "BackendError",
     "BudgetExceededError",
     "ChannelOffError",
     "CheckpointError",
@@ -123,3 +125,9 @@ class TraceError(ComposerError):
     """Nothing at a path can be read as a trace of an agent."""
 
     exit_code = 9
+
+
+class BackendError(ComposerError):
+    """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
+
+    exit_code = 11

@@ -282,7 +282,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What to tell the self-teacher just before an error turn."""
+    """What to tell the self-teacher just before an error turn or, with the reason in `dropped`, what is not told."""
 
     trajectory_id: str
     turn: int
@@ -292,7 +292,6 @@ class Hint:
     source: str
     """Who wrote it: `template`, `environment`, `documentation`, ..."""
     dropped: str | None = None
-    """Why it is not told; None for a hint that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

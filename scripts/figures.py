@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; three are of what benchmarks
-measured (memory.json, prm.json, tasks.json).
+"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; four are of what
+benchmarks measured (gate.json, memory.json, prm.json, tasks.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -198,6 +198,30 @@ def taid_schedule() -> list[Panel]:
     ]
 
 
+def gate() -> list[Panel]:
+    """What `make bench-gate` found: valuable pairs kept over cost, at prices with a prompt cache and without."""
+    curves = json.loads((FOLDER / "gate.json").read_text("utf-8"))["curves"]
+    shown = {"entropy alone": "entropy alone", "cascade": "gate (cascade)", "oracle": "oracle"}
+
+    def panel(title: str, price: str) -> Panel:
+        lines = [Line("all states", [(1.0, 1.0), (1.0, math.nan)])]
+        for key, name in shown.items():
+            lines.append(Line(name, [(point[price], point["valuable"]) for point in curves[key]]))
+        return Panel(
+            title=title,
+            x_label="cost, all states = 1",
+            y_label="share of valuable pairs kept",
+            x_ticks=ticks(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+            y_ticks=ticks(0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+            lines=lines,
+        )
+
+    return [
+        panel("Cached prompt tokens at a tenth of the price", "usd_cached"),
+        panel("Every prompt token at the full price", "usd_uncached"),
+    ]
+
+
 def memory() -> list[Panel]:
     """What `make bench-memory` measured."""
     peaks = json.loads((FOLDER / "memory.json").read_text("utf-8"))["peak_mb"]
@@ -245,6 +269,7 @@ FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
     "divergence_over_beta": divergence_over_beta,
     "effort": effort,
+    "gate": gate,
     "memory": memory,
     "preference_losses": preference_losses,
     "prm": prm,

@@ -49,6 +49,7 @@ def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 LIGHT = (
     "actions",
+    "agreement",
     "config",
     "envs",
     "errors",

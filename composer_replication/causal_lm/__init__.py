@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from composer_replication.causal_lm.action_entropy import action_entropies
 from composer_replication.causal_lm.forward import Forward, forward, sequence_logprobs, why_plain
 from composer_replication.causal_lm.logprob_cache import LogprobCache, weights_digest
 from composer_replication.causal_lm.modes import enable_checkpointing, evaluating, in_lockstep, unwrapped, update_mode
@@ -23,6 +24,7 @@ __all__ = [
     "LogprobCache",
     "PlainRows",
     "Prefix",
+    "action_entropies",
     "caches_attention_only",
     "common_prefix",
     "divergence_of",

@@ -33,7 +33,8 @@ _COLOURS = {Verdict.BLOCKED: "green", Verdict.ADMITTED: "yellow", Verdict.OPEN: 
 def doctor(
     sandbox: Annotated[bool, typer.Option("--sandbox", help="Try to break out of every sandbox this machine allows.")] = False,
     kind: Annotated[
-        SandboxKind, typer.Option(metavar="KIND", help="Try this kind only, docker:IMAGE for one; auto: every isolating kind.")
+        SandboxKind,
+        typer.Option(metavar="KIND", help="Try this kind only, docker:IMAGE or remote:URL for one; auto: every isolating kind."),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -47,7 +47,7 @@ def import_tasks(
     Exits with 3 when none can.
     """
     del format
-    interpreter = (python or build_python(out)).absolute()
+    interpreter = (python or build_python(out, sandbox)).absolute()
     tasks, refused = import_harbor(folder, out, sandbox=open_sandbox(sandbox), python=interpreter)
     for refusal in refused:
         typer.echo(f"not imported: {refusal.name}: {refusal.reason}")

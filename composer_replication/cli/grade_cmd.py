@@ -48,7 +48,7 @@ def grade(
         loaded.repo,
         workspace,
         sandbox=open_sandbox(sandbox),
-        python=(python or build_python(loaded.root.resolve().parent)).absolute(),
+        python=(python or build_python(loaded.root.resolve().parent, sandbox)).absolute(),
     )
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=1))

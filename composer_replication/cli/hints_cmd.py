@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.cli.transcripts import Batch, read_transcripts
+from composer_replication.config import load_teachers
 from composer_replication.hints import (
     DEFAULT_GENERATORS,
     Detector,
@@ -28,6 +29,8 @@ from composer_replication.hints import (
     load_rules,
 )
 from composer_replication.hints import explain as explain_one
+from composer_replication.teachers import Teacher
+from composer_replication.trainer.judging import ask_teacher
 from composer_replication.transcript import Transcript
 from composer_replication.types import Finding, Hint, to_json
 
@@ -45,9 +48,15 @@ def _top() -> None:
 
 @app.command()
 def explain(
-    traces: Annotated[Path, typer.Argument(help="A run directory, or a .jsonl file of trajectories or imported traces.")],
+    traces: Annotated[Path, typer.Argument(help="A run directory, a folder of imported traces, or a .jsonl file of either.")],
     rules: Annotated[Path | None, typer.Option(help="TOML file with style rules of your own.")] = None,
     lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, a process for every edit.")] = False,
+    teachers: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with [[teachers]] tables: the first answers rules with a question, and writes hints."),
+    ] = None,
+    ledger: Annotated[Path, typer.Option(help="What the teacher has answered, and what it cost.")] = Path("hints-ledger.sqlite"),
+    max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger has paid or holds.")] = 0.0,
     per_trajectory: Annotated[int, typer.Option(min=1, help="Most hints of one trajectory, earliest error turns first.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -59,10 +68,11 @@ def explain(
     detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
     if lint:
         detectors.append(LintChanged())
+    ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd)
     style = load_rules(rules) if rules is not None else ()
     if style:
-        detectors.append(StyleRules(style))
-    generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus"])
+        detectors.append(StyleRules(style, ask))
+    generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *(["judge"] if ask else [])], ask)
     explained = [one for batch in read_transcripts(traces) for one in _explain(batch, detectors, generators, per_trajectory)]
     if as_json:
         typer.echo(json.dumps({"traces": [_as_json(*one) for one in explained], "counts": _counts(explained)}, indent=1))
@@ -72,8 +82,8 @@ def explain(
         _print(console, *one)
     _print_counts(console, explained)
     asked = sum(isinstance(rule, JudgeRule) for rule in style)
-    if asked:
-        console.print(f"{asked} rules of {rules} need a judge and were not looked at", soft_wrap=True, highlight=False)
+    if asked and ask is None:
+        console.print(f"{asked} rules of {rules} need --teachers and were not looked at", soft_wrap=True, highlight=False)
 
 
 _Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]

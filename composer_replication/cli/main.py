@@ -19,6 +19,8 @@ from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
 from composer_replication.cli.hints_cmd import app as hints_app
+from composer_replication.cli.pairs_cmd import app as pairs_app
+from composer_replication.cli.plan_cmd import plan
 from composer_replication.cli.prm_cmd import app as prm_app
 from composer_replication.cli.quickstart_cmd import quickstart
 from composer_replication.cli.replay_cmd import replay
@@ -36,7 +38,8 @@ INTERRUPTED = 130
 
 _EXIT_CODES = (
     "Exit codes: 2 configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, 8 a channel "
-    "is off under strict, 9 nothing is a trace, 10 the verdict is no (grade, rollout), 130 interrupted."
+    "is off under strict, 9 nothing is a trace, 10 the verdict is no (grade, rollout) or nothing is left (pairs), 11 a program "
+    "that does the work died (data-juicer, Ray), 130 interrupted."
 )
 
 
@@ -69,8 +72,10 @@ tasks_app.command("import")(import_tasks)
 app.add_typer(tasks_app, name="tasks")
 app.command()(grade)
 app.command()(rollout)
+app.command()(plan)
 app.command()(replay)
 app.add_typer(serve_app, name="serve")
+app.add_typer(pairs_app, name="pairs")
 app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.add_typer(prm_app, name="prm")

@@ -10,6 +10,6 @@ from composer_replication.sandbox import SandboxKind
 
 __all__ = ["SandboxOption"]
 
-_KINDS = "auto, namespaces, bubblewrap, landlock, docker, docker:IMAGE or unsafe-subprocess"
+_KINDS = "auto, namespaces, bubblewrap, landlock, docker, docker:IMAGE, remote:URL or unsafe-subprocess"
 
 SandboxOption: TypeAlias = Annotated[SandboxKind, typer.Option(metavar="KIND", help=f"Where untrusted code runs: {_KINDS}.")]

@@ -101,6 +101,8 @@ class _State(BaseModel):
     tools: list[dict[str, Any]] = []
     trajectory_id: str = ""
     turn: Annotated[int, Field(ge=0)] = 0
+    student_entropy: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    findings: list[str] = []
 
 
 class _Billed(BaseModel):

@@ -73,7 +73,7 @@ def rollout(
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = worded(load_tasks(tasks)[:limit], instruction)
-    interpreter = (python or build_python(tasks)).absolute()
+    interpreter = (python or build_python(tasks, sandbox)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
     possible = [task for task in chosen if not task.spec.impossible]

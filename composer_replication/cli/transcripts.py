@@ -1,4 +1,4 @@
-"""Transcripts from wherever they are kept: a run's folder, or a file of trajectories or imported traces."""
+"""Transcripts from wherever they are kept: a run's folder, an import's, or a file of trajectories or imported traces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from composer_replication.errors import ConfigError
 from composer_replication.observe.run_dir import RunDir
-from composer_replication.transcript import Trace, TraceTurn, Transcript
-from composer_replication.types import Hint, ToolCall, ToolResult, reward_from_json, trajectory_from_json
+from composer_replication.traces.importing import TRACES
+from composer_replication.traces.store import trace_from_json
+from composer_replication.transcript import Transcript
+from composer_replication.types import Hint, trajectory_from_json
 
 __all__ = ["Batch", "read_transcripts"]
 
@@ -34,6 +35,8 @@ def read_transcripts(path: Path) -> Iterator[Batch]:
     Raises:
         ConfigError: there is nothing there, or a line of it is none of these.
     """
+    if (path / TRACES).is_file():
+        path = path / TRACES
     if path.is_dir():
         run = RunDir(path)
         for arm in run.arms():
@@ -59,26 +62,9 @@ def _lines(path: Path) -> Iterator[Transcript]:
             continue
         try:
             data = json.loads(line)
-            yield _trace(data) if "format" in data else trajectory_from_json(data)
+            yield trace_from_json(data) if "format" in data else trajectory_from_json(data)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: neither a trajectory nor a trace ({type(error).__name__}: {error})",
                 fix="name a file with one trajectory or imported trace a line",
             ) from error
-
-
-def _trace(data: Mapping[str, Any]) -> Trace:
-    turns = tuple(
-        TraceTurn(
-            context=tuple(turn["context"]),
-            text=turn["text"],
-            tool_calls=tuple(ToolCall(**call) for call in turn["tool_calls"]),
-            results=tuple(ToolResult(**result) for result in turn["results"]),
-            reasoning=turn.get("reasoning"),
-            details=turn.get("details", {}),
-        )
-        for turn in data["turns"]
-    )
-    reward = None if data.get("reward") is None else reward_from_json(data["reward"])
-    plain = {key: data[key] for key in ("trajectory_id", "format", "task_id", "agent", "model", "details") if key in data}
-    return Trace(**plain, turns=turns, messages=tuple(data["messages"]), tools=tuple(data.get("tools", ())), reward=reward)

@@ -157,7 +157,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
             f"{where}: model.path: no such folder: {config.model.path}", fix="give a model folder or a Hugging Face model id"
         )
     python = None if config.tasks.python is None else (base / config.tasks.python).absolute()  # resolved, it would leave its venv
-    if python is not None and not python.is_file():
+    if python is not None and not config.sandbox.kind.startswith("remote:") and not python.is_file():
         raise ConfigError(f"{where}: tasks.python: no such file: {python}", fix="name the interpreter that runs the tests")
     tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out, "python": python})
     return config.model_copy(update={"tasks": tasks, "model": model, "out": (base / config.out).resolve()})

@@ -125,7 +125,7 @@ class HintConfig(Section):
     only repeats the environment's word. Installed packages may add some."""
     generators: tuple[str, ...] = ("documentation", "template", "environment")
     """What writes hints, by name, the first to have something to say. `sibling` is what an attempt that passed did in the same
-    place."""
+    place, `judge` is the first of [[teachers]], within loss.replay.max_total_usd."""
     demo: bool = False
     """`sibling` shows the action itself and not only what it was done on. The deleted code stays out of it."""
     useful_only: bool = False
@@ -153,7 +153,7 @@ class ReplayConfig(Section):
     traces_per_task: Positive = 1
     """Trajectories of the starting policy that are frozen for replay, per training task."""
     agreement_threshold: Positive = 2
-    """Teachers that must choose the same action, another than the student's."""
+    """Families of teachers that must choose the same action, another than the student's."""
     verify: bool = True
     """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
     pairs_per_step: Positive = 8

@@ -60,14 +60,19 @@ class TasksConfig(Section):
     instruction: Literal["terse", "full", "ambiguous"] | None = None
     """How much agents are told, whatever the tasks were built with; by default what their folders say."""
     python: Path | None = None
-    """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says."""
+    """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says,
+    or with a remote sandbox that machine's."""
 
 
 class SandboxConfig(Section):
     """Where untrusted code runs."""
 
-    kind: Annotated[str, Field(pattern=r"^(auto|bubblewrap|namespaces|landlock|docker(:.+)?|unsafe-subprocess)$")] = "auto"
-    """`auto` takes the strongest isolation the machine allows, but never the unsafe one nor `docker` or `docker:IMAGE`."""
+    kind: Annotated[
+        str,
+        Field(pattern=r"^(auto|bubblewrap|namespaces|landlock|docker(:.+)?|remote:https?://[^@?#\s]+|unsafe-subprocess)$"),
+    ] = "auto"
+    """`auto` takes the strongest isolation the machine allows, but never the unsafe one nor `docker`, `docker:IMAGE` or
+    `remote:URL`, the address of a SWE-ReX server whose key is in the environment variable COMPOSER_REMOTE_KEY."""
     memory_mb: Positive = 1024
     """MiB of memory of one box."""
     disk_mb: Positive = 256

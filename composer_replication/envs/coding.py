@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from composer_replication.envs import tools
-from composer_replication.envs.patch import FilePatch, PatchError, added_text, parse_patch, patched
 from composer_replication.envs.shell import run_command
 from composer_replication.envs.workspace import Workspace, normalized
 from composer_replication.errors import SandboxUnavailableError
+from composer_replication.patches import FilePatch, PatchError, added_text, parse_patch, patched
 from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading import GradeCache, grade
 from composer_replication.sandbox.once import Once

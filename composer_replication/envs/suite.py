@@ -22,7 +22,7 @@ class TaskSuite:
 
     Args:
         folder: as `composer tasks build` writes it.
-        python: the interpreter that runs the tests; the one the tasks were built with when None.
+        python: the interpreter that runs the tests; as `tasks.build.build_python` says when None.
         toolset: what agents are offered (`tools.TOOLSETS`).
 
     Raises:
@@ -38,7 +38,7 @@ class TaskSuite:
         if toolset not in TOOLSETS:
             raise ConfigError(f"there is no toolset {toolset}", fix=f"one of {', '.join(TOOLSETS)}")
         self.tasks = load_tasks(folder)
-        self.python = (python or build_python(folder)).absolute()
+        self.python = (python or build_python(folder, sandbox)).absolute()
         self.sandbox = open_sandbox(sandbox)
         self._by_id = {task.spec.task_id: task for task in self.tasks}
         self._grades, self._tests = GradeCache(), TestCache()

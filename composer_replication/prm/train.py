@@ -149,7 +149,7 @@ class _Run:
 
     @property
     def pad_id(self) -> int:
-        return int(self.tokenizer.pad_token_id)
+        return int(self.tokenizer.pad_token_id)  # load_model sees to it that there is one
 
     def batch(self, step: int) -> list[Example]:
         """Of a step (0-based): the epoch's order follows from seed and epoch."""

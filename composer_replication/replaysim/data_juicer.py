@@ -6,18 +6,44 @@ reuses the first field's value and never looks at its own. Fresh statistics per 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
-from collections.abc import Sequence
+import inspect
+import os
+import subprocess
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from composer_replication.errors import ConfigError, MissingExtraError
-from composer_replication.replaysim.recipe import Operator
+from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["DataJuicerBackend"]
+from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.replaysim.backend import in_turn
+from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
+
+__all__ = ["NO_INSTALLS", "DataJuicerBackend", "without_installs"]
 
 _NEEDED = ("data_juicer", "aiohttp", "ray")
 """data-juicer imports `aiohttp` without declaring it, and installs `ray` by itself while it is imported when it is not there."""
+
+NO_INSTALLS = {"PIP_NO_INDEX": "1", "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "GIT_ALLOW_PROTOCOL": "none"}
+"""An operator whose package is missing has data-juicer install it while it runs; with this environment that fails instead."""
+
+
+@contextlib.contextmanager
+def without_installs() -> Iterator[None]:
+    """`NO_INSTALLS` for this process while the body runs."""
+    before = {name: os.environ.get(name) for name in NO_INSTALLS}
+    os.environ.update(NO_INSTALLS)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class DataJuicerBackend:
@@ -31,42 +57,85 @@ class DataJuicerBackend:
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise MissingExtraError(
-                f"the data_juicer backend needs {', '.join(missing)}, which is not installed",
+                f"the backends other than builtin need {', '.join(missing)}, which is not installed",
                 fix="pip install 'composer-replication[replaysim]', or use DJNormalizer(backend='builtin')",
             )
-        self._registry: Any = importlib.import_module("data_juicer.ops").OPERATORS.modules
-        self._base: Any = importlib.import_module("data_juicer.ops.base_op")
-        self._names: Any = importlib.import_module("data_juicer.utils.constant")
+        with without_installs():
+            self._registry: Any = importlib.import_module("data_juicer.ops").OPERATORS.modules
+            self._filter: type = importlib.import_module("data_juicer.ops.base_op").Filter
+        names = importlib.import_module("data_juicer.utils.constant")
+        self._stats: str = names.Fields.stats
+        self.hash_key: str = names.HashKeys.hash
+        """The key under which a deduplicator's `compute_hash` leaves what it compares."""
 
-    def keep(self, operator: Operator, texts: Sequence[str]) -> list[bool]:
-        """Which of `texts` pass. A deduplicator passes the first of each kind.
+    def check(self, operators: Sequence[Operator]) -> None:
+        """Make every operator once, with parameters of its own only: data-juicer ignores those it does not know.
 
         Raises:
-            ConfigError: data-juicer has no such operator, or it neither filters nor deduplicates single texts.
+            ConfigError: data-juicer has no such operator, it neither filters nor deduplicates single texts, or a parameter is
+                not the operator's or not of its type.
+            MissingExtraError: the operator needs a package that is not installed.
         """
-        found = self._registry.get(operator.name)
+        for operator in operators:
+            self._check_parameters(operator)
+            self.make(operator)
+
+    def verdicts(self, operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]) -> list[int | None]:
+        """For every row the index of the operator that drops it, None when it stays."""
+        return in_turn(self._keep, operators, columns)
+
+    def make(self, operator: Operator) -> Any:
+        """data-juicer's object for one line of the recipe, which raises what goes wrong with a text."""
+        try:
+            with without_installs():
+                return self._find(operator)(text_key=operator.text_key, skip_op_error=False, **operator.parameters)
+        except (ImportError, subprocess.CalledProcessError) as error:
+            raise MissingExtraError(
+                f"{operator.name} needs a package that is not installed: {error}", fix="install it beside data-juicer"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{operator.title} cannot be made: {error}", fix="correct its parameters in the recipe") from error
+
+    def _find(self, operator: Operator) -> type:
+        found: type | None = self._registry.get(operator.name)
         if found is None:
             raise ConfigError(f"data-juicer has no operator {operator.name}", fix="correct the recipe")
-        op: Any = found(text_key=operator.text_key, skip_op_error=False, **operator.parameters)
-        if isinstance(op, self._base.Filter):
-            return self._filter(op, operator.text_key, texts)
-        if operator.name == "document_deduplicator":
-            return self._deduplicate(op, operator.text_key, texts)
-        raise ConfigError(
-            f"{operator.name} is neither a filter nor document_deduplicator", fix="run it on the pairs with data-juicer itself"
-        )
+        if operator.name != DEDUPLICATOR and not issubclass(found, self._filter):
+            raise ConfigError(
+                f"{operator.name} is neither a filter nor {DEDUPLICATOR}", fix="run it on the pairs with data-juicer itself"
+            )
+        return found
 
-    def _filter(self, op: Any, key: str, texts: Sequence[str]) -> list[bool]:
-        if not texts:
-            return []
-        batch = {key: list(texts), self._names.Fields.stats: [{} for _ in texts]}
-        return [bool(kept) for kept in op.process_batched(op.compute_stats_batched(batch))]
+    def _check_parameters(self, operator: Operator) -> None:
+        init: Any = self._find(operator).__init__  # type: ignore[misc]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        known = [name for name, p in inspect.signature(init).parameters.items() if p.kind in kinds and name != "self"]
+        types = typing.get_type_hints(init, include_extras=True)
+        for name, value in operator.parameters.items():
+            if name not in known:
+                raise ConfigError(f"{operator.name} has no parameter {name}", fix=f"use one of: {', '.join(known)}")
+            try:
+                TypeAdapter(types.get(name, Any)).validate_python(value)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise ConfigError(f"{operator.name}.{name} is {value!r}: {reason}", fix="correct the recipe") from error
 
-    def _deduplicate(self, op: Any, key: str, texts: Sequence[str]) -> list[bool]:
+    def _keep(self, operator: Operator, texts: Sequence[str]) -> list[bool]:
+        op = self.make(operator)
+        with without_installs():
+            if operator.name == DEDUPLICATOR:
+                return self._first_of_each(op, texts)
+            if not op.is_batched_op():
+                rows = ({operator.text_key: text, self._stats: {}} for text in texts)
+                return [bool(op.process(op.compute_stats(row))) for row in rows]
+            table = {operator.text_key: list(texts), self._stats: [{} for _ in texts]}
+            return [bool(kept) for kept in op.process(op.compute_stats(table))] if texts else []
+
+    def _first_of_each(self, op: Any, texts: Sequence[str]) -> list[bool]:
         seen: set[str] = set()
         kept = []
         for text in texts:
-            fingerprint = op.compute_hash({key: text})[self._names.HashKeys.hash]
+            fingerprint = op.compute_hash({op.text_key: text})[self.hash_key]
             kept.append(fingerprint not in seen)
             seen.add(fingerprint)
         return kept

@@ -1,26 +1,25 @@
-"""Drops the preference pairs that are not worth training on, and says which operator dropped how many."""
+"""Drops the preference pairs that are not worth training on, and says which operator dropped which."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from composer_replication.errors import ConfigError
+from composer_replication.replaysim.backend import Backend
 from composer_replication.replaysim.builtin import BuiltinBackend
 from composer_replication.replaysim.data_juicer import DataJuicerBackend
-from composer_replication.replaysim.recipe import DEFAULT_RECIPE, Operator, load_recipe
-from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_to_normalized, dpo_pair_to_dj_record
+from composer_replication.replaysim.executor import ExecutorBackend
+from composer_replication.replaysim.recipe import DEFAULT_RECIPE, FIELDS, load_recipe
+from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_to_normalized, dpo_pair_to_dj_record, problem_of
 from composer_replication.teacher_replay import DPOPair
 
-__all__ = ["DJNormalizer", "NormalizeReport"]
+__all__ = ["BackendName", "DJNormalizer", "NormalizeReport"]
 
-BackendName: TypeAlias = Literal["builtin", "data_juicer"]
-
-
-class _Backend(Protocol):
-    def keep(self, operator: Operator, texts: Sequence[str]) -> list[bool]: ...
+BackendName: TypeAlias = Literal["builtin", "data_juicer", "executor", "ray"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +30,75 @@ class NormalizeReport:
     kept: int
     dropped: Mapping[str, int]
     """Pairs dropped, by `operator/field`, every operator of the recipe included; `kept` plus these is `given`."""
+    dropped_by: tuple[str | None, ...]
+    """For every pair given, the first `operator/field` of the recipe that dropped it; None for a pair that was kept."""
 
 
 class DJNormalizer:
-    """Runs a recipe over pairs.
+    """Runs a recipe over pairs. On the operators that two backends both have, they keep the same pairs.
 
     Args:
         recipe: a recipe file; None for `composer_replication/recipes/replaysim/default.yaml`.
-        backend: `builtin` needs nothing installed and has the default recipe's four operators; `data_juicer` has them all and
-            needs the extra `replaysim`. On the default recipe the two keep the same rows.
+        backend: `builtin` needs nothing installed and has the default recipe's four operators. The others have data-juicer's
+            filters and its `document_deduplicator`, and need the extra `replaysim`: `data_juicer` calls them in this process,
+            `executor` in data-juicer's own executor in a process of its own, `ray` in its executor for Ray.
+        ray_address: of the cluster for `ray`; None starts one on this machine for the call. Every node has to see the folder
+            for temporary files (`TMPDIR`).
 
     Raises:
         ConfigError: the recipe cannot be run.
         MissingExtraError: the backend is not installed.
     """
 
-    def __init__(self, recipe: Path | str | None = None, backend: BackendName = "builtin") -> None:
-        if backend not in ("builtin", "data_juicer"):
-            raise ConfigError(f"no backend is called {backend!r}", fix="use 'builtin' or 'data_juicer'")
+    def __init__(
+        self, recipe: Path | str | None = None, backend: BackendName = "builtin", *, ray_address: str | None = None
+    ) -> None:
         self.recipe = DEFAULT_RECIPE if recipe is None else Path(recipe)
         self.operators = load_recipe(self.recipe)
         self.backend = backend
-        self._backend: _Backend = BuiltinBackend() if backend == "builtin" else DataJuicerBackend()
+        self._backend = _open(backend, ray_address)
+        self._backend.check(self.operators)
         self.report: NormalizeReport | None = None
         """The last run's; None before the first."""
-        for operator in self.operators:
-            self._backend.keep(operator, [])
 
     def normalize(self, pairs: Sequence[DPOPair | Mapping[str, Any]]) -> list[NormalizedDPOPair]:
-        """The pairs that pass every operator, in order, operator after operator."""
-        records = [dpo_pair_to_dj_record(pair) for pair in pairs]
-        dropped: dict[str, int] = {}
-        for operator in self.operators:
-            kept = self._backend.keep(operator, [record[operator.text_key] for record in records])
-            name = f"{operator.name}/{operator.text_key}"
-            dropped[name] = dropped.get(name, 0) + kept.count(False)
-            records = [record for record, keep in zip(records, kept, strict=True) if keep]
-        self.report = NormalizeReport(given=len(pairs), kept=len(records), dropped=dropped)
-        return [dj_record_to_normalized(record) for record in records]
+        """The pairs that pass every operator, in the order given.
+
+        Raises:
+            ConfigError: an entry is no `DPOPair`.
+            BackendError: the process that runs the operators died, or broke.
+            StorageError: there is no room for the files it works with.
+        """
+        rows: Sequence[Mapping[str, Any]] = pairs
+        for index, pair in enumerate(rows):
+            problem = problem_of(pair)
+            if problem is not None:
+                raise ConfigError(f"pairs[{index}] is no pair: {problem}", fix="pass what extract_dpo_pairs returns")
+        columns = {field: [pair[field] for pair in rows] for field in FIELDS}
+        verdicts = self._backend.verdicts(self.operators, columns)
+        titles = [operator.title for operator in self.operators]
+        dropped_by = tuple(None if verdict is None else titles[verdict] for verdict in verdicts)
+        counts = Counter(title for title in dropped_by if title is not None)
+        self.report = NormalizeReport(
+            given=len(rows),
+            kept=dropped_by.count(None),
+            dropped={title: counts[title] for title in titles},
+            dropped_by=dropped_by,
+        )
+        return [
+            dj_record_to_normalized(dpo_pair_to_dj_record(pair)) for pair, by in zip(rows, dropped_by, strict=True) if by is None
+        ]
+
+
+def _open(backend: str, ray_address: str | None) -> Backend:
+    if ray_address is not None and backend != "ray":
+        raise ConfigError(f"a Ray address is given, but the backend is {backend!r}", fix="use backend='ray'")
+    match backend:
+        case "builtin":
+            return BuiltinBackend()
+        case "data_juicer":
+            return DataJuicerBackend()
+        case "executor" | "ray":
+            return ExecutorBackend(ray_address=ray_address, ray=backend == "ray")
+        case _:
+            raise ConfigError(f"no backend is called {backend!r}", fix=f"use one of {', '.join(get_args(BackendName))}")

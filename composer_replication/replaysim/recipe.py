@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,19 +13,23 @@ import yaml
 
 from composer_replication.errors import ConfigError
 
-__all__ = ["DEFAULT_RECIPE", "KNOWN_OPERATORS", "Operator", "load_recipe"]
+__all__ = ["DEDUPLICATOR", "DEFAULT_RECIPE", "FIELDS", "KNOWN_OPERATORS", "Operator", "load_recipe"]
 
 DEFAULT_RECIPE = Path(str(files("composer_replication"))) / "recipes" / "replaysim" / "default.yaml"
 
-KNOWN_OPERATORS: Mapping[str, Mapping[str, type]] = {
-    "text_length_filter": {"min_len": int, "max_len": int},
-    "words_num_filter": {"min_num": int, "max_num": int},
-    "special_characters_filter": {"min_ratio": float, "max_ratio": float},
-    "document_deduplicator": {"lowercase": bool, "ignore_non_character": bool},
-}
-"""Operators both backends have, with their parameters. data-juicer ignores a parameter it does not know; we do not."""
+DEDUPLICATOR = "document_deduplicator"
+"""The one operator that looks at more than one text."""
 
-_FIELDS = ("chosen", "rejected")
+KNOWN_OPERATORS: Mapping[str, Mapping[str, int | float | bool]] = {
+    "text_length_filter": {"min_len": 10, "max_len": sys.maxsize},
+    "words_num_filter": {"min_num": 10, "max_num": sys.maxsize},
+    "special_characters_filter": {"min_ratio": 0.0, "max_ratio": 0.25},
+    DEDUPLICATOR: {"lowercase": False, "ignore_non_character": False},
+}
+"""Operators every backend has, with their parameters and data-juicer's defaults; a filter's are its least and its most.
+data-juicer ignores a parameter it does not know; we do not."""
+
+FIELDS = ("chosen", "rejected")
 _TOP_KEYS = frozenset({"project_name", "process"})
 
 
@@ -37,13 +42,19 @@ class Operator:
     """The field it reads: `chosen` or `rejected`."""
     parameters: Mapping[str, Any]
 
+    @property
+    def title(self) -> str:
+        """`name/field`, by which drops are counted."""
+        return f"{self.name}/{self.text_key}"
+
 
 def load_recipe(path: Path) -> tuple[Operator, ...]:
     """The operators of a recipe file, in order.
 
     Raises:
         ConfigError: the file cannot be read, is not of the form `process: [{operator: {text_key: ..., ...}}]`, reads a field
-            other than `chosen` or `rejected`, or gives a known operator a parameter it does not have.
+            other than `chosen` or `rejected`, or gives a known operator a parameter it does not have or limits that let nothing
+            through.
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -53,25 +64,34 @@ def load_recipe(path: Path) -> tuple[Operator, ...]:
         raise ConfigError(f"the recipe {path} is no YAML: {error}", fix="correct the file") from error
     if not isinstance(data, dict) or not isinstance(data.get("process"), list):
         raise ConfigError(f"the recipe {path} has no list named process", fix="list its operators under `process:`")
-    unread = sorted(set(data) - _TOP_KEYS)
+    unread = sorted(str(key) for key in set(data) - _TOP_KEYS)
     if unread:
         raise ConfigError(f"the recipe {path}: {unread[0]} has no effect here", fix=f"remove {unread[0]}; only process is run")
-    return tuple(_operator(path, index, entry) for index, entry in enumerate(data["process"]))
+    return tuple(_operator(f"the recipe {path}, process[{index}]", entry) for index, entry in enumerate(data["process"]))
 
 
-def _operator(path: Path, index: int, entry: Any) -> Operator:
-    where = f"the recipe {path}, process[{index}]"
+def _operator(where: str, entry: Any) -> Operator:
     if not isinstance(entry, dict) or len(entry) != 1:
         raise ConfigError(f"{where} is not one operator", fix="write `- operator_name: {text_key: chosen, ...}`")
     ((name, body),) = entry.items()
-    if not isinstance(body, dict) or body.get("text_key") not in _FIELDS:
+    if not isinstance(body, dict) or body.get("text_key") not in FIELDS:
         raise ConfigError(f"{where}: {name} has no text_key", fix="add text_key: chosen or text_key: rejected")
-    parameters = {key: value for key, value in body.items() if key != "text_key"}
-    known = KNOWN_OPERATORS.get(name)
-    for key, value in parameters.items() if known is not None else ():
-        if known is None or key not in known:
-            raise ConfigError(f"{where}: {name} has no parameter {key}", fix=f"use one of: {', '.join(known or ())}")
-        wanted = (int, float) if known[key] is float else known[key]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and known[key] is not bool):
-            raise ConfigError(f"{where}: {name}.{key} is {value!r}", fix=f"give it a {known[key].__name__}")
-    return Operator(name, body["text_key"], parameters)
+    operator = Operator(str(name), body["text_key"], {str(key): value for key, value in body.items() if key != "text_key"})
+    if operator.name in KNOWN_OPERATORS:
+        _check_parameters(where, operator, KNOWN_OPERATORS[operator.name])
+    return operator
+
+
+def _check_parameters(where: str, operator: Operator, known: Mapping[str, int | float | bool]) -> None:
+    for key, value in operator.parameters.items():
+        if key not in known:
+            raise ConfigError(f"{where}: {operator.name} has no parameter {key}", fix=f"use one of: {', '.join(known)}")
+        wanted = type(known[key])
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise ConfigError(f"{where}: {operator.name}.{key} is {value!r}", fix=f"give it a {wanted.__name__}")
+    if operator.name != DEDUPLICATOR:
+        (low, least), (high, most) = {**known, **operator.parameters}.items()
+        if not least <= most:
+            raise ConfigError(
+                f"{where}: nothing passes {operator.name} with {low} {least} and {high} {most}", fix=f"set {low} below {high}"
+            )

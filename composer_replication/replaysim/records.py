@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from composer_replication.actions import action_message
+from composer_replication.replaysim.recipe import FIELDS
 from composer_replication.teacher_replay import DPOPair
 
-__all__ = ["NormalizedDPOPair", "dj_record_to_normalized", "dpo_pair_to_dj_record"]
+__all__ = ["NormalizedDPOPair", "dj_record_to_normalized", "dpo_pair_to_dj_record", "problem_of"]
 
 
 class NormalizedDPOPair(TypedDict):
@@ -27,6 +28,34 @@ class NormalizedDPOPair(TypedDict):
 
 
 _KEYS = frozenset(NormalizedDPOPair.__annotations__)
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "state_id": (str, "a string"),
+    "state_messages": (list, "a list of messages"),
+    "chosen": (str, "a string"),
+    "rejected": (str, "a string"),
+    "n_teachers_agreeing": (int, "a whole number"),
+}
+
+
+def problem_of(pair: Any) -> str | None:
+    """What keeps a value from being a `DPOPair`, in a sentence; None when nothing does."""
+    if not isinstance(pair, Mapping):
+        return "no object"
+    for key, (wanted, called) in _TYPES.items():
+        if key not in pair:
+            return f"no {key}"
+        if not isinstance(pair[key], wanted) or isinstance(pair[key], bool):
+            return f"{key} is not {called}"
+    if not all(isinstance(message, Mapping) for message in pair["state_messages"]):
+        return "state_messages is not a list of messages"
+    if not isinstance(pair.get("metadata", {}), Mapping):
+        return "metadata is no object"
+    for field in FIELDS:
+        try:
+            pair[field].encode()
+        except UnicodeEncodeError:
+            return f"{field} has half a surrogate pair, which is no character"
+    return None
 
 
 def dpo_pair_to_dj_record(pair: DPOPair | Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,17 @@
 from __future__ import annotations
 
 from composer_replication.sandbox.opening import SandboxKind, open_sandbox
-from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Isolation, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Installation, Isolation, Limits, Sandbox, Tree
 
-__all__ = ["Command", "Ending", "ExecResult", "Isolation", "Limits", "Sandbox", "SandboxKind", "Tree", "open_sandbox"]
+__all__ = [
+    "Command",
+    "Ending",
+    "ExecResult",
+    "Installation",
+    "Isolation",
+    "Limits",
+    "Sandbox",
+    "SandboxKind",
+    "Tree",
+    "open_sandbox",
+]

@@ -20,7 +20,7 @@ from composer_replication.sandbox.cgroup import Cgroups
 from composer_replication.sandbox.interpreter import installation_of, reachable_by
 from composer_replication.sandbox.launcher import BOOTSTRAP
 from composer_replication.sandbox.orders import PYTHON_ENVIRONMENT, check_paths, environment_of, result_of, rlimits_of
-from composer_replication.sandbox.protocol import Command, ExecResult, Isolation, Tree
+from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Tree
 from composer_replication.sandbox.pump import Pump
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxRequest
 from composer_replication.sandbox.scratch import make_scratch, remove_abandoned
@@ -92,6 +92,10 @@ class BoxSandbox:
         with self._lock:
             self._cpu_s += report.cpu_s
         return result
+
+    def installation(self, python: Path) -> Installation:
+        """See `Sandbox.installation`."""
+        return installation_of(python)
 
     def _running_launcher(self, warm_python: str) -> _Launcher:
         with self._lock:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import io
 import json
 import os
 import secrets
 import shutil
-import stat
 import subprocess
-import tarfile
 import threading
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -27,12 +23,13 @@ from typing import Any
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox.inside import BOOTSTRAP, MODULES
-from composer_replication.sandbox.interpreter import Installation, installation_of
+from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.orders import check_paths, environment_of, result_of, rlimits_of
 from composer_replication.sandbox.parcel import pack, pack_files, unpack, unpack_files
-from composer_replication.sandbox.protocol import Command, ExecResult, Isolation, Limits, Tree
+from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Limits, Tree
 from composer_replication.sandbox.request import BoxReport
+from composer_replication.sandbox.shipping import PAGE, Disk, archive_of, modules_archive, one_line
 
 __all__ = ["DEFAULT_IMAGE", "DockerSandbox", "open_docker"]
 
@@ -46,7 +43,6 @@ _GRACE_S = 120.0
 """How much longer than its wall limit a container may take to start and end."""
 _OWN_MB, _OWN_PROCESSES = 48, 2
 """Memory and threads of the container's process 1, on top of what the command may use."""
-_PAGE = 4096
 
 
 class DockerSandbox:
@@ -67,7 +63,7 @@ class DockerSandbox:
     def run(self, tree: Tree, command: Command) -> ExecResult:
         """See `Sandbox.run`."""
         check_paths(tree.changes)
-        files, disk = _archive(tree)
+        files, disk = archive_of(tree)
         order = _order(tree, command, files)
         name = f"{_LABEL}-{os.getpid()}-{secrets.token_hex(8)}"
         argv = [self._docker, "run", *_options(command, name, disk, len(order)), self._image, *_PROGRAM]
@@ -81,6 +77,10 @@ class DockerSandbox:
         with self._lock:
             self._cpu_s += report.cpu_s
         return result_of(tree, command, report, kept, time.monotonic() - started)
+
+    def installation(self, python: Path) -> Installation:
+        """See `Sandbox.installation`."""
+        return installation_of(python)
 
     def _judged(self, name: str, answer: bytes, said: str) -> tuple[BoxReport, dict[str, bytes]]:
         """What process 1 answered; where it did not, only the daemon knows whether memory was why. Raises SandboxError."""
@@ -109,7 +109,7 @@ def open_docker(kind: str, image: str) -> DockerSandbox:
     if docker is None:
         raise SandboxUnavailableError("the program docker is not installed", fix="install Docker, or use another sandbox kind")
     info = _ask(docker, "info", "--format", "{{json .}}")
-    facts: dict[str, Any] = json.loads(info.stdout) if info.returncode == 0 else {"ServerErrors": [_one_line(info.stderr)]}
+    facts: dict[str, Any] = json.loads(info.stdout) if info.returncode == 0 else {"ServerErrors": [one_line(info.stderr)]}
     if facts.get("ServerErrors"):
         fix = "start it, or say with DOCKER_HOST or `docker context use` where it is"
         raise SandboxUnavailableError(f"no Docker daemon answers: {facts['ServerErrors'][0]}", fix=fix)
@@ -120,7 +120,7 @@ def open_docker(kind: str, image: str) -> DockerSandbox:
     found = _ask(docker, "image", "inspect", "--format", "{{.Id}}", image)
     if found.returncode != 0:
         fix = f"docker pull {image}, or name another one as docker:IMAGE"
-        raise SandboxUnavailableError(f"there is no Docker image {image}: {_one_line(found.stderr)}", fix=fix)
+        raise SandboxUnavailableError(f"there is no Docker image {image}: {one_line(found.stderr)}", fix=fix)
     _ask(docker, "container", "prune", "--force", "--filter", f"label={_LABEL}", "--filter", f"until={_ABANDONED}")
     return DockerSandbox(docker, image, _isolation(kind, image, found.stdout.strip(), facts))
 
@@ -142,7 +142,7 @@ def _ask(docker: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([docker, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
-def _options(command: Command, name: str, disk: _Disk, order_bytes: int) -> list[str]:
+def _options(command: Command, name: str, disk: Disk, order_bytes: int) -> list[str]:
     limits, installed = command.limits, installation_of(command.python)
     held_mb = (2 * order_bytes + 3 * limits.output_bytes >> 20) + _OWN_MB
     memory = f"{limits.memory_mb + limits.disk_mb + 2 * disk.mb + held_mb}m"
@@ -169,56 +169,6 @@ def _mounts(installed: Installation) -> list[str]:
     return text.getvalue().splitlines()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Disk:
-    """What a tree needs of a tmpfs."""
-
-    mb: int
-    entries: int
-
-
-def _archive(tree: Tree) -> tuple[bytes, _Disk]:
-    """Regular files, folders and symbolic links of the tree's base. Raises SandboxError."""
-    top = Path(os.path.abspath(tree.base))
-    stream, pages, entries = io.BytesIO(), 0, 0
-    try:
-        with tarfile.open(fileobj=stream, mode="w") as archive:
-            for path in _walk(top):
-                info = _entry(path, str(path.relative_to(top)))
-                with open(path, "rb") if info.isreg() else contextlib.nullcontext() as file:
-                    archive.addfile(info, file)
-                pages += 1 + -(-info.size // _PAGE)
-                entries += 1
-    except OSError as error:
-        raise SandboxError(f"the tree's base folder cannot be read: {error}") from error
-    pages += sum(2 + -(-len(content or b"") // _PAGE) for content in tree.changes.values())
-    return stream.getvalue(), _Disk((pages * _PAGE >> 20) + 1, entries + 2 * len(tree.changes))
-
-
-def _entry(path: Path, name: str) -> tarfile.TarInfo:
-    """Without the link that `TarFile.gettarinfo` makes of a second name of the same file."""
-    info, status = tarfile.TarInfo(name), path.lstat()
-    info.mode = stat.S_IMODE(status.st_mode) | stat.S_IRUSR | stat.S_IWUSR
-    if stat.S_ISLNK(status.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
-    elif stat.S_ISDIR(status.st_mode):
-        info.type = tarfile.DIRTYPE
-        info.mode |= stat.S_IXUSR
-    else:
-        info.size = status.st_size
-    return info
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        mode = path.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            yield path
-            yield from _walk(path)
-        elif stat.S_ISREG(mode) or stat.S_ISLNK(mode):
-            yield path
-
-
 def _order(tree: Tree, command: Command, files: bytes) -> bytes:
     """All that the container's process 1 reads: its own program, then what to run."""
     limits = command.limits
@@ -239,20 +189,14 @@ def _order(tree: Tree, command: Command, files: bytes) -> bytes:
     }
     listed, contents = pack_files(tree.changes)
     facts = {"request": request, "changes": listed, "output_bytes": limits.output_bytes}
-    program = _modules()
-    return b"%d\n" % len(program) + program + pack(facts, [files, command.stdin, *contents])
+    return _program() + pack(facts, [files, command.stdin, *contents])
 
 
 @cache
-def _modules() -> bytes:
-    """The archive of modules that run inside."""
-    stream, package = io.BytesIO(), Path(__file__).parents[1]
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for folder in ("", "sandbox/"):
-            archive.writestr(f"{package.name}/{folder}__init__.py", "")
-        for name in ("errors", *(f"sandbox/{module}" for module in MODULES)):
-            archive.write(package / f"{name}.py", f"{package.name}/{name}.py")
-    return stream.getvalue()
+def _program() -> bytes:
+    """The modules that run inside, preceded by the size of their archive."""
+    archive = modules_archive(MODULES)
+    return b"%d\n" % len(archive) + archive
 
 
 @contextlib.contextmanager
@@ -283,12 +227,12 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -
     answer = process.stdout.read(most_bytes + 1)
     if len(answer) > most_bytes:
         raise SandboxError(f"the container sent more than {most_bytes} bytes")
-    return answer, "" if answer else _one_line(process.stderr.read().decode(errors="replace"))
+    return answer, "" if answer else one_line(process.stderr.read().decode(errors="replace"))
 
 
 def _most_bytes(limits: Limits) -> int:
     """Of an answer: three streams, the changed files, and their names twice, each character in six at most."""
-    return 3 * limits.output_bytes + (limits.changed_mb << 20) + 2 * limits.changed_files * 6 * _PAGE + (1 << 20)
+    return 3 * limits.output_bytes + (limits.changed_mb << 20) + 2 * limits.changed_files * 6 * PAGE + (1 << 20)
 
 
 def _opened(answer: bytes) -> tuple[BoxReport, dict[str, bytes]]:
@@ -301,7 +245,3 @@ def _opened(answer: bytes) -> tuple[BoxReport, dict[str, bytes]]:
     check_paths(changes or ())
     report = BoxReport(**{**facts["report"], "not_kept": tuple(facts["report"]["not_kept"]), "changes": changes})
     return report, {"stdout": stdout, "stderr": stderr, "channel": channel}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:1000]

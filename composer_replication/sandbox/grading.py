@@ -27,9 +27,8 @@ from pathlib import Path, PurePosixPath
 from composer_replication.errors import SandboxError, StorageError, TaskError
 from composer_replication.sandbox.calls import wrong_calls
 from composer_replication.sandbox.hidden import HiddenTests, any_order, lay_out
-from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.once import Once
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.sandbox.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.submission import Submission, read_submission
 from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, grade_from_json, to_json
@@ -135,10 +134,11 @@ def grade(
     """
     if not (task.fail_to_pass or task.pass_to_pass):
         raise TaskError(f"task {task.task_id} names no test", fix="build the task again")
-    _refuse_installed_copy(task, python)
-    _refuse_visible_task(pristine, python)
+    installed = sandbox.installation(python)
+    _refuse_installed_copy(task, python, installed)
+    _refuse_visible_task(pristine, installed)
     try:
-        submission = read_submission(task, pristine, workspace, reserved=installation_of(python).modules)
+        submission = read_submission(task, pristine, workspace, reserved=installed.modules)
     except OSError as error:
         raise TaskError(f"the workspace or task tree cannot be read: {error}", fix="check the path") from error
     if not pristine.is_dir():
@@ -153,23 +153,22 @@ def grade(
     return dataclasses.replace(report, rejected=submission.rejected)
 
 
-def _refuse_installed_copy(task: TaskSpec, python: Path) -> None:
+def _refuse_installed_copy(task: TaskSpec, python: Path, installed: Installation) -> None:
     """An interpreter that can import the deleted code from elsewhere would give it away to the code under test."""
-    modules = installation_of(python).modules
     for deletion in task.deleted:
         path = PurePosixPath(deletion.path)
         folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
         name = path.relative_to(folder).parts[0].removesuffix(".py")
-        if name in modules:
+        if name in installed.modules:
             raise TaskError(
                 f"{python} has a copy of {name} installed, the code of {task.task_id}", fix="name one without it: --python PATH"
             )
 
 
-def _refuse_visible_task(pristine: Path, python: Path) -> None:
+def _refuse_visible_task(pristine: Path, installed: Installation) -> None:
     """Whatever lies below the interpreter's prefix or /usr can be read in a box, and a task's solution lies beside its tree."""
     place = pristine.resolve()
-    for folder in ("/usr", *installation_of(python).binds):
+    for folder in ("/usr", *installed.binds):
         if place.is_relative_to(folder):
             raise TaskError(
                 f"{place} lies in {folder}, where the code under test can read the solution",

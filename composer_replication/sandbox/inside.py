@@ -28,7 +28,7 @@ from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
 from composer_replication.sandbox.stage import apply_changes
 from composer_replication.sandbox.supervise import SETUP_ERRORS, Started, exec_command, exit_with, fork, supervise
 
-__all__ = ["BOOTSTRAP", "MODULES", "main"]
+__all__ = ["BOOTSTRAP", "MODULES", "lay_out", "main"]
 
 MODULES = ("cgroup", "changes", "inside", "linux", "parcel", "protocol", "pump", "request", "stage", "supervise")
 """What of this room runs inside, besides `errors`: sent along with every command, so the image needs to know nothing of it."""
@@ -105,7 +105,7 @@ def _start(request: BoxRequest, fds: BoxFds, error_fd: int, tree: bytes, room: P
     repo, tmp = room / "repo", room / "tmp"
     for folder in (repo, tmp):
         folder.mkdir()
-    _lay_out(tree, repo)
+    lay_out(tree, repo)
     apply_changes(str(repo), request.changes)
     env = {**request.env, "HOME": str(tmp), "TMPDIR": str(tmp)}
 
@@ -119,7 +119,8 @@ def _start(request: BoxRequest, fds: BoxFds, error_fd: int, tree: bytes, room: P
     return Started(pid=fork(command), changes=_changes(tree, repo, spare), finish=lambda: os.statvfs(room).f_bfree < _FULL_BLOCKS)
 
 
-def _lay_out(tree: bytes, folder: Path) -> None:
+def lay_out(tree: bytes, folder: Path) -> None:
+    """Unpack a tree's base into an empty folder. Raises OSError."""
     with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
         archive.extractall(folder, filter="fully_trusted")  # the host made it
 
@@ -130,7 +131,7 @@ def _changes(tree: bytes, repo: Path, spare: Path) -> Callable[[int, int], Chang
     def changes(most_files: int, most_bytes: int) -> Changed:
         try:
             (spare / "base").mkdir()
-            _lay_out(tree, spare / "base")
+            lay_out(tree, spare / "base")
         except OSError as error:
             return Changed(too_much=f"the command blocked the folder for comparing ({error.strerror})")
         now, base = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (repo, spare / "base"))

@@ -8,13 +8,13 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from composer_replication.errors import SandboxError, TaskError
+from composer_replication.sandbox.protocol import Installation
 
-__all__ = ["Installation", "installation_of", "reachable_by"]
+__all__ = ["installation_of", "reachable_by"]
 
 _HIDDEN_PACKAGES = ("composer_replication", "pip", "ensurepip")
 """The first carries the gold code of the embedded projects, the others copies of other people's packages."""
@@ -39,28 +39,8 @@ print(json.dumps({
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """An interpreter's place on the host."""
-
-    binds: tuple[str, ...]
-    """Folders outside /usr to show read-only: prefix, base prefix, what the links to the interpreter pass through."""
-    masks: tuple[str, ...]
-    """Folders in them and in /usr to be shown empty: this package, and packages of other interpreters."""
-    pytest_plugins: tuple[tuple[str, str], ...]
-    """Installed pytest plugins: (name, module)."""
-    version: tuple[int, int]
-    modules: frozenset[str]
-    """Names of the top-level modules it can import."""
-
-
 def installation_of(python: Path) -> Installation:
-    """The installation behind `python` (a virtual environment's interpreter or a plain one).
-
-    Raises:
-        TaskError: it is not there or does not run.
-        SandboxError: it did not answer in time, which says more about the machine than about it.
-    """
+    """See `Sandbox.installation`; of this machine."""
     return _installation_of(os.path.abspath(python))
 
 

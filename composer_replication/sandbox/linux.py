@@ -33,6 +33,7 @@ __all__ = [
     "MS_SHARED",
     "MS_SLAVE",
     "answer_syscalls",
+    "arrivals",
     "bind",
     "die_with_parent",
     "drop_bounding_set",
@@ -46,6 +47,7 @@ __all__ = [
     "syscall",
     "umount",
     "unshare",
+    "watch_arrivals",
 ]
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
@@ -62,6 +64,8 @@ _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SIGKILL = 9
+_IN_CLOSE_WRITE, _IN_MOVED_TO = 0x08, 0x80
+_INOTIFY_EVENT = struct.Struct("iIII")
 _SECCOMP_MODE_FILTER = 2
 _CAP_SETPCAP = 8
 _CAPABILITY_VERSION_3 = struct.pack("Ii", 0x20080522, 0)
@@ -183,6 +187,25 @@ def loopback_up() -> None:
         request = fcntl.ioctl(control, get_flags, struct.pack("16sH22x", b"lo", 0))
         flags = struct.unpack("16sH22x", request)[1]
         fcntl.ioctl(control, set_flags, struct.pack("16sH22x", b"lo", flags | up))
+
+
+def watch_arrivals(folder: str) -> int:
+    """A descriptor that can be read when a file has been written to the end in `folder`, or moved there; see `arrivals`."""
+    fd = _check(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC)), "inotify_init1")
+    events = ctypes.c_uint32(_IN_CLOSE_WRITE | _IN_MOVED_TO)
+    _check(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(folder), events), f"inotify_add_watch {folder}")
+    return fd
+
+
+def arrivals(fd: int) -> list[str]:
+    """Wait until there are any, and name the files that have arrived since it was asked last."""
+    data, names = os.read(fd, 1 << 16), []
+    while data:
+        length = _INOTIFY_EVENT.unpack_from(data)[3]
+        end = _INOTIFY_EVENT.size + length
+        names.append(os.fsdecode(data[_INOTIFY_EVENT.size : end].rstrip(b"\0")))
+        data = data[end:]
+    return [name for name in names if name]
 
 
 class _SockFprog(ctypes.Structure):

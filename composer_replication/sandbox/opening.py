@@ -12,7 +12,7 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import landlock
@@ -24,12 +24,16 @@ from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
 from composer_replication.sandbox.scratch import scratch_folder
 
-__all__ = ["SandboxKind", "available", "open_sandbox", "survey"]
+if TYPE_CHECKING:
+    from composer_replication.sandbox.remote import RemoteSandbox
+
+__all__ = ["SandboxKind", "available", "far_python", "open_sandbox", "survey"]
 
 SandboxKind: TypeAlias = str
-"""`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE` or `unsafe-subprocess`."""
+"""`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE`, `remote:URL` or `unsafe-subprocess`."""
 
-_KINDS = ("auto", "namespaces", "bubblewrap", "landlock", "docker", "docker:IMAGE", "unsafe-subprocess")
+_KINDS = ("auto", "namespaces", "bubblewrap", "landlock", "docker", "unsafe-subprocess")
+_REMOTE = ("remote:http://", "remote:https://")
 
 _STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlock")
 """The first two build the same walls; only a box of our own making can be forked from a warm interpreter."""
@@ -63,16 +67,20 @@ os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(facts).encode())
 
 
 def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
-    """The sandbox of that kind, or with `auto` the strongest that passes its probe; never docker or the unsafe one unasked.
+    """The sandbox of that kind, or with `auto` the strongest that passes its probe; only those of `survey` unasked.
 
     Each kind is probed once per process. When `auto` settles for less than namespaces, the reasons stand in `Isolation.missing`.
 
     Raises:
-        SandboxUnavailableError: this machine does not allow that kind, or any with `auto`.
+        SandboxUnavailableError: this machine, or the remote one, does not allow that kind, or any with `auto`.
+        MissingExtraError: a remote sandbox needs an extra of this package.
     """
     name, _, image = kind.partition(":")
+    if kind.startswith(_REMOTE):
+        return _remote(kind)
     if kind not in _KINDS and not (name == "docker" and image):
-        raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=f"one of {', '.join(_KINDS)}")
+        fix = f"one of {', '.join(_KINDS)}, docker:IMAGE, remote:URL"
+        raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=fix)
     if name == "docker":
         return _docker(kind, image or DEFAULT_IMAGE)
     if kind != "auto":
@@ -100,6 +108,19 @@ def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
         fix = "the daemon must run on this machine, and the image have what the interpreter needs of /usr (a C library, at least)"
         raise SandboxUnavailableError(f"the {kind} sandbox does not work on this machine: {error.message}", fix=fix) from error
     return sandbox
+
+
+@cache
+def _remote(kind: SandboxKind) -> RemoteSandbox:
+    """Raises SandboxUnavailableError and MissingExtraError."""
+    from composer_replication.sandbox.remote import RemoteSandbox
+
+    return RemoteSandbox(kind)
+
+
+def far_python(kind: SandboxKind) -> Path | None:
+    """The interpreter to use where boxes of that kind are on another machine; None on this one. Raises like `open_sandbox`."""
+    return _remote(kind).python if kind.startswith(_REMOTE) else None
 
 
 def survey() -> dict[SandboxKind, Isolation | str]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Command", "Ending", "ExecResult", "Isolation", "Limits", "Sandbox", "Tree"]
+__all__ = ["Command", "Ending", "ExecResult", "Installation", "Isolation", "Limits", "Sandbox", "Tree"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,8 @@ class Command:
 
     argv: tuple[str, ...]
     python: Path
-    """The interpreter whose installation (prefix, base prefix, site-packages) is visible read-only in the box."""
+    """The interpreter, by its path where the boxes run, whose installation (prefix, base prefix, site-packages) is visible
+    read-only in the box."""
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to a minimal environment; nothing of the host's environment is passed on."""
@@ -95,7 +96,7 @@ class Isolation:
     """What really separates the box from the host: shown in terminal and report, so nobody has to guess."""
 
     name: str
-    """The kind it was opened as, e.g. `namespaces` or `docker:IMAGE`."""
+    """The kind it was opened as, e.g. `namespaces`, `docker:IMAGE` or `remote:URL`."""
     network: str
     files: str
     user: str
@@ -108,6 +109,21 @@ class Isolation:
         """One line for people."""
         lacking = f"; NOT enforced: {', '.join(self.missing)}" if self.missing else ""
         return f"{self.name}: {self.network}; {self.files}; {self.user}; {self.limits}{lacking}"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An interpreter's place on the machine where boxes run."""
+
+    binds: tuple[str, ...]
+    """Folders of this machine outside /usr that boxes see read-only: prefix, base prefix, what links to it pass through."""
+    masks: tuple[str, ...]
+    """Folders in them and in /usr to be shown empty: this package, and packages of other interpreters."""
+    pytest_plugins: tuple[tuple[str, str], ...]
+    """Installed pytest plugins: (name, module)."""
+    version: tuple[int, int]
+    modules: frozenset[str]
+    """Names of the top-level modules it can import."""
 
 
 @runtime_checkable
@@ -127,5 +143,14 @@ class Sandbox(Protocol):
 
         Raises:
             SandboxError: the box itself could not be set up or broke; says nothing about the program.
+        """
+        ...
+
+    def installation(self, python: Path) -> Installation:
+        """The installation behind `python` (a virtual environment's interpreter or a plain one) on the machine of the boxes.
+
+        Raises:
+            TaskError: it is not there or does not run.
+            SandboxError: it did not answer in time, which says more about the machine than about it.
         """
         ...

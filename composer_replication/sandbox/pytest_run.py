@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from composer_replication.errors import TaskError
-from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
@@ -180,9 +179,9 @@ def collect_tests(
     return tuple((answer or {}).get("collected", ())), _test_run(result, answer, ())
 
 
-def plugins_of(python: Path) -> list[str]:
-    """The modules of the installed pytest plugins that runs load. Raises TaskError when `python` does not run."""
-    return [module for name, module in installation_of(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
+def plugins_of(sandbox: Sandbox, python: Path) -> list[str]:
+    """The modules of the installed pytest plugins that runs load. Raises TaskError and SandboxError."""
+    return [module for name, module in sandbox.installation(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
 
 
 def _drive(
@@ -205,7 +204,7 @@ def _drive(
         "ids": list(test_ids),
         "python_path": list(python_path),
         "extra": list(extra_args),
-        "plugins": plugins_of(python),
+        "plugins": plugins_of(sandbox, python),
         "coverage": coverage,
         "collect_only": collect_only,
         "observer": observer,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol, runtime_checkable
 
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox.attempt import open_attempt
 from composer_replication.sandbox.probes import PROBES, Probe
 from composer_replication.sandbox.protocol import Sandbox
 
-__all__ = ["Finding", "Verdict", "self_test"]
+__all__ = ["Elsewhere", "Finding", "Verdict", "escapes", "self_test"]
 
 
 class Verdict(StrEnum):
@@ -36,18 +37,34 @@ class Finding:
     """What got through, or why nothing is known."""
 
 
+@runtime_checkable
+class Elsewhere(Protocol):
+    """A sandbox whose boxes are on another machine, where the bait has to be laid out: here nothing would be in their reach."""
+
+    def escapes(self, probe: str) -> list[str]:
+        """What the probe of that name gets hold of there. Raises SandboxError."""
+        ...
+
+
 def self_test(sandbox: Sandbox, probes: Sequence[Probe] = PROBES) -> Iterator[Finding]:
-    """Run each probe as a program that is started and, where the sandbox does that, as one forked from a running interpreter."""
+    """What became of each probe."""
     for probe in probes:
         yield _try_out(sandbox, probe)
 
 
-def _try_out(sandbox: Sandbox, probe: Probe) -> Finding:
+def escapes(sandbox: Sandbox, probe: Probe) -> list[str]:
+    """What a probe gets hold of as a program that is started and, where the sandbox does that, as one forked from a running
+    interpreter. Raises SandboxError."""
     got: list[str] = []
+    for warm in (False, True):
+        with open_attempt(sandbox, warm=warm) as attempt:
+            got += probe.run(attempt)
+    return got
+
+
+def _try_out(sandbox: Sandbox, probe: Probe) -> Finding:
     try:
-        for warm in (False, True):
-            with open_attempt(sandbox, warm=warm) as attempt:
-                got += probe.run(attempt)
+        got = sandbox.escapes(probe.name) if isinstance(sandbox, Elsewhere) else escapes(sandbox, probe)
     except SandboxError as error:
         return Finding(probe=probe.name, tries=probe.tries, verdict=Verdict.BROKEN, detail=(error.message,))
     verdict = Verdict.BLOCKED

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.errors import SourceError, TaskError
-from composer_replication.sandbox import Sandbox, open_sandbox
+from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
+from composer_replication.sandbox.opening import far_python
 from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.bytecode import compile_tree
@@ -145,12 +146,17 @@ def _silent(_event: BuildEvent) -> None:
     return None
 
 
-def build_python(folder: Path) -> Path:
+def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
     """The interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is none.
 
+    With a sandbox on another machine it is that machine's.
+
     Raises:
+        SandboxError: that machine cannot be reached.
         TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no environment of its own.
     """
+    if (there := far_python(sandbox)) is not None:
+        return there
     record = _read_json(folder / _REPORT)
     if record is None:
         return Path(sys.executable)
@@ -205,7 +211,10 @@ _OTHER = "choose another --out, or delete {out}"
 
 def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progress) -> Path:
     if not options.install:
-        return (options.python or Path(sys.executable)).absolute()
+        return (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
+    if far_python(options.sandbox) is not None:
+        fix = "make an environment there, and name its interpreter with --python PATH"
+        raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
     tell(BuildEvent("installing"))
     with storage_errors(out):
         return make_environment(out.absolute() / ".venv", source.tree, source.name, base=options.python)

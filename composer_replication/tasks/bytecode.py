@@ -68,7 +68,7 @@ def compile_tree(sandbox: Sandbox, tree: Path, compiled: Path, *, python: Path, 
     """
     orders = {
         "python_path": layout.python_path,
-        "plugins": plugins_of(python),
+        "plugins": plugins_of(sandbox, python),
         "tests": layout.tests,
         "sources": layout.sources,
     }

@@ -21,6 +21,7 @@ from typing import Any
 from composer_replication.errors import SandboxError, SourceError, TaskError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.opening import far_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
@@ -97,7 +98,8 @@ def build_instances(
     instances = [instance for instance in read_instances(file) if only in ("", instance.instance_id)]
     if not instances:
         raise SourceError(f"{file} has no instance {only}".rstrip(), fix="check the file and the instance's id")
-    python, sandbox = (options.python or Path(sys.executable)).absolute(), open_sandbox(options.sandbox)
+    sandbox = open_sandbox(options.sandbox)
+    python = (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
     tasks: list[Task] = []
     dropped: list[Skipped] = []
     for instance in instances:

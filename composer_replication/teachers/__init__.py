@@ -1,27 +1,49 @@
-"""Outside models that re-answer a student's states: whom to ask, what it costs, and where they agree."""
+"""Outside models that re-answer a student's states: whom to ask, what it costs, and what counts as a vote."""
 
 from __future__ import annotations
 
-from composer_replication.teachers.agreement import Consensus, Vote, cast_vote, consensus
+from composer_replication.agreement import Vote
+from composer_replication.teachers.audit import Audit, Missed
 from composer_replication.teachers.call import Failure
+from composer_replication.teachers.gate import Decision, Gate
+from composer_replication.teachers.judge import judge_pairs
 from composer_replication.teachers.ledger import Ledger, Reconciled, request_key
+from composer_replication.teachers.planner import Plan, Scenario, measured, plan, warn_of_cap
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool, check_teachers
+from composer_replication.teachers.tariff import Bill, Step, Tariff, bill
 from composer_replication.teachers.teacher import Question, Teacher, wire_messages
+from composer_replication.teachers.tiers import TieredAnswers, ask_in_tiers, cheapest
+from composer_replication.teachers.votes import cast_vote
 
 __all__ = [
     "BUDGET",
-    "Consensus",
+    "Audit",
+    "Bill",
+    "Decision",
     "Failure",
+    "Gate",
     "Ledger",
+    "Missed",
+    "Plan",
     "Question",
     "Reconciled",
+    "Scenario",
+    "Step",
+    "Tariff",
     "Teacher",
     "TeacherAnswer",
     "TeacherPool",
+    "TieredAnswers",
     "Vote",
+    "ask_in_tiers",
+    "bill",
     "cast_vote",
+    "cheapest",
     "check_teachers",
-    "consensus",
+    "judge_pairs",
+    "measured",
+    "plan",
     "request_key",
+    "warn_of_cap",
     "wire_messages",
 ]

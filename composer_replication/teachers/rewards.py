@@ -12,8 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from composer_replication.actions import canonical_action, parse_action
+from composer_replication.agreement import Vote
 from composer_replication.errors import ConfigError
-from composer_replication.teachers.agreement import Vote
 from composer_replication.types import Reward, Unscored
 
 __all__ = ["Preference", "plurality_reward", "preferred", "variance_weighted_reward", "weighted_reward"]
@@ -109,8 +110,12 @@ def preferred(
     margin = most - shares.get(student, 0.0)
     if margin < min_margin:
         return "too small a margin"
-    text = min((v.action for v in votes if v.canonical == leaders[0]), key=lambda action: (len(action), action))
+    text = min((v.action for v in votes if _canonical(v) == leaders[0]), key=lambda action: (len(action), action))
     return Preference(chosen=text, chosen_canonical=leaders[0], rejected_canonical=student, margin=margin)
+
+
+def _canonical(vote: Vote) -> str:
+    return canonical_action(*parse_action(vote.action))
 
 
 def _shares(votes: Sequence[Vote], weights: Mapping[str, float]) -> dict[str, float]:
@@ -131,7 +136,7 @@ def _families(votes: Sequence[Vote], weights: Mapping[str, float]) -> dict[str, 
             raise ConfigError(f"the weight of teacher {name!r} is {weight}", fix="give a finite number of at least 0")
     members: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
     for vote in votes:
-        members[vote.family].append((weights.get(vote.teacher, 1.0), vote.canonical))
+        members[vote.family].append((weights.get(vote.teacher, 1.0), _canonical(vote)))
     families: dict[str, tuple[float, dict[str, float]]] = {}
     for name, cast in members.items():
         total = math.fsum(weight for weight, _ in cast)

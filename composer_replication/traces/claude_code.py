@@ -2,8 +2,9 @@
 
 Every line has a `uuid` and a `parentUuid`: a session is a tree. One answer of the model is spread over several lines that share
 `message.id`, and the results of calls made at once hang on different ones of them. Compaction begins a new tree, whose first line
-names the old one's last as `logicalParentUuid`. The way to the youngest answer is the trace; other answers are branches of their
-own, whose shared beginning is context only. Side chains (subagents) are dropped and counted.
+names the old one's last as `logicalParentUuid` and the messages that stay after its summary. The way to the youngest answer is
+the trace; other answers are branches of their own, whose shared beginning is context only. Side chains (subagents) are dropped
+and counted.
 
 The log holds neither the system prompt, nor the tools, nor the reminders that the program adds to messages: contexts are without.
 """
@@ -29,7 +30,9 @@ __all__ = ["READER", "ClaudeCodeReader"]
 
 SIDE_CHAIN = "lines of side chains (subagents)"
 TWICE = "lines that a resumed session repeats"
-NOTICE = "notices of the program in the model's place"
+NOTICE = "errors that the program tells in the model's place"
+FILLER = "answers that the program made up: kept as context"
+SYNTHETIC = "<synthetic>"
 UNSEEN = "messages that only the screen showed"
 UNANSWERED = "messages on branches that were never answered"
 SHARED = "turns that a branch shares with the main line: kept as its context"
@@ -138,7 +141,7 @@ class _Session:
         kind = string(line, "type")
         if kind == "system" and string(line, "subtype") == "compact_boundary":
             return "compaction"
-        if kind == "assistant" and (line.get("isApiErrorMessage") or string(line, "message", "model") == "<synthetic>"):
+        if kind == "assistant" and line.get("isApiErrorMessage") is True:
             self.dropped[NOTICE] += 1
             return ""
         if kind == "user" and line.get("isVisibleInTranscriptOnly") is True and line.get("isCompactSummary") is not True:
@@ -184,6 +187,11 @@ class _Session:
         """The results of an answer's calls."""
         return self._results.get(unit.number)
 
+    def named(self, uuids: Any) -> list[_Unit]:
+        """The units of these lines, each once, in their order."""
+        names = [uuid for uuid in uuids if isinstance(uuid, str)] if isinstance(uuids, list) else []
+        return list({unit.number: unit for unit in map(self._of.get, names) if unit}.values())
+
     def torn(self, root: _Unit) -> bool:
         """Whether something stood before the root that the log does not hold."""
         return bool(root.parent) and root.parent not in self._of
@@ -193,18 +201,29 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
     recorder = Recorder()
     missing = "what came before the first line" if session.torn(way[0]) else ""
     ways = [*way, *filter(None, [session.after(way[-1])])]
+    spoken: dict[int, list[Message]] = {}
+    kept: dict[str, Any] = {}
     for unit in ways:
+        before = len(recorder.context)
         if unit.role == "compaction":
+            kept = section(unit.lines[0], "compactMetadata", "preservedMessages")
             recorder.restart(())
+            missing = missing if kept else ""  # else nothing of before is in the context any more
         elif unit.role == "user":
             for line in unit.lines:
                 missing = _told(recorder, line) or missing
         elif unit.role == "assistant":
-            new = unit.number not in done
+            said = string(unit.lines[-1], "message", "model") != SYNTHETIC
+            new = said and unit.number not in done
             if not new:
-                session.dropped[SHARED] += 1
+                session.dropped[SHARED if said else FILLER] += 1
             _answer(recorder, unit, missing, new=new)
             done.add(unit.number)
+        spoken[unit.number] = recorder.context[before:]
+        if kept and any(string(line, "uuid") == string(kept, "anchorUuid") for line in unit.lines):
+            for older in session.named(kept.get("uuids")):
+                missing = missing if older.number in spoken else "messages that a compaction kept"
+                recorder.context.extend(spoken.get(older.number, ()))
     session.walked |= {unit.number for unit in ways}
     return _whole(path, way, place, recorder)
 
@@ -239,8 +258,8 @@ def _told(recorder: Recorder, line: Mapping[str, Any]) -> str:
             lost = lost or missing
             call = recorder.call(call_id)
             told = section(line, "toolUseResult")
-            details = present(interrupted=told.get("interrupted") is True)
-            result = told_result(call, call_id, text, failed=block.get("is_error") is True, details=details if told else None)
+            details = present(interrupted=told.get("interrupted") is True or None)
+            result = told_result(call, call_id, text, failed=block.get("is_error") is True, details=details)
             recorder.result(result)
         else:
             said.append(block)

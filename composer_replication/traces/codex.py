@@ -1,8 +1,10 @@
 """Codex CLI's session logs, `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`: the items that it exchanges with the Responses API.
 
-What the model returns at once are several items, closed by a `token_count` event or by the next item that is not the model's. The
-system prompt is the session's `base_instructions` where the log has them; the tools are not in it. A compaction names what the
-model sees from then on; where it or a rollback does not, the turns after it are marked incomplete.
+What the model returns at once are several items, closed by a usage record or by the next item that is not the model's. A
+compaction names what the model sees from then on; where it or a rollback does not, the turns after it are marked incomplete.
+
+Contexts are without the system prompt: the log's `base_instructions` are what it is made from, not what is sent (seen in 0.169:
+whole sections differ). They are in the trace's details. The tools are not in the log either.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ _TYPES = {"session_meta", "response_item", "turn_context", "event_msg", "compact
 _OUTPUT = {"reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call"}
 _RESULTS = {"function_call_output", "custom_tool_call_output", "local_shell_call_output"}
 _ROLES = {"developer": "system", "system": "system", "user": "user"}
+SUMMARY = "answers to the program's own request for a summary"
 UNKNOWN = "items of a type that is not known"
 
 
@@ -67,6 +70,7 @@ class CodexReader:
             model=player.model,
             details=present(
                 cwd=string(meta, "cwd"), git=section(meta, "git"), originator=string(meta, "originator"),
+                base_instructions=string(meta, "base_instructions", "text") or string(meta, "base_instructions"),
                 provider=string(meta, "model_provider"), forked_from=string(meta, "forked_from_id"),
             ),
         )  # fmt: skip
@@ -80,7 +84,6 @@ class _Player:
         self.meta: dict[str, Any] = {}
         self.model = ""
         self.dropped: Counter[str] = Counter()
-        self._instructions: list[Message] = []
         self._open: list[dict[str, Any]] = []
         self._told: dict[str, Any] = {}
         self._lost = ""
@@ -90,22 +93,19 @@ class _Player:
         payload = section(line, "payload")
         match line.get("type"):
             case "session_meta" if not self.meta:
-                self._begin(payload)
+                self.meta = payload
             case "turn_context":
                 self.model = string(payload, "model") or self.model
             case "event_msg":
                 self._event(payload)
+            case "token_usage_record":
+                if self._open:
+                    self._told.update(present(usage=section(payload, "usage"), response_id=string(payload, "response_id")))
+                self.close()
             case "compacted":
                 self._compacted(payload)
             case "response_item":
                 self._item(payload, line)
-
-    def _begin(self, payload: dict[str, Any]) -> None:
-        self.meta = payload
-        text = string(payload, "base_instructions", "text") or string(payload, "base_instructions")
-        if text:
-            self._instructions = [Message(role="system", content=text)]
-            self.recorder.restart(self._instructions)
 
     def _event(self, payload: Mapping[str, Any]) -> None:
         if payload.get("type") == "token_count":
@@ -119,13 +119,15 @@ class _Player:
 
     def _compacted(self, payload: Mapping[str, Any]) -> None:
         self.close()
+        if self.recorder.forget_last(string(payload, "compaction_response_id")):
+            self.dropped[SUMMARY] += 1
         history = payload.get("replacement_history")
         if not isinstance(history, list):
             self._lost = "what a compaction left of the conversation"
-            self.recorder.restart([*self._instructions, Message(role="user", content=string(payload, "message"))])
+            self.recorder.restart([Message(role="user", content=string(payload, "message"))])
             return
         self._lost = ""
-        self.recorder.restart(self._instructions)
+        self.recorder.restart(())
         for item in objects_in(history):
             self._replay(item)
 

@@ -1,8 +1,8 @@
 """mini-swe-agent 2.x (https://mini-swe-agent.com): the messages it sends, each with what it knows besides under `extra`.
 
 An answer in the wrong form is not shown to the model again: it stands in the `extra` of the complaint about it, and is a turn
-that no later context has. The tools are those of the agent itself: `bash` where it calls tools, none where it writes commands in
-its text.
+that no later context has. The tools are those of the agent itself: `bash` where it calls tools, none where it writes commands
+in its text.
 """
 
 from __future__ import annotations
@@ -188,7 +188,10 @@ class _Player:
         code = number(extra, "returncode")
         call = self.recorder.call(call_id)
         kind = string(extra, "exception_type")
-        result = told_result(call, call_id, text, exit_code=None if code is None or kind else int(code), failed=bool(kind))
+        printed = [string(extra, name) for name in ("raw_output", "exception_info") if string(extra, name)]
+        said = "\n".join(printed) if "raw_output" in extra else text
+        exit_code = None if code is None or kind else int(code)
+        result = told_result(call, call_id, text, said=said, exit_code=exit_code, failed=bool(kind))
         self.recorder.result(result, spoken)
 
 

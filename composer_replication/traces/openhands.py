@@ -3,12 +3,15 @@
 A folder of completions (`log_completions`) holds every request word for word, and is to be preferred. A folder of events
 (`persistence_dir/ID/events`) holds what was said; from it the requests are put together as the SDK does it: actions of one
 `llm_response_id` are one message, terminal output is followed by its metadata, a condensation takes events away and inserts its
-summary. What the events do not tell, such as output beyond the SDK's limit, marks turns incomplete.
+summary. What the events do not tell, such as output beyond the SDK's limit, marks turns incomplete. Both name the tools without
+their schemas.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ from composer_replication.traces.recorder import Recorder, assistant, native_cal
 from composer_replication.traces.source import Problem, UnreadableError, document, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.transcript import Trace
-from composer_replication.types import Message, ToolCall, ToolResult, ToolSchema
+from composer_replication.types import Message, ToolCall, ToolResult
 
 __all__ = ["COMPLETIONS", "EVENTS", "READER", "OpenHandsReader"]
 
 EVENTS, COMPLETIONS = "event-*.json", "*.json"
 ERROR = "[An error occurred during execution.]\n"
+MALFORMED = "_openhands_malformed_tool_call"
 MAX_OUTPUT = 30_000
 """Characters beyond which the SDK shortens a terminal's output."""
 _BROWSER = "output of a kind whose rendering is not known"
@@ -83,7 +87,6 @@ def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
         format=READER.name,
         turns=view.recorder.turns(),
         messages=view.recorder.opening,
-        tools=tuple(view.tools),
         agent="openhands",
     )
 
@@ -93,7 +96,6 @@ class _View:
 
     def __init__(self) -> None:
         self.recorder = Recorder()
-        self.tools: list[ToolSchema] = []
         self._shown: list[tuple[str, Message]] = []
         self._open: list[dict[str, Any]] = []
         self._lost = ""
@@ -113,7 +115,6 @@ class _View:
             case "SystemPromptEvent":
                 parts = [section(event, "system_prompt"), section(event, "dynamic_context")]
                 self._show(name, Message(role="system", content=text_of([part for part in parts if part])[0]))
-                self.tools = [tool for tool in map(_tool, objects_in(event.get("tools"))) if tool]
             case "MessageEvent":
                 self._message(event, name)
             case "ObservationEvent" | "AgentErrorEvent" | "UserRejectObservation":
@@ -156,12 +157,16 @@ class _View:
             return
         first = self._open[0]
         text, _ = text_of(first.get("thought"))
-        calls = []
+        calls: list[tuple[ToolCall, str | None]] = []
         for event in self._open:
             call = section(event, "tool_call")
             arguments = call.get("arguments", section(call, "function").get("arguments"))
             name = string(call, "name") or string(call, "function", "name") or string(event, "tool_name")
-            calls.append(native_call(string(event, "tool_call_id"), name, arguments))
+            read, raw_text = native_call(string(event, "tool_call_id"), name, arguments)
+            if MALFORMED in read.arguments:  # what the SDK puts in the place of arguments that are no JSON
+                raw_text = json.dumps(dict(read.arguments))
+                read = replace(read, arguments={}, error=str(read.arguments.get("error")))
+            calls.append((read, raw_text))
         self._answer(text, calls, first, first)
         raw = {call.call_id: broken for call, broken in calls if broken is not None}
         self._shown.append((string(first, "id"), assistant(text, [call for call, _ in calls], raw)))
@@ -181,9 +186,10 @@ class _View:
             exit_code = number(observation, "metadata", "exit_code")
             code = int(exit_code) if exit_code is not None and exit_code != -1 else None
         failed = kind == "AgentErrorEvent" or observation.get("is_error") is True
-        timed_out = present(timeout=observation.get("timeout") is True)
+        timed_out = present(timeout=observation.get("timeout") is True or None)
         call = self.recorder.call(call_id)
-        result = told_result(call, call_id, text, exit_code=code, failed=failed, details=timed_out)
+        said = text.removeprefix(ERROR).removeprefix("\n")
+        result = told_result(call, call_id, text, said=said, exit_code=code, failed=failed, details=timed_out)
         self.recorder.note(result)
         self._shown.append((name, tool_message(ToolResult(call_id=call_id, name=string(event, "tool_name"), content=text))))
 
@@ -222,17 +228,6 @@ def _rendered(observation: Mapping[str, Any], more: list[dict[str, Any]]) -> tup
     return text, lost or (missing and f"a part of a result: {missing}")
 
 
-def _tool(tool: Mapping[str, Any]) -> ToolSchema | None:
-    """A tool schema, where the event has one."""
-    function = section(tool, "function") or tool
-    name = string(function, "name") or string(function, "title")
-    parameters = section(function, "parameters") or section(function, "inputSchema")
-    if not name or not parameters:
-        return None
-    described = {"name": name, "description": string(function, "description"), "parameters": parameters}
-    return {"type": "function", "function": described}
-
-
 # --- completions
 
 
@@ -251,14 +246,11 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
             problem = _request(recorder, record)
             if problem:
                 yield Problem(path, problem)
-        tools = next((record["tools"] for record in requests if record.get("tools")), None)
-        tools = tools or section(requests[0], "kwargs").get("tools")
         yield Trace(
             trajectory_id=path.name + (f"/{place}" if place else ""),
             format=READER.name,
             turns=recorder.turns(),
             messages=recorder.opening,
-            tools=tuple(objects_in(tools)),
             agent="openhands",
             model=string(requests[0], "response", "model"),
         )
@@ -271,11 +263,13 @@ def _request(recorder: Recorder, record: Mapping[str, Any]) -> str:
     problem = play_messages(told, [{**m, "tool_calls": m.get("tool_calls") or []} for m in messages])
     if problem:
         return problem
-    before = len(recorder.context)
-    for message in told.context[before:] if told.context[:before] == recorder.context else []:
+    answers = [place for place, message in enumerate(told.context) if message["role"] == "assistant"]
+    for message in told.context[answers[-1] :] if answers else []:
         if message["role"] == "tool":
             call_id = message.get("tool_call_id", "")
-            recorder.note(told_result(recorder.call(call_id), call_id, message["content"]))
+            said = message["content"].removeprefix(ERROR).removeprefix("\n")
+            failed = said != message["content"] or said.startswith("Error")
+            recorder.note(told_result(recorder.call(call_id), call_id, message["content"], said=said, failed=failed))
     shared = {repr(message): message for message in recorder.context}
     recorder.restart(shared.get(repr(message), message) for message in told.context)
     choices = objects_in(section(record, "response").get("choices"))

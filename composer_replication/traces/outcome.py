@@ -33,20 +33,25 @@ _EXIT_CODE = (
     re.compile(r"\[(?:The command completed|Command finished) with exit code (-?\d+)\.?\]"),  # OpenHands
 )
 _TIMEOUT = re.compile(
-    r"\ACommand timed out after |\bcommand timed out after \d+ (?:milli)?seconds|\[The command (?:has )?timed out after |"
-    r"\AThe command .{0,400}? timed out|EXECUTION TIMED OUT|was cancelled because it took more than \d+ seconds",
+    r"\A(?:Exit code \d+\n)?Command timed out after |\bcommand timed out after \d+ (?:milli)?seconds|"
+    r"\[The command (?:has )?timed out after |"
+    r"\AThe command .{0,400}? timed out|EXECUTION TIMED OUT|was cancelled because it took more than \d+ seconds|"
+    r"\bCommand '.{0,2000}?' timed out after [\d.]+ seconds",
     re.DOTALL,
 )
 _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "unknown_tool",
-        re.compile(r"\A(?:<tool_use_error>)?(?:Error: )?(?:No such tool available|unsupported call|Tool '?[\w.-]+'? not found)"),
+        re.compile(
+            r"\A(?:<tool_use_error>)?(?:Error: )?(?:No such tool available|unsupported (?:custom tool )?call|"
+            r"Tool '?[\w.-]+'? not found)"
+        ),
     ),
     (
         "invalid_arguments",
         re.compile(
             r"\A(?:<tool_use_error>)?(?:InputValidationError|failed to parse function arguments|Error validating |"
-            r"Parameter `\w+` is required|Missing required argument|Invalid `\w+` parameter)"
+            r"Parameter `\w+` is required|Missing required argument|Invalid `\w+` parameter(?!: \S+\. The path ))"
         ),
     ),
     (
@@ -87,6 +92,7 @@ def told_result(
     call_id: str,
     content: str,
     *,
+    said: str | None = None,
     exit_code: int | None = None,
     failed: bool = False,
     details: Mapping[str, Any] | None = None,
@@ -95,25 +101,27 @@ def told_result(
 
     Args:
         call: what was asked, None when the log does not have it.
+        said: what the tool itself said, where `content` is more than that or escapes it.
         exit_code: as the log has it beside the text; else one that a known tool wrote into it.
         failed: the log itself marks it as an error.
     """
+    said = content if said is None else said
     command = call is not None and deed_of(call.name, call.arguments).kind is Kind.SHELL
-    code = exit_code if exit_code is not None else exit_code_in(content) if command else None
+    code = exit_code if exit_code is not None else exit_code_in(said) if command else None
     told: dict[str, Any] = {} if code is None else {"exit_code": code}
     status = "ok"
     if call is not None and call.error is not None:
         status = "malformed_call"
-    elif call is not None and is_test_run(call) and _TESTS_FAILED.search(content):
+    elif call is not None and is_test_run(call) and _TESTS_FAILED.search(said):
         status = "tests_failed"
-        if ids := list(dict.fromkeys(_FAILED_ID.findall(content))):
+        if ids := list(dict.fromkeys(_FAILED_ID.findall(said))):
             told["failed"] = ids
-    elif command and _TIMEOUT.search(content):
+    elif command and _TIMEOUT.search(said):
         status = "timeout"
     elif code is not None and code != 0:
-        status = "out_of_memory" if code == 137 and "Killed" in content else "command_failed"
+        status = "out_of_memory" if code == 137 and "Killed" in said else "command_failed"
     elif code is None:
-        status = _by_text(content, command, failed)
+        status = _by_text(said, command, failed)
     return ToolResult(
         call_id=call_id, name=call.name if call else "", content=content, status=status, details={**told, **(details or {})}
     )

@@ -123,6 +123,13 @@ class Recorder:
         if turn is not None:
             turn.results.append(result)
 
+    def forget_last(self, response_id: str) -> bool:
+        """Take the last turn back if its `response_id` is this one: it answered something else than its context."""
+        if not response_id or not self._turns or self._turns[-1].details.get("response_id") != response_id:
+            return False
+        self._turns.pop()
+        return True
+
     @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before the first turn."""

@@ -34,6 +34,11 @@ class TraceState(TypedDict, total=False):
     trajectory_id: str
     turn: int
     """0-based turn of the trajectory."""
+    student_entropy: float
+    """Mean entropy of the policy over the tokens of its action, in nats. Only the model that acted can say
+    (`composer_replication.causal_lm.action_entropies`); absent from other agents' traces."""
+    findings: list[str]
+    """Kinds of error that detectors found in the action (`composer_replication.hints.detect`); absent where none looked."""
 
 
 def state_id(trajectory_id: str, turn: int) -> str:

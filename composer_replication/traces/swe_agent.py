@@ -46,8 +46,8 @@ class SweAgentReader:
             yield Problem(path, "no list of steps with an action and an observation")
             return
         player = _Player(objects_in(record.get("history")))
-        for step in steps:
-            player.step(step)
+        for place, step in enumerate(steps):
+            player.step(step, steps[place + 1] if place + 1 < len(steps) else {})
         yield _trace(path, record, player)
 
 
@@ -86,17 +86,18 @@ class _Player:
     def __init__(self, history: list[dict[str, Any]]) -> None:
         self.recorder = Recorder(_messages(_opening(history)))
         self.native = False
-        self._calls = {string(m, "content"): m.get("tool_calls") for m in history if m.get("tool_calls")}
+        self._answers = [m for m in history if m.get("role") == "assistant" and not m.get("is_demo")]
         self._number = 0
         self._known: dict[str, Message] = {}
 
-    def step(self, step: Mapping[str, Any]) -> None:
+    def step(self, step: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Play one step; the one after it tells in which words its observation was read."""
         query = step.get("query")
         told = objects_in(query)
         if told:
             self.recorder.restart(self._shared(message) for message in _messages(told))
         text, response = string(step, "thought"), string(step, "response")
-        called = step.get("tool_calls") or self._calls.get(response)
+        called = step.get("tool_calls") or self._called(response, string(step, "action"))
         calls = [
             native_call(string(call, "id"), string(call, "function", "name"), section(call, "function").get("arguments"))
             for call in objects_in(called)
@@ -115,10 +116,20 @@ class _Player:
         if not told:
             details[INCOMPLETE] = NO_QUERY
         self.recorder.answer(text, calls, details=details, message=spoken)
-        observation = text_of(step.get("observation"))[0]
+        read = objects_in(after.get("query"))[len(told) + 1 :] if told else []
+        said = text_of(step.get("observation"))[0]
+        observation = text_of(read[0].get("content"))[0] if len(read) == 1 else said
         for call, _ in calls[:1]:
-            result = told_result(call, call.call_id, observation)
+            result = told_result(call, call.call_id, observation, said=said)
             self.recorder.result(result, None if self.native else Message(role="user", content=observation))
+
+    def _called(self, response: str, action: str) -> Any:
+        """The calls of an answer: steps do not have them, the history does, but for answers that were thrown away."""
+        for place, message in enumerate(self._answers):
+            if text_of(message.get("content"))[0] == response and string(message, "action") == action:
+                del self._answers[: place + 1]
+                return message.get("tool_calls")
+        return None
 
     def _shared(self, message: Message) -> Message:
         return self._known.setdefault(repr(message), message)

@@ -41,6 +41,7 @@ def check_run(config: RunConfig) -> Checked:
             task is both trained on and held out.
         TaskError: a folder holds no tasks, one of them is damaged or cannot be worded as `tasks.instruction` asks, or the
             interpreter they were built with is gone.
+        SandboxError: the machine of a remote sandbox cannot be reached.
     """
     arms = {arm: resolve_arm(config, arm) for arm in config.arms}
     folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
@@ -62,7 +63,7 @@ def check_run(config: RunConfig) -> Checked:
         )
     pythons: dict[str, Path] = {}
     for folder, tasks in zip(folders, loaded, strict=True):
-        python = config.tasks.python or build_python(folder)
+        python = config.tasks.python or build_python(folder, config.sandbox.kind)
         pythons |= {t.spec.task_id: python.absolute() for t in tasks}
     return Checked(train, held_out, pythons)
 

@@ -6,16 +6,27 @@ import asyncio
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from composer_replication.actions import action_message
+from composer_replication.agreement import Scene
 from composer_replication.config import RunConfig
+from composer_replication.envs.coding import CodingEnv
+from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.errors import SandboxError, TeacherError
 from composer_replication.observe import files
 from composer_replication.rollout.protocol import Env
-from composer_replication.teacher_replay import DPOPair, find_disagreements, pairs_to_token_pairs, replay_trace
+from composer_replication.teacher_replay import (
+    Disagreements,
+    DPOPair,
+    TraceState,
+    find_disagreements,
+    pairs_to_token_pairs,
+    replay_trace,
+)
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
@@ -43,19 +54,57 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
         answers = await replay_trace(states, teachers, config.loss.replay.max_total_usd, ledger=_ledger(workshop))
     workshop.terminal.note(f"{actor.arm}: {_money(workshop)}")
     _report_failures(workshop, config, answers)
-    found = find_disagreements(states, answers, config.loss.replay.agreement_threshold)
+    with workshop.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
+        found = await asyncio.to_thread(
+            find_disagreements,
+            states,
+            answers,
+            config.loss.replay.agreement_threshold,
+            scenes=partial(_scene, workshop, {t.trajectory_id: t for t in trajectories}),
+            weights="fitted",
+        )
     dropped = Counter(found.dropped)
     kept = _that_fit(found.pairs, trajectories, actor, dropped)
     if config.loss.replay.verify:
         kept = await _verified(workshop, kept, trajectories, dropped)
-    pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer))
+    pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence))
     workshop.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
     files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     workshop.terminal.note(
         f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {_counts(dropped)}; "
         f"answers without a vote: {_counts(Counter(found.abstained))}"
     )
+    workshop.terminal.note(f"{actor.arm}: {_agreement(found)}")
     return pairs
+
+
+def _agreement(found: Disagreements) -> str:
+    """How votes were compared and weighed, in a line."""
+    weights = ", ".join(f"{family} {weight:.2f}" for family, weight in found.weights.items())
+    ratio = "" if found.length_ratio is None else f"; chosen over rejected length {found.length_ratio:.2f}"
+    torn = f"; {found.dissolved} clusters contradicted themselves" if found.dissolved else ""
+    return f"comparisons: {_counts(Counter(found.methods))}; weights of families: {weights}{ratio}{torn}"
+
+
+def _scene(workshop: Workshop, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
+    """The student's workspace at a state of our own, and the sandbox if pairs are to be verified; opened where they are
+    needed."""
+    trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
+    tasks = {t.spec.task_id: t for t in workshop.train}
+
+    @cache
+    def env() -> CodingEnv:
+        found = workshop.make_env(tasks[trajectory.task_id])
+        _go_to(found, trajectory, turn)
+        return found
+
+    verify = workshop.config.loss.replay.verify
+    return Scene(
+        files=WorkspaceFiles(lambda: env().workspace),
+        complete=True,
+        tools=state.get("tools", ()),
+        run_both=(lambda one, other: same_state(env(), one, other)) if verify else None,
+    )
 
 
 def teacher_costs(workshop: Workshop) -> dict[str, float]:

@@ -15,6 +15,8 @@ from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.join import join_tasks
 from composer_replication.tasks.store import Task
+from composer_replication.teachers import Teacher
+from composer_replication.trainer.judging import ask_teacher
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 
 __all__ = ["Workshop"]
@@ -60,6 +62,18 @@ class Workshop:
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
 
+    def detectors(self, config: RunConfig) -> tuple[Detector, ...]:
+        """Those that an arm names. Raises ConfigError for one that there is not."""
+        return detectors_named(config.loss.hint.detectors)
+
+    def generators(self, config: RunConfig) -> tuple[HintGenerator, ...]:
+        """Those that an arm names. Raises ConfigError for one that there is not, or `judge` without teachers."""
+        ask = None
+        if config.teachers and "judge" in config.loss.hint.generators:
+            judge = Teacher.of(config.teachers[0])
+            ask = ask_teacher(judge, self.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd)
+        return generators_named(config.loss.hint.generators, ask)
+
     def join(self, first: Task, second: Task) -> Task | str:
         """One task from two, kept in the run directory for every arm, or why there is none.
 
@@ -76,14 +90,6 @@ class Workshop:
             self.contexts[name] = _context(self.config, task)
             self.gold[name] = task.deleted_code()
         return task
-
-    def detectors(self, config: RunConfig) -> tuple[Detector, ...]:
-        """Those that an arm names. Raises ConfigError for one that there is not."""
-        return detectors_named(config.loss.hint.detectors)
-
-    def generators(self, config: RunConfig) -> tuple[HintGenerator, ...]:
-        """Those that an arm names. Raises ConfigError for one that there is not."""
-        return generators_named(config.loss.hint.generators)
 
     def make_env(self, task: Task, withheld: frozenset[str] = frozenset()) -> CodingEnv:
         """A fresh episode of a task, in which the agent does not see the tests `withheld`."""

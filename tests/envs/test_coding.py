@@ -281,6 +281,9 @@ class Counting:
     def isolation(self):
         return self.inner.isolation
 
+    def installation(self, python):
+        return self.inner.installation(python)
+
     def run(self, tree, command):
         if self.broken:
             raise SandboxError("the box is gone")

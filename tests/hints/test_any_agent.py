@@ -172,6 +172,17 @@ def test_syntax_is_known_after_reads_and_edits():
     assert found(whole, bash("python rewrite.py"), bad, TESTS) == []
 
 
+def test_what_a_shell_shows_of_a_file_is_known_too():
+    text = "def f(x):\n    return x\n"
+    shell = ("shell", {"command": ["bash", "-lc", "cat a.py"]}, f"Exit code: 0\nWall time: 0.1 seconds\nOutput:\n{text}")
+    patch = "*** Begin Patch\n*** Update File: a.py\n@@\n-    return x\n+    return (x\n*** End Patch"
+    edit = ("apply_patch", {"input": patch}, "Success. Updated the following files:\nM a.py")
+    assert found(shell, edit, TESTS) == [("syntax_error", 1)]
+    mini = ("bash", {"command": "cat a.py"}, f"<returncode>0</returncode>\n<output>\n{text}</output>")
+    assert found(mini, edit, TESTS) == [("syntax_error", 1)]
+    assert found(edit, TESTS) == []
+
+
 def test_lint_complains_about_changed_lines_only():
     old = "import os\n\n\ndef f(x):\n    return x\n"
     read = ("read_file", {"path": "a.py"}, old)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from composer_replication.cli import app
 from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir
+from composer_replication.traces import write_traces
 from composer_replication.types import Hint, to_json
 
 READ, EDIT, SUBMIT = call("read_file", path="a.py"), call("edit_file", path="a.py", old="x", new="y"), call("submit")
@@ -54,7 +55,9 @@ def test_json_holds_every_finding_and_counts(tmp_path):
 
 def test_traces_of_other_agents(tmp_path):
     pairs = labelled()[:40:8]
-    told = json.loads(explain(write(tmp_path / "t.jsonl", [one for one, _ in pairs]), "--json"))
+    write_traces(tmp_path / "traces.jsonl", [one for one, _ in pairs])
+    told = json.loads(explain(tmp_path, "--json"))
+    assert told == json.loads(explain(tmp_path / "traces.jsonl", "--json"))
     assert [{(f["kind"], f["turn"]) for f in one["findings"]} for one in told["traces"]] == [planted for _, planted in pairs]
 
 

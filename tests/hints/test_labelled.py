@@ -10,6 +10,7 @@ import pytest
 from labelled.read import FILE, labelled, score
 
 from composer_replication.hints import BUILTIN_DETECTORS, detect
+from composer_replication.traces.outcome import told_result
 
 PAIRS = labelled()
 SCORES = score(PAIRS)
@@ -32,6 +33,19 @@ def test_precision_and_recall(kind):
     right, wrong, missed = SCORES[kind]
     assert right / max(1, right + wrong) >= 0.95
     assert right / max(1, right + missed) >= 0.95
+
+
+def test_the_statuses_that_readers_of_logs_tell_change_nothing():
+    for transcript, planted in PAIRS:
+        if transcript.format == "ours":
+            continue
+        calls = {call.call_id: call for turn in transcript.turns for call in turn.tool_calls}
+        turns = (
+            dataclasses.replace(turn, results=tuple(told_result(calls[r.call_id], r.call_id, r.content) for r in turn.results))
+            for turn in transcript.turns
+        )
+        read = dataclasses.replace(transcript, turns=tuple(turns))
+        assert {(finding.kind, finding.turn) for finding in detect(read)} == planted
 
 
 def test_the_file_is_what_its_generator_writes():

@@ -20,6 +20,7 @@ from composer_replication.observe.excerpt import excerpt
 from composer_replication.observe.report import embed_json, rebuild_report, write_report
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.observe.summary import SUMMARY_COLUMNS, SummaryRow, load_summary
+from composer_replication.types import Hint
 
 ATTACK = "</script></title><script>alert(1)</script><!-- \u2028 \x00\x1b \u202e \ud800 & {{script}} {{data}}"
 ROW = SummaryRow(arm="grpo", pass_at_1=0.5, pass_at_1_se=0.1, rollouts=1234, tokens=56_789, cpu_s=60.4)
@@ -217,6 +218,19 @@ def test_a_shown_trajectory_is_faithful(page: Page, fake_run: RunDir) -> None:
         told = [(i, h["text"], h["source"]) for i, t in enumerate(shown["turns"]) for h in t["hints"]]
         hint = hints.get(real.trajectory_id)
         assert told == ([] if hint is None else [(hint.turn, hint.text, hint.source)])
+
+
+def test_what_was_not_said_is_shown_with_its_reason(fake_run: RunDir, tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    run.log_metrics("a", 1, {"reward/mean": 0.0})
+    (one, *_) = fake_run.read_trajectories("three_channels", 10)
+    run.write_trajectories("a", 1, [one])
+    about = {"trajectory_id": one.trajectory_id, "turn": 0, "kind": "k"}
+    run.write_hints(
+        "a", 1, [Hint(text="", source="", dropped="nothing to say", **about), Hint(text="Read.", source="s", **about)]
+    )
+    (shown,) = excerpt(run)["arms"][0]["steps"][0]["trajectories"]
+    assert [(h["text"], h["dropped"]) for h in shown["turns"][0]["hints"]] == [("", "nothing to say"), ("Read.", None)]
 
 
 def test_a_long_text_is_cut_and_says_so(page: Page) -> None:

@@ -54,7 +54,7 @@ def test_a_call_that_cannot_be_parsed_is_its_text():
 
 def vote(teacher, path, family=""):
     action = json.dumps({"name": "read", "arguments": {"path": path}})
-    return Vote(teacher=teacher, family=family or teacher, action=action, canonical=f'["read",{{"path":"{path}"}}]')
+    return Vote(teacher=teacher, family=family or teacher, action=action)
 
 
 def test_votes_for_the_students_action_are_its_label():

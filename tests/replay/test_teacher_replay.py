@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from teacher_server import Reply, TeacherServer
 
 import composer_replication
 from composer_replication import DEFAULT_TEACHERS, DPOPair, TraceState, extract_dpo_pairs, replay_trace
+from composer_replication.actions import parse_action
+from composer_replication.agreement import Answer, Verdict
 from composer_replication.errors import ConfigError
 from composer_replication.teacher_replay import find_disagreements
-from composer_replication.teachers import Ledger, Teacher
+from composer_replication.teachers import Ledger, Teacher, TeacherAnswer, judge_pairs
+from composer_replication.types import ToolCall
 
 LOCAL = {"api_key_env": None, "usd_per_million_input": 0.0, "usd_per_million_output": 0.0, "max_retries": 0}
 
@@ -102,6 +106,116 @@ def test_student_calls_count_before_its_text():
     ]
     actions = replay([own], {"0": {"a": "x.py", "b": "x.py", "c": "y.py"}})
     assert find_disagreements([own], actions).dropped == {"the student agrees": 1}
+
+
+def call(tool, **arguments):
+    return json.dumps({"name": tool, "arguments": arguments})
+
+
+def answers(state_name, **said):
+    """What each teacher did at a state, as it would come from the pool."""
+    found = []
+    for teacher, action in said.items():
+        _, calls = parse_action(action)
+        wire = tuple(ToolCall(call_id=f"c{i}", name=c.name, arguments=c.arguments) for i, c in enumerate(calls))
+        content = "" if wire else action
+        found.append(TeacherAnswer(question_id=state_name, teacher=teacher, family=teacher, content=content, tool_calls=wire))
+    return found
+
+
+def bash(command):
+    return call("bash", command=command)
+
+
+def test_forms_of_one_action_agree_and_the_student_who_writes_another_form_agrees_too():
+    said = answers("s0", a=bash("pytest -q tests/"), b=bash("pytest tests -q"), c=bash("ls"))
+    found = find_disagreements([state(0, bash("cat a.py"))], said)
+    (pair,) = found.pairs
+    assert (pair["chosen"], pair["n_teachers_agreeing"]) == (bash("pytest tests -q"), 2)
+    assert found.confidence == {"s0": pytest.approx(2 / 3)}
+    assert found.length_ratio == pytest.approx(len(pair["chosen"]) / len(pair["rejected"]))
+    again = find_disagreements([state(0, bash("pytest --quiet ./tests"))], said)
+    assert (again.pairs, again.dropped, again.length_ratio) == ((), {"the student agrees": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("student", "reason"),
+    [
+        (bash("cat a.py | head -n 5"), "both look at the same thing"),
+        (bash("make"), "undecided whether the student agrees"),
+        (bash("cat ./a.py"), "the student agrees"),
+    ],
+)
+def test_what_is_not_certainly_another_action_is_no_pair(student, reason):
+    said = answers("s0", a=bash("cat a.py"), b=bash("cat 'a.py'"))
+    found = find_disagreements([state(0, student)], said)
+    assert (found.pairs, found.dropped) == ((), {reason: 1})
+    assert found.methods["same: canonical"] >= 1
+
+
+def test_edits_are_compared_in_the_file_that_the_state_has_read():
+    own = state(0, call("edit_file", path="a.py", old="x = 1", new="x = 3"))
+    own["messages"] = [
+        *own["messages"],
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "r", "function": {"name": "read_file", "arguments": {"path": "a.py"}}}],
+        },
+        {"role": "tool", "tool_call_id": "r", "content": "x = 1\n"},
+    ]
+    said = answers(
+        "s0", a=call("edit_file", path="a.py", old="1", new="2"), b=call("write_file", path="a.py", content="x = (2)\n")
+    )
+    (pair,) = find_disagreements([own], said).pairs
+    assert pair["chosen"] == said_action(said[0])
+    blind = state(0, own["student_action"])
+    assert find_disagreements([blind], said).dropped == {"too few teachers agree": 1}
+
+
+def said_action(answer):
+    return call(answer.tool_calls[0].name, **answer.tool_calls[0].arguments)
+
+
+def test_a_judge_decides_what_is_left():
+    one, other, own = bash("make all"), bash("make -j2 all"), bash("rm -rf build")
+    states, said = [state(0, own)], answers("s0", a=one, b=other)
+    first = find_disagreements(states, said)
+    assert first.dropped == {"too few teachers agree": 1}
+    assert set(first.undecided) == {tuple(sorted(pair)) for pair in ((one, other), (one, own), (other, own))}
+    with (
+        TeacherServer(lambda body, _: Reply(content="no" if "build" in str(body["messages"][1:]) else "yes")) as server,
+        Ledger() as ledger,
+    ):
+        judged = asyncio.run(judge_pairs(first.undecided, local_teachers(server, "j")[0], ledger=ledger, max_total_usd=0.0))
+    found = find_disagreements(states, said, judged=judged)
+    assert [p["chosen"] for p in found.pairs] == [one]
+    assert found.confidence["s0"] == pytest.approx(0.8 * 0.8)
+    assert found.undecided == ()
+
+
+def test_weights_are_given_or_fitted():
+    """Of four teachers two are right nine times; then the four are split."""
+    said, states = [], []
+    for n in range(9):
+        states.append(state(n))
+        said += answers(f"s{n}", a=read("x.py"), b=read("./x.py"), c=read(f"c{n}.py"), d=read(f"d{n}.py"))
+    states.append(state(9))
+    said += answers("s9", a=read("x.py"), b=read("x.py"), c=read("y.py"), d=read("y.py"))
+    assert find_disagreements(states, said).dropped == {"tie": 1}
+    found = find_disagreements(states, said, weights="fitted")
+    assert [p["chosen"] for p in found.pairs] == [read("x.py")] * 10
+    assert found.weights["a"] == found.weights["b"] > 0.8 > 0.4 > found.weights["c"]
+    given = find_disagreements(states, said, weights={"c": 2.0, "d": 2.0})
+    assert given.pairs[-1]["chosen"] == read("y.py")
+
+
+def test_verdicts_that_contradict_each_other_are_counted():
+    judged = {}
+    for one, other, answer in (("a b", "b c", Answer.SAME), ("b c", "c d", Answer.SAME), ("a b", "c d", Answer.DIFF)):
+        judged[one, other] = judged[other, one] = Verdict(answer, "judge", "", 0.8)
+    found = find_disagreements([state(0)], answers("s0", a="a b", b="b c", c="c d"), judged=judged)
+    assert (found.dropped, found.dissolved) == ({"the verdicts contradict each other": 1}, 1)
 
 
 def test_bad_arguments_are_refused():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxError, StorageError, TaskError
-from composer_replication.sandbox import Ending, ExecResult, Isolation, open_sandbox
+from composer_replication.sandbox import Ending, ExecResult, Installation, Isolation, open_sandbox
 from composer_replication.sandbox.grading import GradeCache, grade
 from composer_replication.types import Deletion, Outcome, TaskSpec, Unscored
 
@@ -81,6 +81,9 @@ class Counting:
     @property
     def isolation(self) -> Isolation:
         return self.inner.isolation
+
+    def installation(self, python) -> Installation:
+        return self.inner.installation(python)
 
     def run(self, tree, command) -> ExecResult:
         with self.lock:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from composer_replication.sandbox import Command, Limits, Tree
 from composer_replication.sandbox.attempt import processes_with
-from composer_replication.sandbox.docker import _archive, _opened, _order
+from composer_replication.sandbox.docker import _opened, _order
 from composer_replication.sandbox.inside import BOOTSTRAP
+from composer_replication.sandbox.shipping import archive_of
 
 PYTHON = Path(sys.executable)
 
@@ -29,7 +30,7 @@ def serving(tmp_path: Path, base: Path, code: str, *arguments: str) -> Iterator[
     program = [str(PYTHON), "-I", "-S", "-B", "-c", BOOTSTRAP, str(room), str(spare)]
     pipe = subprocess.PIPE
     with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/") as process:
-        process.stdin.write(_order(tree, command, _archive(tree)[0]))
+        process.stdin.write(_order(tree, command, archive_of(tree)[0]))
         process.stdin.flush()
         yield process
         process.kill()

@@ -66,7 +66,9 @@ def test_without_the_program_the_error_says_so(tmp_path, monkeypatch):
         open_sandbox("docker:no-image-of-this-name")
 
 
-@pytest.mark.parametrize("kind", ["docker:", "docker;x", "dockers", "namespaces:image"])
+@pytest.mark.parametrize(
+    "kind", ["docker:", "docker;x", "dockers", "namespaces:image", "remote", "remote:", "remote:host:8000", "remote:ftp://host"]
+)
 def test_kinds_that_are_nearly_right_are_refused(kind):
     with pytest.raises(SandboxUnavailableError, match="no sandbox kind"):
         open_sandbox(kind)
@@ -74,6 +76,12 @@ def test_kinds_that_are_nearly_right_are_refused(kind):
         SandboxConfig(kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["auto", "docker", "docker:registry.example:5000/a/b:tag"])
+@pytest.mark.parametrize("kind", ["auto", "docker", "docker:registry.example:5000/a/b:tag", "remote:http://host:8000"])
 def test_kinds_a_run_file_may_name(kind):
     assert SandboxConfig(kind=kind).kind == kind
+
+
+@pytest.mark.parametrize("kind", ["remote:http://me:key@host", "remote:https://host?key=key", "remote:http://host#key"])
+def test_a_run_file_is_no_place_for_a_key(kind):
+    with pytest.raises(ValueError, match="kind"):
+        SandboxConfig(kind=kind)

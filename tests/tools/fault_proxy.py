@@ -195,6 +195,11 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that was killed is no error of ours; anything else is told."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
 
 def main(arguments: list[str]) -> int:
     Handler.proxy = Proxy(json.loads(Path(arguments[0]).read_text()))

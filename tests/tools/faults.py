@@ -168,7 +168,7 @@ def replay_under_faults(
     """Replay until every answer is there, killed `kills` times on the way, and assert that the books agree; what was seen."""
     with proxy(work, upstreams, seed=seed, faults=faults) as url:
         replay = Replay(work, url, upstreams, count, timeout_s=timeout_s)
-        small_cap = 1.25 * IN_FLIGHT * bound(states(count)[-1])
+        small_cap = min(1.25 * IN_FLIGHT, replay.wanted / 10) * bound(states(count)[-1])
         code, table, _ = replay.run(small_cap)
         capped = len(replay.billed())
         assert code == 6, "the cap was never reached"

@@ -106,9 +106,3 @@ def test_a_number_that_json_lacks_is_an_error(tmp_path):
     trace = Trace(trajectory_id="t", format="test", turns=(), details={"x": float("nan")})
     with pytest.raises(TraceError, match="NaN"):
         write_atif([trace], tmp_path)
-
-
-@given(traces())
-def test_the_package_atif_accepts_what_is_written(trace):
-    atif = pytest.importorskip("atif", reason="the package atif is not installed: nox -s traces")
-    atif.Trajectory.model_validate(atif_from_trace(trace))

@@ -84,6 +84,7 @@ def test_what_is_no_secret():
         "Authorization: Basic YOUR_TOKEN_HERE_PLEASE",
         "commit 3f786850e387550fdab836ed7e6dc881de23001b",
         "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=",
+        "    t2u_token = self.config.t2u_pad_token_id\n",
         "token_ids = tokenizer.encode(text_with_16_digits_0123456789)",
     ):
         assert list(secrets_in_log(text)) == [], text

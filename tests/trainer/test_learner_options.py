@@ -58,7 +58,10 @@ FORMS: list[tuple[dict[str, Any], HintLoss]] = [
 ]
 ELSEWHERE = {
     "loss.rlvr.advantage",
-    *(f"loss.hint.{name}" for name in ("reduction", "per_trajectory", "shuffle")),
+    *(
+        f"loss.hint.{name}"
+        for name in ("reduction", "per_trajectory", "shuffle", "detectors", "generators", "demo", "useful_only")
+    ),
     *(f"loss.replay.{name}" for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "max_total_usd")),
 }
 """What is read before there is a batch."""

@@ -189,7 +189,7 @@ def test_what_teachers_cost_is_in_note_metrics_terminal_and_report(run_file: Pat
     with TeacherServer(
         lambda body, _number: Reply(calls=[("list_files", {})], cost=0.01 if body["model"] == "one" else 0.02)
     ) as server:
-        name_teachers(run_file, server.base_url, usd_per_million_output=1.0, max_total_usd=50.0)
+        name_teachers(run_file, server.base_url, usd_per_million_output=20.0, max_total_usd=50.0)
         finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
         run = RunDir(run_file.parent / "runs" / "run")
         shutil.rmtree(run.ckpt_path / "main" / "step_00001")

@@ -33,7 +33,7 @@ STATUSES = frozenset(
 )
 """Kinds of error that a result's status may name."""
 
-_OWN = frozenset({"list_files", "read_file", "search", "edit_file", "write_file", "run_tests"})
+_OWN = frozenset({"list_files", "read_file", "search", "edit_file", "write_file", "run_tests", "submit"})
 """Tools whose environment always says it in the status: what they show of a file is never an answer of the tool."""
 
 _HEAD = 600
@@ -125,6 +125,8 @@ _EXIT = re.compile(
     r"(?:exit )?(?:code|status):?\s+(-?\d+)\b",
     re.IGNORECASE,
 )
+_FRAME = re.compile(r"(?:[A-Z][a-z]+ [A-Za-z ]{2,20}:? .{1,80}\n){1,4}Output:\n|<returncode>-?\d+</returncode>\s*<output>\n?")
+"""What Codex and mini-swe-agent put before a command's output."""
 _TIMEOUT_LINE = _any(
     r"""
     (?:^|\n)\W{0,2}(?:The )?command timed out
@@ -221,11 +223,12 @@ def shell_answer(result: ToolResult) -> tuple[str, int | None]:
         code = metadata.get("exit_code") if isinstance(metadata, dict) else None
     for name in ("returncode", "exit_code", "exitCode"):
         code = result.details.get(name, code)
-    if isinstance(code, int) and not isinstance(code, bool):
-        return text, code
-    parts = (text,) if len(text) <= _TAIL else (text[:200], text[-_TAIL:])
-    found = [code for part in parts for code in _EXIT.findall(part)]
-    return text, int("".join(found[-1])[:10]) if found else None
+    if not isinstance(code, int) or isinstance(code, bool):
+        parts = (text,) if len(text) <= _TAIL else (text[:200], text[-_TAIL:])
+        found = [code for part in parts for code in _EXIT.findall(part)]
+        code = int("".join(found[-1])[:10]) if found else None
+    frame = _FRAME.match(text)
+    return text[frame.end() :].removesuffix("</output>") if frame is not None else text, code
 
 
 def shell_refusal(status: str, shown: str, command: Command, exit_code: int | None) -> str | None:
@@ -239,7 +242,8 @@ def shell_refusal(status: str, shown: str, command: Command, exit_code: int | No
         return None
     silent = exit_code is None and status == "ok"
     text = _ends(shown)
-    if silent and command.looks:  # what a file shows is no word of the shell's; the program's own error would come first
+    if silent and command.looks and not command.checks:
+        # what a file shows is no word of the shell's; the program's own error would come first
         first = text.partition("\n")[0]
         text = first if any(f"{program}:" in first[:60] for program in command.programs) else ""
     if (exit_code == 124 and not command.checks) or (exit_code in (None, -1, 124) and _TIMEOUT_LINE.search(text or shown[:80])):

@@ -48,7 +48,8 @@ class MalformedCall:
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
-            unread = step.call is not None and step.call.error is not None
+            # one without a result was cut off by a budget, and nobody complained about it
+            unread = step.result is not None and step.call is not None and step.call.error is not None
             if step.refusal == "malformed_call" or (unread and step.refusal is None):
                 yield step.finding("malformed_call")
 

@@ -3,7 +3,7 @@
     python tests/traces/record/claude_code.py CLAUDE OUT
 
 `CLAUDE` is the program, `OUT` a folder: for each session its log (`NAME.jsonl`, and its subagents') and the requests that the
-model received (`NAME.requests.jsonl`), rewritten by `neutral.py` so that no path and no name of the recording machine remains.
+model received (`NAME.requests.json`), rewritten by `neutral.py` so that no path and no name of the recording machine remains.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from neutral import keep
+from neutral import keep, keep_requests
 from project import project
 from server import serve
 
@@ -100,7 +100,7 @@ def record(claude: Path, out: Path) -> None:
                 print(name, place, run.returncode, run.stdout[-300:], run.stderr[-300:])
             server.shutdown()
             logs = home / ".claude" / "projects"
-            keep(requests, out / f"{name}.requests.jsonl", scratch)
+            keep_requests(requests, out / f"{name}.requests.json", scratch)
             for log in sorted(logs.rglob("*.jsonl")):
                 inner = log.relative_to(logs).parts[1:]
                 target = out / f"{name}.jsonl" if len(inner) == 1 else out / name / Path(*inner[1:])

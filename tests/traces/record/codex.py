@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from neutral import keep
+from neutral import keep, keep_requests
 from project import project
 from server import serve
 
@@ -32,7 +32,10 @@ def run(cmd, **more):
 
 
 def patch(old):
-    return {"name": "apply_patch", "input": PATCH.format(old=old)}
+    return run(f"apply_patch <<'EOF'\n{PATCH.format(old=old)}EOF\n")
+
+
+TESTS = f"{sys.executable} -m pytest -q"
 
 
 SESSIONS = {
@@ -40,10 +43,10 @@ SESSIONS = {
         ["shop.total is wrong. Repair it."],
         [
             {"thinking": "I should look first.", "text": "I will look at the code.", "calls": [run("cat shop.py"), run("ls")]},
-            {"calls": [run("python -m pytest -q")]},
+            {"calls": [run(TESTS)]},
             {"calls": [patch("+")]},
             {"calls": [patch("-")]},
-            {"calls": [run("python -m pytest -q")]},
+            {"calls": [run(TESTS)]},
             {"text": "The total was a difference; now it is a product."},
         ],
     ),
@@ -53,6 +56,7 @@ SESSIONS = {
             {"text": "A missing file.", "calls": [run("cat nothing.py")]},
             {"calls": [{"name": "exec_command", "raw": '{"cmd": "ls'}]},
             {"calls": [{"name": "nonsense", "arguments": {"x": 1}}]},
+            {"calls": [{"name": "apply_patch", "input": PATCH.format(old="-")}]},
             {"calls": [run("exit 3")]},
             {"text": "That is all."},
         ],
@@ -100,7 +104,7 @@ def record(codex: Path, out: Path) -> None:
             server.shutdown()
             for number, log in enumerate(sorted((home / ".codex" / "sessions").rglob("*.jsonl"))):
                 keep(log, out / f"{name}{number or ''}.jsonl", scratch)
-            keep(requests, out / f"{name}.requests.jsonl", scratch)
+            keep_requests(requests, out / f"{name}.requests.json", scratch)
 
 
 if __name__ == "__main__":

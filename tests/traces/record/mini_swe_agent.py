@@ -19,7 +19,7 @@ from minisweagent.config import builtin_config_dir
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models.litellm_model import LitellmModel
 from minisweagent.models.litellm_textbased_model import LitellmTextbasedModel
-from neutral import keep
+from neutral import keep, keep_requests
 from project import project
 from server import serve
 
@@ -88,7 +88,7 @@ def record(out: Path) -> None:
             print(name, agent.run("shop.total is wrong. Repair it."))
             server.shutdown()
             keep(Path(scratch) / "log.traj.json", out / f"{name}.traj.json", scratch)
-            keep(requests, out / f"{name}.requests.jsonl", scratch)
+            keep_requests(requests, out / f"{name}.requests.json", scratch)
 
 
 if __name__ == "__main__":

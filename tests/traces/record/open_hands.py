@@ -1,6 +1,6 @@
 """Record conversations of OpenHands (PyPI: openhands-sdk and openhands-tools) against the scripted model: events and completions.
 
-PYTHON tests/traces/record/openhands.py OUT        # a Python that has them
+PYTHON tests/traces/record/open_hands.py OUT        # a Python that has them
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))  # not first: this file is called like the package
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).parent.resolve()] + [str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parent))
 os.environ.update(OPENHANDS_SUPPRESS_BANNER="1", LITELLM_LOCAL_MODEL_COST_MAP="True", LMNR_DISABLE="1")
-from neutral import keep  # noqa: E402
-from openhands.sdk import LLM, Agent, Conversation, Tool  # noqa: E402
-from openhands.sdk.context.condenser import LLMSummarizingCondenser  # noqa: E402
-from openhands.tools.file_editor import FileEditorTool  # noqa: E402
-from openhands.tools.terminal import TerminalTool  # noqa: E402
-from project import project  # noqa: E402
-from server import serve  # noqa: E402
+from neutral import keep, keep_requests
+from openhands.sdk import LLM, Agent, Conversation, Tool
+from openhands.sdk.context.condenser import LLMSummarizingCondenser
+from openhands.tools.file_editor import FileEditorTool
+from openhands.tools.terminal import TerminalTool
+from project import project
+from server import serve
 
 
 def call(name, **arguments):
@@ -77,7 +76,7 @@ def record(out: Path) -> None:
                 keep(file, out / name / "events" / file.name, scratch)
             for file in sorted(Path(scratch, "completions").glob("*.json")):
                 keep(file, out / name / "completions" / file.name, scratch)
-            keep(requests, out / f"{name}.requests.jsonl", scratch)
+            keep_requests(requests, out / f"{name}.requests.json", scratch)
             print(name, "done")
 
 

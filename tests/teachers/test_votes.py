@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.teachers import BUDGET, Consensus, TeacherAnswer, Vote, cast_vote, consensus
+from composer_replication.agreement import Vote
+from composer_replication.teachers import BUDGET, TeacherAnswer, cast_vote
 from composer_replication.types import ToolCall
 
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "additionalProperties": False}
@@ -50,31 +51,8 @@ def test_prose_beside_a_call_is_not_part_of_the_action():
     assert vote.action == '{"name": "read_file", "arguments": {"path": "a.py"}}'
 
 
-def test_agreement_is_by_canonical_form_and_the_shortest_text_speaks():
-    agreed = consensus([read("a", "./src/../a.py"), read("b", "a.py"), read("c", "b.py")], threshold=2)
-    assert isinstance(agreed, Consensus)
-    assert (agreed.teachers, agreed.families) == (("a", "b"), 2)
-    assert agreed.action == '{"name": "read_file", "arguments": {"path": "a.py"}}'
-
-
-def test_one_family_is_one_vote():
-    votes = [read("a1", "a.py", "x"), read("a2", "a.py", "x"), read("b", "b.py", "y")]
-    assert consensus(votes, threshold=2) == "too few teachers agree"
-    agreed = consensus([*votes, read("c", "a.py", "z")], threshold=2)
-    assert (agreed.teachers, agreed.families) == (("a1", "a2", "c"), 2)
-
-
-def test_tie_is_no_consensus():
-    votes = [read("a", "a.py"), read("b", "a.py"), read("c", "b.py"), read("d", "b.py")]
-    assert consensus(votes, threshold=2) == "tie"
-    assert consensus(votes[:1] + votes[2:3], threshold=1) == "tie"
-
-
-def test_nobody_voting_is_no_consensus():
-    assert consensus([], threshold=1) == "too few teachers agree"
-
-
-def test_text_and_call_never_agree():
-    said = cast_vote(answer("a", 'read_file {"path": "a.py"}'))
-    assert isinstance(said, Vote)
-    assert consensus([said, read("b", "a.py")], threshold=2) == "too few teachers agree"
+def test_teachers_without_a_family_are_one_each():
+    vote = read("a", "a.py")
+    assert isinstance(vote, Vote)
+    assert (vote.teacher, vote.family) == ("a", "a")
+    assert read("a", "a.py", "x").family == "x"

@@ -1,0 +1,82 @@
+"""What a conversation tells of the files: those that were read whole, and not changed since."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer_replication.actions import Call
+from composer_replication.agreement.calls import path_of
+from composer_replication.agreement.intent import Aim, intent_of
+from composer_replication.deeds import Deed, Kind, deed_of
+
+__all__ = ["files_seen"]
+
+_NUMBERED = re.compile(r" *([0-9]+)(?:→|\t)(.*)")
+_CLIPPED = re.compile(r"\.\.\. [0-9]+ more lines")
+_MOST_NUMBERED, _MOST_CHARS = 2000, 2000
+"""Claude Code's `Read` shows so many lines, and so much of each."""
+
+
+def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Path as the agent wrote it -> the file's text before the next action, where the messages leave no doubt about it.
+
+    Understood are the answers of `read_file` and `write_file` of this framework and of Claude Code's `Read`. After a call that
+    may have changed anything, such as an unknown command, nothing is known any more.
+    """
+    known: dict[str, str | None] = {}
+    answers = {m["tool_call_id"]: m["content"] for m in messages if m.get("role") == "tool" and "tool_call_id" in m}
+    for message in messages:
+        for wire in message.get("tool_calls") or ():
+            call = _call(wire)
+            if call is None:
+                known.clear()
+            else:
+                _follow(call, answers.get(wire.get("id")), known)
+    return known
+
+
+def _call(wire: Mapping[str, Any]) -> Call | None:
+    function = wire.get("function", {})
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    return Call(str(function.get("name", "")), arguments) if isinstance(arguments, Mapping) else None
+
+
+def _follow(call: Call, answer: Any, known: dict[str, str | None]) -> None:
+    deed, path = deed_of(call.name, call.arguments), path_of(call.arguments)
+    if deed.kind is Kind.READ:
+        text = _text(call.name, deed, answer)
+        if text is not None:
+            known[path] = text
+    elif deed.kind is Kind.WRITE and call.name == "write_file" and answer == f"wrote {path}":
+        known[path] = deed.content
+    elif deed.kind in (Kind.EDIT, Kind.WRITE):
+        known.pop(path, None)
+    elif deed.kind not in (Kind.SEARCH, Kind.LIST, Kind.TEST, Kind.SUBMIT):
+        intent = intent_of(call)
+        if intent is None or intent.aim in (Aim.CHANGE, Aim.TEST):
+            known.clear()
+
+
+def _text(name: str, deed: Deed, answer: Any) -> str | None:
+    """The whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from either."""
+    if deed.lines is not None or not isinstance(answer, str):
+        return None
+    if name == "read_file":
+        lines = answer.split("\n")
+        failed = answer.startswith("no file ") and len(lines) == 1
+        return None if failed or _CLIPPED.fullmatch(lines[-1]) else answer
+    rows = [_NUMBERED.fullmatch(line) for line in answer.rstrip("\n").split("\n")]
+    if name != "Read" or not rows or len(rows) >= _MOST_NUMBERED:
+        return None
+    shown = [
+        row[2] for number, row in enumerate(rows, 1) if row is not None and int(row[1]) == number and len(row[2]) < _MOST_CHARS
+    ]
+    return "\n".join(shown) if len(shown) == len(rows) else None

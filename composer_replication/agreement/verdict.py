@@ -1,0 +1,40 @@
+"""What a comparison of two actions ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Answer", "Verdict"]
+
+
+class Answer(StrEnum):
+    """Whether two actions are one."""
+
+    SAME = "same"
+    """They do the same and show the same: which of the two is taken makes no difference."""
+    DIFF = "diff"
+    """They do not."""
+    UNDECIDED = "undecided"
+    """Nobody could tell. Neither a vote nor a pair may be built on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer, and what it rests on."""
+
+    answer: Answer
+    method: str
+    """`identical`, `canonical`, `edits`, `state`, `validity`, `intent`, `judge`, or `none` where no method applied."""
+    why: str
+    """In a few words; the same whichever action comes first."""
+    confidence: float = 1.0
+    """In (0, 1]: below 1 for the judge's."""
+
+    @property
+    def same(self) -> bool:
+        return self.answer is Answer.SAME
+
+    @property
+    def diff(self) -> bool:
+        return self.answer is Answer.DIFF

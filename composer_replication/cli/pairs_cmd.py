@@ -1,0 +1,108 @@
+"""`composer pairs`: preference pairs before they are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer_replication.actions import parse_action
+from composer_replication.errors import ConfigError
+
+if TYPE_CHECKING:
+    from composer_replication.replaysim import NormalizeReport
+    from composer_replication.replaysim.pairs_file import BadLine
+    from composer_replication.replaysim.recipe import Operator
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Preference pairs, as lines of JSON.", no_args_is_help=True)
+
+EXIT_NOTHING_LEFT = 10
+_MOST_BAD_LINES = 10
+_EXAMPLE_LENGTH = 40
+_PIPED_WIDTH = 160
+
+
+@app.callback()
+def _top() -> None:
+    """Make `normalize` a command of its own, though it is the only one."""
+
+
+@app.command()
+def normalize(
+    pairs: Annotated[Path, typer.Argument(help="File with one pair per line, in JSON.")],
+    out: Annotated[Path, typer.Option(help="File for the pairs that pass; replaced whole.")],
+    recipe: Annotated[Path | None, typer.Option(help="Recipe in YAML; by default the one of the package.")] = None,
+    backend: Annotated[
+        Literal["builtin", "data_juicer", "executor", "ray"],
+        typer.Option(help="What runs the operators; all but builtin need the extra replaysim."),
+    ] = "builtin",
+    ray_address: Annotated[str | None, typer.Option(help="Cluster for the backend ray; without it one is started.")] = None,
+    dropped: Annotated[Path | None, typer.Option(help="File for the pairs that do not pass, with what dropped them.")] = None,
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Name lines that are no pairs, and go on.")] = False,
+) -> None:
+    """Drop the pairs that are not worth training on, and count for every operator how many it dropped.
+
+    A line that is no pair is refused with FILE:LINE, and nothing is written. Exits with 10 when no pair is left.
+    """
+    from composer_replication.replaysim import DJNormalizer
+    from composer_replication.replaysim.pairs_file import read_pairs, write_pairs
+
+    normalizer = DJNormalizer(recipe, backend, ray_address=ray_address)
+    given, bad = read_pairs(pairs)
+    _tell_bad_lines(bad, skip=skip_bad_lines)
+    kept = normalizer.normalize(given)
+    report = normalizer.report
+    assert report is not None
+    write_pairs(out, kept)
+    if dropped is not None:
+        marked = zip(given, report.dropped_by, strict=True)
+        write_pairs(dropped, ({**pair, "dropped_by": by} for pair, by in marked if by is not None))
+    _print(report, normalizer.operators, given)
+    skipped = f", {len(bad)} lines skipped" if bad else ""
+    typer.echo(f"{report.kept} of {report.given} pairs kept{skipped}: {out}")
+    if not report.kept:
+        raise typer.Exit(EXIT_NOTHING_LEFT)
+
+
+def _tell_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
+    if not bad:
+        return
+    if skip:
+        for line in bad:
+            typer.echo(f"skipped: {line}", err=True)
+        return
+    shown = "".join(f"\n  {line}" for line in bad[:_MOST_BAD_LINES])
+    more = f"\n  and {len(bad) - _MOST_BAD_LINES} more" if len(bad) > _MOST_BAD_LINES else ""
+    raise ConfigError(
+        f"{len(bad)} lines are no pairs; nothing was written{shown}{more}",
+        fix="correct them, or leave them out with --skip-bad-lines",
+    )
+
+
+def _print(report: NormalizeReport, operators: Sequence[Operator], given: Sequence[Mapping[str, Any]]) -> None:
+    """One row per operator: what it dropped, how many of those were tool calls, and the first of them."""
+    table = Table("operator", "field", "limits", "dropped", "tool calls", "the first", box=box.SIMPLE_HEAD)
+    for title in dict.fromkeys(operator.title for operator in operators):
+        alike = [operator for operator in operators if operator.title == title]
+        field = alike[0].text_key
+        texts = [pair[field] for pair, by in zip(given, report.dropped_by, strict=True) if by == title]
+        calls = sum(bool(parse_action(text)[1]) for text in texts)
+        limits = "; ".join(", ".join(f"{key} {value}" for key, value in operator.parameters.items()) for operator in alike)
+        first = _shortened(texts[0]) if texts else ""
+        row = (alike[0].name, field, limits, str(len(texts)), str(calls), first)
+        table.add_row(*map(escape, row))
+    console = Console()
+    (console if console.is_terminal else Console(width=_PIPED_WIDTH)).print(table)
+
+
+def _shortened(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= _EXAMPLE_LENGTH else f"{shown[: _EXAMPLE_LENGTH - 3]}..."

@@ -1,0 +1,316 @@
+"""The box on another machine: a SWE-ReX server carries orders there, and an agent of ours runs them in that machine's own boxes.
+
+The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so it is only ever asked for short ones: to start the
+agent (`far`), to take a file, to hand one out. Whatever fails on the way is a `SandboxError`, and the next command starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import base64
+import contextlib
+import dataclasses
+import io
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from composer_replication.errors import MissingExtraError, SandboxError, SandboxUnavailableError
+from composer_replication.sandbox.far import BOOTSTRAP, INBOX, LEASE, OUTBOX
+from composer_replication.sandbox.orders import check_paths
+from composer_replication.sandbox.parcel import pack, unpack
+from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Tree
+from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.sandbox.shipping import archive_of, modules_archive, one_line
+from composer_replication.sandbox.wire import Parcel, order_parcel, raise_error, result_of_parcel
+
+try:
+    import aiohttp
+    from swerex.runtime import abstract
+    from swerex.runtime.remote import RemoteRuntime
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        "the remote sandbox needs swe-rex, which is not installed", fix="pip install 'composer-replication[remote]'"
+    ) from error
+
+__all__ = ["KEY_VARIABLE", "PYTHON_VARIABLE", "RemoteSandbox"]
+
+KEY_VARIABLE, PYTHON_VARIABLE = "COMPOSER_REMOTE_KEY", "COMPOSER_REMOTE_PYTHON"
+"""Environment variables: the server's `--auth-token`, and the far interpreter that is our agent's and, by default, the tests'."""
+
+LEASE_S = 30.0
+"""How long the agent and its boxes outlive a client that says nothing."""
+_REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
+"""Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
+_ARGUMENT = 1 << 16
+"""Of the characters Linux allows for one argument of a program, 131,071."""
+_PENDING, _GONE = 3, 4
+_TAKE = f"""
+cd "$1/{OUTBOX}" 2>/dev/null || {{ rm -rf "$1"; exit {_GONE}; }}
+touch -c "../{LEASE}"
+[ -e "$2" ] || exit {_PENDING}
+cat "$2" && rm -f "$2"
+"""
+"""Hands out an answer. An agent that has gone has no outbox, and what was put into its inbox since is removed."""
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_log.addHandler(logging.NullHandler())
+_log.propagate = False  # SWE-ReX says what went wrong; so do our errors
+
+
+class _Runtime(RemoteRuntime):
+    """SWE-ReX's client, without its way of raising what failed on the server: it calls whatever Python name the reply gives."""
+
+    def _handle_transfer_exception(self, exc_transfer: Any) -> NoReturn:
+        raise SandboxError(f"the server could not do it: {one_line(str(exc_transfer.message))}")
+
+
+class _Session:
+    """One agent on the far machine, from its start until it is left alone."""
+
+    def __init__(self, url: str, key: str, python: str) -> None:
+        self._runtime = _Runtime(logger=_log, auth_token=key, host=url)
+        self._url = url
+        self._owner = os.getpid()
+        self.usable = True
+        """False: the next command starts an agent of its own."""
+        self._folder = self._call(self._begin(python))
+        self._beating = asyncio.run_coroutine_threadsafe(self._beat(), _loop(self._owner))
+        atexit.register(self.leave)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it can be used, in this process: a fork has no thread that keeps the lease."""
+        return self.usable and self._owner == os.getpid()
+
+    def leave(self) -> None:
+        """Tell the agent to end; where that fails, its lease ends it."""
+        if self._owner != os.getpid():
+            return
+        self.usable = False
+        self._beating.cancel()
+        with contextlib.suppress(SandboxError, RuntimeError):  # at exit, there are no threads to look up a name any more
+            self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
+
+    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float) -> Parcel:
+        """The agent's answer.
+
+        Raises:
+            SandboxError: what the agent answered with, or no answer came, and the session is not usable any more.
+            TaskError: what the agent answered with.
+        """
+        try:
+            with _understood(self._url), scratch_folder() as folder:
+                (folder / "order").write_bytes(pack({**facts, "ask": what}, blobs))
+                answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s))
+                taken = unpack(io.BytesIO(answer))
+        except OSError as error:
+            raise SandboxError(f"an order for {self._url} cannot be written here: {error}", fix="free some space") from error
+        except SandboxError:
+            self.usable = False
+            self._beating.cancel()
+            raise
+        raise_error(taken[0], self._url)
+        return taken
+
+    async def _begin(self, python: str) -> str:
+        """Start an agent; its folder."""
+        archive = base64.b64encode(_program()).decode()
+        pieces = [archive[at : at + _ARGUMENT] for at in range(0, len(archive), _ARGUMENT)]
+        reply = await self._execute(python, "-I", "-S", "-B", "-W", "ignore", "-c", BOOTSTRAP, str(LEASE_S), *pieces)
+        folder = str(reply.stdout).strip()
+        if reply.exit_code != 0 or not os.path.isabs(folder):
+            raise SandboxUnavailableError(
+                f"the agent does not start at {self._url}: {one_line(reply.stderr)[-300:] or 'it says nothing'}",
+                fix=f"install Python 3.11 or newer on that machine (Linux), and name it in {PYTHON_VARIABLE} here",
+            )
+        return folder
+
+    async def _exchange(self, order: Path, name: str, deadline: float) -> bytes:
+        """Put the order into the agent's inbox and wait for what it puts into its outbox."""
+        target = f"{self._folder}/{INBOX}/{name}"
+        async with asyncio.timeout(_REQUEST_S):
+            await self._runtime.upload(abstract.UploadRequest(source_path=str(order), target_path=target))
+        wait = _FIRST_LOOK_S
+        while True:
+            reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name)
+            if reply.exit_code == 0:
+                return base64.b64decode(reply.stdout, validate=True)
+            if reply.exit_code == _GONE:
+                raise SandboxError(f"the agent at {self._url} has ended", fix="try again; it is started anew")
+            if reply.exit_code != _PENDING:
+                raise SandboxError(f"an answer cannot be taken from {self._url}: {one_line(reply.stderr)}")
+            if time.monotonic() > deadline:
+                raise SandboxError(f"the agent at {self._url} does not answer; that machine may be overloaded", fix="try again")
+            await asyncio.sleep(wait)
+            wait = min(1.5 * wait, _LONGEST_LOOK_S)
+
+    async def _beat(self) -> None:
+        """Renew the lease. A server that does not answer is noticed by the commands."""
+        while True:
+            await asyncio.sleep(LEASE_S / 6)
+            with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
+                await self._execute("touch", "-c", f"{self._folder}/{LEASE}")
+
+    async def _execute(self, *argv: str) -> Any:
+        """SWE-ReX's answer to a program that is over at once."""
+        async with asyncio.timeout(_REQUEST_S):
+            return await self._runtime.execute(abstract.Command(command=list(argv)))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. Raises SandboxError, which never carries the request: its headers have the key."""
+        future = asyncio.run_coroutine_threadsafe(work, _loop(self._owner))
+        fault: SandboxError
+        try:
+            return future.result()
+        except aiohttp.ClientResponseError as error:
+            fault = _refusal(self._url, error.status)
+        except aiohttp.ClientError as error:
+            fix = "start it there (swerex-remote --host HOST --port PORT --auth-token KEY), or correct the address"
+            fault = SandboxUnavailableError(f"the server {self._url} does not answer: {one_line(str(error))}", fix=fix)
+        except TimeoutError:
+            fix = "see whether that machine or the way there is overloaded"
+            fault = SandboxUnavailableError(f"the server {self._url} did not answer within {_REQUEST_S:g} s", fix=fix)
+        except (KeyError, TypeError, ValueError) as error:
+            fault = SandboxError(f"the reply of {self._url} makes no sense ({one_line(str(error))[:200]})", fix="is it SWE-ReX?")
+        finally:
+            future.cancel()
+        raise fault
+
+
+@contextlib.contextmanager
+def _understood(url: str) -> Iterator[None]:
+    """Raises SandboxError where what an agent answered is of another shape than ours."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise SandboxError(f"the answer of {url} is torn ({error})", fix="try again") from error
+
+
+def _refusal(url: str, status: int) -> SandboxUnavailableError:
+    if status in (401, 403):
+        fix = f"put the server's --auth-token into the environment variable {KEY_VARIABLE}"
+        return SandboxUnavailableError(f"the server {url} refuses the key", fix=fix)
+    return SandboxUnavailableError(f"the server {url} answers with status {status}", fix="is it a SWE-ReX server of version 1?")
+
+
+class RemoteSandbox:
+    """A `Sandbox` whose boxes are on the machine of a SWE-ReX server.
+
+    Args:
+        kind: what it is asked for as: `remote:` and the server's address, http or https.
+
+    Raises:
+        SandboxUnavailableError: no key, an address that is none, a server that cannot be reached or refuses the key, or a machine
+            without a Python for the agent, without pytest in it, or without isolation.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._url = kind.partition(":")[2].rstrip("/")
+        place = urlsplit(self._url)
+        if place.username is not None or place.query or place.fragment:
+            raise SandboxUnavailableError("the address of a remote sandbox is no place for a key", fix=f"use {KEY_VARIABLE}")
+        self._key = os.environ.get(KEY_VARIABLE, "")
+        if not self._key:
+            fix = f"put the server's --auth-token into the environment variable {KEY_VARIABLE}"
+            raise SandboxUnavailableError(f"there is no key for {self._url}", fix=fix)
+        self._lock = threading.Lock()
+        self._cpu_s = 0.0
+        self._installations: dict[str, Installation] = {}
+        self._session, found = self._open()
+        with _understood(self._url):
+            self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
+            self.python = Path(found["python"])
+        """The interpreter of the far machine for who names none."""
+        self._there = found
+
+    @property
+    def cpu_s(self) -> float:
+        """See `Sandbox.cpu_s`."""
+        return self._cpu_s
+
+    def run(self, tree: Tree, command: Command) -> ExecResult:
+        """See `Sandbox.run`."""
+        check_paths(tree.changes)
+        order = order_parcel(tree, command, archive_of(tree)[0])
+        facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S)
+        with _understood(self._url):
+            result = result_of_parcel(facts, blobs)
+        with self._lock:
+            self._cpu_s += result.cpu_s
+        return result
+
+    def installation(self, python: Path) -> Installation:
+        """See `Sandbox.installation`; of this machine boxes see nothing."""
+        if (known := self._installations.get(str(python))) is None:
+            facts, _ = self._ask("installation", {"python": str(python)}, (), _GRACE_S)
+            with _understood(self._url):
+                known = Installation(
+                    binds=(),
+                    masks=(),
+                    pytest_plugins=tuple((str(name), str(module)) for name, module in facts["pytest_plugins"]),
+                    version=(int(facts["version"][0]), int(facts["version"][1])),
+                    modules=frozenset(map(str, facts["modules"])),
+                )
+            self._installations[str(python)] = known
+        return known
+
+    def escapes(self, probe: str) -> list[str]:
+        """See `selftest.Elsewhere`."""
+        facts, _ = self._ask("probe", {"probe": probe}, (), _PROBE_S)
+        with _understood(self._url):
+            return [str(what) for what in facts["got"]]
+
+    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float) -> Parcel:
+        """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
+        with self._lock:
+            if not self._session.ours:
+                self._session, found = self._open()
+                if found != self._there:
+                    self._session.leave()
+                    raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
+            session = self._session
+        return session.ask(what, facts, blobs, most_s)
+
+    def _open(self) -> tuple[_Session, dict[str, Any]]:
+        session = _Session(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))
+        try:
+            return session, session.ask("open", {}, (), _GRACE_S)[0]
+        except BaseException:
+            session.leave()
+            raise
+
+
+def _isolation(kind: str, host: str, scheme: str, found: Mapping[str, Any]) -> Isolation:
+    there = Isolation(**{**found, "missing": tuple(found["missing"])})
+    open_way = scheme == "http" and host not in ("127.0.0.1", "::1", "localhost")
+    return dataclasses.replace(
+        there,
+        name=kind,
+        network=f"{there.name} there: {there.network}",
+        missing=(*there.missing, *(("secrecy of key, code and results on the way (http)",) if open_way else ())),
+    )
+
+
+@cache
+def _program() -> bytes:
+    """The modules of the agent: this room."""
+    return modules_archive(sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py")))
+
+
+@cache
+def _loop(_process: int) -> asyncio.AbstractEventLoop:
+    """The running loop of a thread of this process's own: callers may have loops of theirs."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="composer-remote", daemon=True).start()
+    return loop

@@ -1,0 +1,174 @@
+"""Which states are worth asking teachers about, and why: the value of information.
+
+A state is worth an answer when the policy was uncertain there, when a detector found an error in its action, or when a cheap
+teacher would have done something else. Entropy alone does not do: a policy can be certain and wrong, and those states it misses
+(TIP, arXiv 2604.14084). What all three miss is estimated by an audit (`audit.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+from composer_replication.errors import ConfigError
+from composer_replication.teachers.audit import Audit
+from composer_replication.teachers.tariff import Step, Tariff, by_trace
+
+__all__ = ["Decision", "Gate", "Reason", "Rule", "windows"]
+
+Reason: TypeAlias = Literal[
+    "high entropy", "entropy unknown", "finding", "every state", "the cheap teacher does not agree", "window", "audit"
+]
+"""Why a state is asked. `window`: it lies between two others, and asking it too costs less than the cold prompt after a gap."""
+
+Rule: TypeAlias = Literal["flat", "cascade", "sweep", "any"]
+"""Whom the grounds (high entropy, a finding) decide about.
+
+- `flat`: all teachers are asked where there is a ground.
+- `cascade`: the cheap teacher where there is a ground, the others where it does not agree with the student.
+- `sweep`: the cheap teacher everywhere, the others where it does not agree.
+- `any`: the cheap teacher everywhere, the others where it does not agree or there is a ground.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a tier does with a state."""
+
+    state_id: str
+    reasons: tuple[Reason, ...]
+    """Why it is asked; empty when it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Decides whom to ask, the same for the same states and seed.
+
+    Raises:
+        ConfigError: a share is outside [0, 1].
+    """
+
+    rule: Rule = "cascade"
+    uncertain: float = 0.3
+    """Share of the states with a known entropy that count as uncertain: those with the highest. 0 turns this ground off."""
+    findings: bool = True
+    """A detector's finding is a ground."""
+    unknown: Literal["ask", "skip"] = "ask"
+    """A state without an entropy, as those of foreign traces are: the first tier asks about it, or leaves it to other grounds.
+    Where the cheap teacher is asked everywhere, its answer decides."""
+    audit: float = 0.05
+    """Chance with which a state is asked that the gate would leave out."""
+    seed: int = 0
+    """Of the audit's draws; each depends on the seed and the state's id alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("uncertain", "audit"):
+            share = getattr(self, name)
+            if not 0.0 <= share <= 1.0:
+                raise ConfigError(f"the gate's {name} is {share}", fix=f"give {name} as a share between 0 and 1")
+
+    def threshold(self, steps: Sequence[Step]) -> float | None:
+        """The entropy in nats from which on a state counts as uncertain; None when none does."""
+        known = sorted((s.entropy for s in steps if s.entropy is not None), reverse=True)
+        count = round(self.uncertain * len(known))
+        return known[count - 1] if count else None
+
+    def grounds(self, step: Step, threshold: float | None) -> tuple[Reason, ...]:
+        """What speaks for a state by itself."""
+        found: list[Reason] = []
+        if step.entropy is None and self.unknown == "ask" and self.uncertain > 0.0:
+            found.append("entropy unknown")
+        if step.entropy is not None and threshold is not None and step.entropy >= threshold:
+            found.append("high entropy")
+        if self.findings and step.findings:
+            found.append("finding")
+        return tuple(found)
+
+    def first(self, steps: Sequence[Step], tariff: Tariff | None = None) -> list[Decision]:
+        """What the first tier asks, state by state: the cheap teacher, or everybody under `flat`.
+
+        Args:
+            tariff: of the teacher that is asked; None for no windows.
+        """
+        threshold = self.threshold(steps)
+        reasons: list[tuple[Reason, ...]] = [self.grounds(step, threshold) for step in steps]
+        if self.rule in ("sweep", "any"):
+            reasons = [(*found, "every state") for found in reasons]
+        reasons = _with_windows(steps, reasons, tariff)
+        return [
+            Decision(state_id=s.state_id, reasons=found or self._drawn(1, s.state_id))
+            for s, found in zip(steps, reasons, strict=True)
+        ]
+
+    def second(
+        self, steps: Sequence[Step], first: Sequence[Decision], agrees: Collection[str], tariff: Tariff | None = None
+    ) -> list[Decision]:
+        """What the second tier asks of the other teachers, once the cheap one has answered.
+
+        Args:
+            first: what `first` decided on these steps.
+            agrees: ids of the states where the cheap teacher certainly did what the student did.
+            tariff: as above, of the dearest of them.
+        """
+        threshold = self.threshold(steps)
+        reasons: list[tuple[Reason, ...]] = []
+        for step, decision in zip(steps, first, strict=True):
+            found: tuple[Reason, ...] = ()
+            if self.rule == "flat":
+                found = tuple(r for r in decision.reasons if r != "audit")
+            elif decision.reasons and decision.reasons != ("audit",):
+                own = self.grounds(step, threshold) if self.rule == "any" else ()
+                found = tuple(r for r in own if r != "entropy unknown")
+                found += () if step.state_id in agrees else ("the cheap teacher does not agree",)
+            reasons.append(found)
+        return [
+            Decision(state_id=d.state_id, reasons=found or self._second_audit(d))
+            for d, found in zip(first, _with_windows(steps, reasons, tariff), strict=True)
+        ]
+
+    def _second_audit(self, first: Decision) -> tuple[Reason, ...]:
+        """What the first tier's audit drew is asked in full; where the cheap teacher was believed, chance draws anew."""
+        if first.reasons == ("audit",):
+            return first.reasons
+        return self._drawn(2, first.state_id) if first.reasons else ()
+
+    def _drawn(self, tier: int, state_id: str) -> tuple[Reason, ...]:
+        draw = random.Random(f"{self.seed} {tier} {state_id}").random()
+        return ("audit",) if draw < self.audit else ()
+
+    def audited(self, second: Sequence[Decision]) -> Audit:
+        """The audit of both tiers together: what chance alone had asked, out of all that it decided about."""
+        left_out = [d for d in second if d.reasons in ((), ("audit",))]
+        return Audit(chance=self.audit, population=len(left_out), drawn=frozenset(d.state_id for d in left_out if d.reasons))
+
+
+def windows(steps: Sequence[Step], asked: Collection[str], tariff: Tariff) -> set[str]:
+    """Ids of states to ask besides `asked`, so that the prompt cache stays warm where that is cheaper than a cold prompt.
+
+    Between two asked states of a trace lies a gap. Within the cache's reach the later prompt still finds the earlier one, and
+    filling the gap only costs; beyond it, the whole later prompt is paid for anew, unless every step between is asked.
+    """
+    added: set[str] = set()
+    for trace in by_trace(steps):
+        chosen = [i for i, index in enumerate(trace) if steps[index].state_id in asked]
+        for before, after in pairwise(chosen):
+            between = [steps[index] for index in trace[before : after + 1]]
+            warm = all(s.extends for s in between[1:]) and (tariff.reach is None or after - before <= tariff.reach)
+            alone = tariff.usd(between[-1].prompt_bytes, between[0].prompt_bytes if warm else 0)
+            filled = sum(tariff.usd(s.prompt_bytes, p.prompt_bytes if s.extends else 0) for p, s in pairwise(between))
+            if filled < alone:
+                added |= {s.state_id for s in between[1:-1]}
+    return added
+
+
+def _with_windows(
+    steps: Sequence[Step], reasons: Sequence[tuple[Reason, ...]], tariff: Tariff | None
+) -> list[tuple[Reason, ...]]:
+    if tariff is None:
+        return list(reasons)
+    asked = {step.state_id for step, found in zip(steps, reasons, strict=True) if found}
+    added = windows(steps, asked, tariff)
+    return [("window",) if step.state_id in added else found for step, found in zip(steps, reasons, strict=True)]

@@ -1,0 +1,186 @@
+"""What a replay will cost, before a cent is spent: per teacher and in all, with a range."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from composer_replication.errors import BudgetExceededError
+from composer_replication.teachers.gate import Decision, Gate, Reason
+from composer_replication.teachers.pool import TeacherAnswer
+from composer_replication.teachers.tariff import Bill, Step, Tariff, bill
+from composer_replication.teachers.teacher import Teacher
+
+__all__ = ["EXPECTED", "HIGH", "LOW", "Plan", "PlannedTeacher", "Range", "Scenario", "measured", "plan", "warn_of_cap"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What nobody knows before asking."""
+
+    bytes_per_token: float
+    """Of the teachers' tokenizers, on prompts as JSON."""
+    answer_tokens: float
+    """Mean length of an answer, reasoning included."""
+    hit_rate: float
+    """Share of a prefix that was sent before and is read at the price of the cache, where a teacher has one."""
+    disagrees: float
+    """Share of the cheap teacher's answers that are not certainly the student's action."""
+
+
+LOW = Scenario(bytes_per_token=4.5, answer_tokens=100.0, hit_rate=1.0, disagrees=0.2)
+EXPECTED = Scenario(bytes_per_token=3.5, answer_tokens=400.0, hit_rate=0.9, disagrees=0.5)
+HIGH = Scenario(bytes_per_token=2.5, answer_tokens=1500.0, hit_rate=0.0, disagrees=1.0)
+"""Assumptions, not measurements; `measured` replaces them by what a pilot run saw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """One number in three scenarios."""
+
+    low: float
+    expected: float
+    high: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(low=self.low + other.low, expected=self.expected + other.expected, high=self.high + other.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTeacher:
+    """One line of a plan."""
+
+    teacher: str
+    tier: int
+    """1 is asked first."""
+    answers: Range
+    prompt_tokens: Range
+    cached_tokens: Range
+    """Those of the prompt tokens that are expected from the endpoint's cache."""
+    usd: Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The expected cost of a replay."""
+
+    states: int
+    teachers: tuple[PlannedTeacher, ...]
+    usd: Range
+    reasons: Mapping[Reason, int]
+    """Why the first tier asks, in numbers of states; empty without a gate."""
+
+
+def plan(
+    steps: Sequence[Step],
+    *,
+    first: Sequence[Teacher],
+    second: Sequence[Teacher] = (),
+    gate: Gate | None = None,
+    scenarios: tuple[Scenario, Scenario, Scenario] = (LOW, EXPECTED, HIGH),
+    reach: int | None = None,
+) -> Plan:
+    """The cost of asking `first` what the gate lets through, and `second` what is left open; everything without a gate.
+
+    The first tier's states are known, and so are its windows; those of the second tier are a chance for each state. Calls that
+    have to be made twice are no part of any scenario, and neither are answers that the ledger has already.
+
+    Args:
+        scenarios: low, expected, high.
+
+    Raises:
+        ConfigError: a teacher's price is unknown.
+    """
+    decisions = [] if gate is None else gate.first(steps, Tariff.of(first[0], reach=reach) if reach is not None else None)
+    lines = [_line(1, t, steps, [_asked(steps, decisions, gate)] * 3, scenarios, reach) for t in first]
+    chances = [_left_open(steps, decisions, gate, s) for s in scenarios]
+    lines += [_line(2, t, steps, chances, scenarios, reach) for t in second]
+    total = sum((line.usd for line in lines), Range(low=0.0, expected=0.0, high=0.0))
+    reasons = Counter(reason for d in decisions for reason in d.reasons)
+    return Plan(states=len(steps), teachers=tuple(lines), usd=total, reasons=dict(reasons))
+
+
+def _asked(steps: Sequence[Step], decisions: Sequence[Decision], gate: Gate | None) -> dict[str, float]:
+    if gate is None:
+        return {s.state_id: 1.0 for s in steps}
+    return {d.state_id: 1.0 for d in decisions if d.reasons}
+
+
+def _left_open(steps: Sequence[Step], first: Sequence[Decision], gate: Gate | None, scenario: Scenario) -> dict[str, float]:
+    """Chance of every state to be asked in the second tier, should the cheap teacher's answers be as the scenario has it."""
+    if gate is None:
+        return {s.state_id: 1.0 for s in steps}
+    sure = {d.state_id for d in gate.second(steps, first, {s.state_id for s in steps}) if d.reasons and d.reasons != ("audit",)}
+    sure |= {d.state_id for d in first if d.reasons == ("audit",)}
+    if gate.rule == "flat":
+        return dict.fromkeys(sure, 1.0)
+    chance = scenario.disagrees + (1.0 - scenario.disagrees) * gate.audit
+    return {d.state_id: 1.0 if d.state_id in sure else chance for d in first if d.reasons}
+
+
+def _line(
+    tier: int,
+    teacher: Teacher,
+    steps: Sequence[Step],
+    chances: Sequence[Mapping[str, float]],
+    scenarios: Sequence[Scenario],
+    reach: int | None,
+) -> PlannedTeacher:
+    bills: list[Bill] = []
+    for scenario, chance in zip(scenarios, chances, strict=True):
+        tariff = Tariff.of(
+            teacher,
+            bytes_per_token=scenario.bytes_per_token,
+            answer_tokens=scenario.answer_tokens,
+            hit_rate=scenario.hit_rate,
+            reach=reach,
+        )
+        bills.append(bill(steps, chance, tariff))
+
+    def span(name: str) -> Range:
+        low, expected, high = (getattr(b, name) for b in bills)
+        return Range(low=low, expected=expected, high=high)
+
+    return PlannedTeacher(
+        teacher=teacher.name,
+        tier=tier,
+        answers=span("answers"),
+        prompt_tokens=span("prompt_tokens"),
+        cached_tokens=span("cached_tokens"),
+        usd=span("usd"),
+    )
+
+
+def measured(scenario: Scenario, steps: Sequence[Step], answers: Sequence[TeacherAnswer]) -> Scenario:
+    """The scenario with token counts as a pilot's answers have them; as it was, where they have none."""
+    size = {s.state_id: s.prompt_bytes for s in steps}
+    counted = [a for a in answers if a.prompt_tokens and a.question_id in size]
+    if not counted:
+        return scenario
+    return Scenario(
+        bytes_per_token=sum(size[a.question_id] for a in counted) / sum(a.prompt_tokens for a in counted),
+        answer_tokens=sum(a.completion_tokens for a in counted) / len(counted),
+        hit_rate=scenario.hit_rate,
+        disagrees=scenario.disagrees,
+    )
+
+
+def warn_of_cap(planned: Plan, max_total_usd: float | None, *, spent_usd: float = 0.0) -> str | None:
+    """What to say of a cap that the high estimate exceeds; None when nothing.
+
+    Raises:
+        BudgetExceededError: the cap is below the expected cost.
+    """
+    if max_total_usd is None:
+        return None
+    left = max_total_usd - spent_usd
+    if left < planned.usd.expected:
+        raise BudgetExceededError(
+            f"${left:.2f} is left under the cap and the replay is expected to cost ${planned.usd.expected:.2f} "
+            f"(${planned.usd.low:.2f} to ${planned.usd.high:.2f})",
+            fix="raise the cap, replay fewer states, close the gate further or ask cheaper teachers",
+        )
+    if left < planned.usd.high:
+        return f"the cap leaves ${left:.2f}, and the replay may cost up to ${planned.usd.high:.2f}"
+    return None

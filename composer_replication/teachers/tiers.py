@@ -1,0 +1,118 @@
+"""The cheap teacher first, the dear ones where it does not settle the matter, and both audited; one ledger, one cap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from composer_replication.errors import BudgetExceededError, ConfigError
+from composer_replication.teachers.audit import Audit, Missed
+from composer_replication.teachers.call import Failure
+from composer_replication.teachers.gate import Decision, Gate
+from composer_replication.teachers.ledger import Ledger
+from composer_replication.teachers.pool import BUDGET, OnAnswer, TeacherAnswer, TeacherPool
+from composer_replication.teachers.tariff import Step, Tariff
+from composer_replication.teachers.teacher import Question, Teacher
+
+__all__ = ["TieredAnswers", "ask_in_tiers", "cheapest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredAnswers:
+    """What a gated replay brought, and what it decided."""
+
+    answers: tuple[TeacherAnswer, ...]
+    """Question by question, the cheap teacher's first; none from teachers that were not asked."""
+    first: tuple[Decision, ...]
+    """One for every question: whether the cheap teacher was asked."""
+    second: tuple[Decision, ...]
+    """One for every question: whether the others were asked."""
+    audit: Audit
+
+    def missed(self, valuable: Collection[str], *, confidence: float = 0.95) -> Missed:
+        """How many valuable states were left out; see `Audit.missed`. `valuable` are ids of states that gave a pair."""
+        silent = {a.question_id for a in self.answers if a.error is not None}
+        return self.audit.missed(valuable, unanswered=silent, confidence=confidence)
+
+
+def cheapest(teachers: Sequence[Teacher]) -> Teacher:
+    """The teacher whose answers cost least: 10 tokens are read for each that is written.
+
+    Raises:
+        ConfigError: fewer than two teachers, or a price is unknown.
+    """
+    if len(teachers) < 2:
+        raise ConfigError("a replay in tiers needs a cheap teacher and another", fix="name at least two teachers")
+    return min(teachers, key=lambda teacher: (tariff := Tariff.of(teacher)).fresh * 10 + tariff.answer)
+
+
+async def ask_in_tiers(
+    questions: Sequence[Question],
+    steps: Sequence[Step],
+    *,
+    cheap: Teacher,
+    dear: Sequence[Teacher],
+    gate: Gate,
+    agrees: Callable[[TeacherAnswer], bool],
+    ledger: Ledger,
+    max_total_usd: float | None,
+    on_answer: OnAnswer | None = None,
+    reach: int | None = None,
+) -> TieredAnswers:
+    """Ask what the gate wants to know.
+
+    The tiers run one after the other. What was answered before, in this run or an earlier one, comes from the ledger, and the
+    audit's draws are the same again: a killed run that is repeated asks nothing twice.
+
+    Args:
+        steps: one for every question, in the same order.
+        agrees: whether an answer of the cheap teacher's is certainly the student's own action. It is not asked about answers
+            that are none; those never agree.
+        max_total_usd: cap on everything the ledger has paid, both tiers together; what does not fit is answered with `BUDGET`.
+        on_answer: see `TeacherPool.ask`.
+        reach: of the endpoints' prompt caches (`Tariff.reach`).
+
+    Raises:
+        ConfigError: teachers that cannot be asked (see `TeacherPool`).
+        TeacherError: no teacher of a tier answered; BudgetExceededError when the cap left nothing for the first.
+    """
+    if cheap in dear:
+        raise ConfigError(f"teacher {cheap.name!r} stands in both tiers", fix="leave the cheap teacher out of the dear ones")
+    async with TeacherPool([cheap, *dear], ledger=ledger, max_total_usd=max_total_usd) as pool:
+        first = gate.first(steps, _windows_for([cheap], reach))
+        answered = await pool.ask(_chosen(questions, first), teachers=[cheap.name], on_answer=on_answer)
+        agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
+        second = gate.second(steps, first, agreeing, _windows_for(dear, reach))
+        open_questions = _chosen(questions, second)
+        try:
+            answered += await pool.ask(open_questions, teachers=[t.name for t in dear], on_answer=on_answer)
+        except BudgetExceededError:
+            answered += [_unpaid(q, t) for q in open_questions for t in dear]
+    place = {q.question_id: i for i, q in enumerate(questions)}
+    return TieredAnswers(
+        answers=tuple(sorted(answered, key=lambda a: place[a.question_id])),
+        first=tuple(first),
+        second=tuple(second),
+        audit=gate.audited(second),
+    )
+
+
+def _windows_for(teachers: Sequence[Teacher], reach: int | None) -> Tariff | None:
+    """The tariff that decides about windows: of the teacher for whom a cold prompt is dearest. None without a cache's end."""
+    if reach is None:
+        return None
+    return max((Tariff.of(t, reach=reach) for t in teachers), key=lambda t: t.cache_write - t.cache_read)
+
+
+def _chosen(questions: Sequence[Question], decisions: Sequence[Decision]) -> list[Question]:
+    return [q for q, d in zip(questions, decisions, strict=True) if d.reasons]
+
+
+def _unpaid(question: Question, teacher: Teacher) -> TeacherAnswer:
+    return TeacherAnswer(
+        question_id=question.question_id,
+        teacher=teacher.name,
+        family=teacher.vote_family,
+        error=BUDGET,
+        failure=Failure.BUDGET,
+    )

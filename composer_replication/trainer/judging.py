@@ -1,0 +1,44 @@
+"""A teacher as the judge of the hint channel: what it was asked once is in the ledger, and is not paid for again."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from composer_replication.errors import BudgetExceededError
+from composer_replication.hints import Ask
+from composer_replication.teachers import Ledger, Question, Teacher, TeacherAnswer, TeacherPool
+from composer_replication.types import Message
+
+__all__ = ["ask_teacher"]
+
+
+def ask_teacher(teacher: Teacher, ledger: Path, max_total_usd: float | None) -> Ask:
+    """A function from a question to the teacher's answer; None when it gave none, or the spending cap leaves no room.
+
+    It may be called where an event loop runs. Each call opens the ledger and closes it.
+
+    Args:
+        max_total_usd: cap on all that the ledger has paid or holds.
+
+    Raises:
+        TeacherError: calling it, when the endpoint cannot be reached or refuses.
+    """
+
+    async def answer(text: str) -> TeacherAnswer:
+        question = Question(question_id="judge", messages=[Message(role="user", content=text)])
+        with Ledger(ledger) as kept:
+            async with TeacherPool([teacher], ledger=kept, max_total_usd=max_total_usd) as pool:
+                (found,) = await pool.ask([question])
+                return found
+
+    def ask(text: str) -> str | None:
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                found = thread.submit(asyncio.run, answer(text)).result()
+            except BudgetExceededError:
+                return None
+        return found.content if found.error is None else None
+
+    return ask

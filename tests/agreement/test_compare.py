@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import FULL
+
+from composer_replication.actions import parse_action, render_action
+from composer_replication.agreement import Answer, Scene, Verdict, compare
+from composer_replication.agreement.calls import call_form
+from composer_replication.agreement.intent import intent_of
+from composer_replication.envs.tools import TOOLSETS
+
+SCENE = Scene(files=FULL, complete=True, tools=TOOLSETS["shell"])
+TEXT = st.text(max_size=6)
+VALUE = st.none() | st.booleans() | st.integers(-2, 2) | st.floats(allow_nan=False) | TEXT | st.lists(TEXT, max_size=2)
+NAMES = st.sampled_from(
+    ["read_file", "Read", "edit_file", "bash", "search", "list_files", "run_tests", "submit", "write_file", "other"]
+)
+KEYS = st.sampled_from(["path", "file_path", "old", "new", "command", "pattern", "start", "content", "limit", "cwd", "x"])
+CALL = st.builds(lambda name, arguments: {"name": name, "arguments": arguments}, NAMES, st.dictionaries(KEYS, VALUE, max_size=4))
+ACTION = st.lists(CALL, min_size=1, max_size=2).map(lambda calls: "\n".join(map(json.dumps, calls))) | TEXT
+
+
+def act(name, /, **arguments):
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def bash(command, **rest):
+    return act("bash", command=command, **rest)
+
+
+@given(ACTION, ACTION)
+def test_the_order_of_the_two_changes_nothing(one, other):
+    assert compare(one, other, SCENE) == compare(other, one, SCENE)
+
+
+@given(ACTION)
+def test_an_action_is_itself(action):
+    assert compare(action, action, SCENE).same
+    content, calls = parse_action(action)
+    assert compare(action, render_action(content, calls), Scene()).same
+
+
+@given(CALL)
+def test_null_arguments_and_their_order_say_nothing(call):
+    other = {"name": call["name"], "arguments": {"never": None, **dict(reversed(call["arguments"].items()))}}
+    verdict = compare(json.dumps(call), json.dumps(other))
+    assert verdict.same or call_form(*parse_action(json.dumps(call))[1]) is None
+
+
+@given(CALL, CALL)
+def test_calls_of_one_form_have_one_intent(one, other):
+    (left,), (right,) = (parse_action(json.dumps(call))[1] for call in (one, other))
+    if call_form(left) is not None and call_form(left) == call_form(right):
+        assert intent_of(left) == intent_of(right)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (act("read_file", path="a.py"), act("Read", file_path="./a.py")),
+        (act("read_file", path="a.py", start=1), act("read_file", path="a.py")),
+        (act("read_file", path="a.py", end=4), act("read_file", path="a.py", start=1, end=4)),
+        (bash("ls -la"), act("Bash", command="ls -al", description="look around")),
+        (bash("ls"), act("shell", command=["bash", "-lc", "ls"])),
+        (act("edit_file", path="a", old="x", new="y"), act("Edit", file_path="a", old_string="x", new_string="y")),
+        (act("submit"), act("finish")),
+        ("**Stop** here.", "stop here"),
+    ],
+)
+def test_the_same_in_other_words(one, other):
+    assert compare(one, other).answer is Answer.SAME
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (act("f", n=1), act("f", n=True)),
+        (act("f", n=1), act("f", n=1.0)),
+        (act("f", n=1), act("f", n="1")),
+        (act("read_file", path="a/../b.py"), act("read_file", path="b.py")),
+        (act("read_file", path=" b.py"), act("read_file", path="b.py")),
+        (act("read_file", path="b.py", file_path="c.py"), act("read_file", path="b.py")),
+        (act("Read", file_path="a", limit=5), act("Read", file_path="a")),
+        (act("search", pattern="x"), act("Grep", pattern="x")),
+        (act("list_files", path="a"), act("LS", path="a")),
+        (act("write_file", path="a", content="x"), act("str_replace_editor", command="create", path="a", file_text="x")),
+        (bash("ls", timeout=1), bash("ls", timeout=2)),
+        (act("shell", command="ls", workdir="a"), act("shell", command="ls", workdir="b")),
+        (act("finish", message="all done"), act("finish", message="gave up")),
+        (act("other", a=1), act("another", a=1)),
+        ("use a_b", "use ab"),
+        ("2*3*4", "234"),
+        ("Run A.py", "Run a.py"),
+        ("look in .", "look in"),
+        ("(a) Read it first", "(a) Read it"),
+        (bash("echo $(date)"), bash("echo  $(date)")),
+    ],
+)
+def test_what_may_be_something_else_is_not_the_same(one, other):
+    assert not compare(one, other).same
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "method"),
+    [
+        (act("read_file", path="a.py"), act("read_file", path="b.py"), "intent"),
+        (act("read_file", path="a.py"), act("run_tests"), "intent"),
+        (act("read_file", path="a.py"), "Done.", "intent"),
+        (bash("cat a.py"), act("edit_file", path="a.py", old="x", new="y"), "intent"),
+        (bash("cat a.py"), bash("pytest -q"), "intent"),
+        (bash("cd src && cat a.py"), bash("cat src/b.py"), "intent"),
+        (act("search", pattern="x"), act("list_files"), "intent"),
+        (act("edit_file", path="a.py", old="x", new="y"), act("edit_file", path="b.py", old="x", new="y"), "edits"),
+        (act("write_file", path="a.py", content="x = 1"), act("write_file", path="a.py", content="x = 2"), "edits"),
+        (act("submit"), act("run_tests"), "intent"),
+        ("(a) Read it first.", "**(b) Delete it**", "intent"),
+    ],
+)
+def test_other_aims_are_other_actions(one, other, method):
+    verdict = compare(one, other)
+    assert (verdict.answer, verdict.method) == (Answer.DIFF, method)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (act("read_file", path="a.py"), act("read_file", path="a.py", start=3)),
+        (act("search", pattern="x", path="src"), act("search", pattern="y", path="./src")),
+        (bash("cat a.py"), bash("cat a.py | head -n 20")),
+        (bash("cat a.py"), act("read_file", path="a.py", start=2)),
+        (bash("pytest -q tests"), bash("pytest -v ./tests")),
+        (bash("git diff"), bash("git diff --stat")),
+        (bash("ls src"), bash("ls -la src")),
+    ],
+)
+def test_two_looks_at_one_thing_are_no_pair_and_not_for_the_judge(one, other):
+    asked = []
+    verdict = compare(one, other, Scene(judge=lambda a, b: asked.append((a, b))))
+    assert (verdict.answer, verdict.method, asked) == (Answer.UNDECIDED, "intent", [])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (bash("cat /repo/a.py"), bash("cat a.py")),
+        (bash("cat ../a.py"), bash("cat b.py")),
+        (bash("ls /repo"), bash("ls src")),
+        (bash("pytest tests"), bash("pytest")),
+        (bash("pytest a.py::t"), bash("pytest a.py")),
+        (bash("make"), act("edit_file", path="a.py", old="x", new="y")),
+        (bash("grep -c '' a.py"), bash("cat a.py")),
+        (bash("cat a.py > b.py"), act("read_file", path="c.py")),
+        (bash("sed -n 'w b.py' a.py"), act("read_file", path="c.py")),
+        (act("edit_file", path="/r/a.py", old="x", new="y"), act("edit_file", path="a.py", old="x", new="z")),
+    ],
+)
+def test_what_may_overlap_is_undecided(one, other):
+    assert compare(one, other).answer is Answer.UNDECIDED
+
+
+def test_an_invalid_call_is_not_a_valid_one():
+    scene = Scene(tools=TOOLSETS["basic"])
+    assert compare(act("search"), act("search", pattern="x"), scene).method == "validity"
+    assert compare(act("grep"), act("search", pattern="x"), scene).diff
+    assert compare(act("grep"), act("search"), scene).answer is Answer.UNDECIDED
+    assert compare(act("search"), act("search", pattern="x")).answer is Answer.UNDECIDED
+
+
+def test_defaults_of_the_schema_are_dropped():
+    parameters = {"type": "object", "properties": {"depth": {"type": "integer", "default": 2}, "q": {"type": "string"}}}
+    scene = Scene(tools=[{"type": "function", "function": {"name": "find", "parameters": parameters}}])
+    assert compare(act("find", q="x", depth=2), act("find", q="x"), scene).same
+    assert not compare(act("find", q="x", depth=3), act("find", q="x"), scene).same
+    assert not compare(act("find", q="x", depth=2), act("find", q="x")).same
+
+
+def test_several_calls():
+    a, b, c = (act("read_file", path=p) for p in ("a.py", "b.py", "c.py"))
+    assert compare(f"{a}\n{b}", f"{act('Read', file_path='a.py')}\n{b}").same
+    assert compare(f"{a}\n{b}", f"{b}\n{a}").answer is Answer.UNDECIDED
+    assert compare(f"{a}\n{b}", a).answer is Answer.UNDECIDED
+    assert compare(f"{a}\n{b}", c).diff
+
+
+def test_the_judge_is_asked_last():
+    one, other = bash("make all"), bash("make -j2 all")
+    said = Verdict(Answer.SAME, "judge", "it says so", 0.8)
+    assert compare(one, other, Scene(judge=lambda a, b: said)) is said
+    assert compare(one, other, Scene(judge=lambda a, b: None)).method == "none"
+    assert compare(bash("ls -la"), bash("ls -al"), Scene(judge=lambda a, b: said)).method == "canonical"
+
+
+NUMBER = st.integers(0, 9)
+EXPRESSION = st.recursive(
+    NUMBER.map(str) | st.sampled_from(["price", "result"]),
+    lambda inner: st.builds(lambda a, sign, b: f"({a} {sign} {b})", inner, st.sampled_from(["+", "-", "*"]), inner),
+    max_leaves=5,
+)
+
+
+@given(EXPRESSION, EXPRESSION)
+def test_formatting_is_no_change_and_any_other_code_is(one, other):
+    def edit(expression, comment=""):
+        return act("edit_file", path="src/a.py", old="result += price", new=f"result += {expression}{comment}")
+
+    bare = ast.unparse(ast.parse(one))
+    assert compare(edit(one), edit(bare, "  # as it was"), SCENE).same
+    assert compare(edit(one), edit(bare.replace(" ", "  ")), SCENE).same
+    same_code = ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+    assert compare(edit(one), edit(other), SCENE).same is same_code
+    assert compare(edit(one), edit(f"{one} + 1"), SCENE).diff
+    assert compare(edit(one), edit(f"-{bare}" if bare[0] != "-" else bare[1:]), SCENE).diff
+
+
+def test_edits_of_a_file_that_is_not_known_are_undecided():
+    one, other = (act("edit_file", path="a.py", old="x", new=new) for new in ("y", "z"))
+    assert compare(one, other).answer is Answer.UNDECIDED
+    assert compare(one, other, Scene(files={"a.py": "x = 1\n"})).diff
+    assert compare(one, other, Scene(files={"a.py": "y = 1\n"})).answer is Answer.UNDECIDED
+    fits = act("edit_file", path="a.py", old="y", new="z")
+    assert compare(one, fits, Scene(files={"a.py": "y = 1\n"})).why == "one of the edits does not apply"

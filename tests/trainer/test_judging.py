@@ -1,0 +1,58 @@
+"""A real endpoint on loopback as the judge: asked once, paid once, silent beyond the cap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from asking import teacher
+from teacher_server import Reply, TeacherServer
+from typer.testing import CliRunner
+
+from composer_replication.cli import app
+from composer_replication.errors import TeacherError
+from composer_replication.trainer.judging import ask_teacher
+from composer_replication.transcript import Trace, TraceTurn
+from composer_replication.types import to_json
+
+
+def test_a_question_is_paid_for_once(tmp_path):
+    asked = []
+
+    def answer(body, number):
+        asked.append(body)
+        return Reply(content="Read the file first.")
+
+    with TeacherServer(answer) as server:
+        ask = ask_teacher(teacher(server), tmp_path / "ledger.sqlite", 10.0)
+
+        async def inside_a_loop():
+            return ask("What now?")
+
+        assert [ask("What now?"), asyncio.run(inside_a_loop()), ask("And now?")] == ["Read the file first."] * 3
+    assert len(asked) == 2
+
+
+def test_beyond_the_cap_it_says_nothing_and_without_an_endpoint_it_raises(tmp_path):
+    with TeacherServer(lambda body, n: Reply(content="x")) as server:
+        assert ask_teacher(teacher(server), tmp_path / "a.sqlite", 0.5)("What now?") is None
+        gone = server.base_url
+    with pytest.raises(TeacherError):
+        ask_teacher(teacher(gone), tmp_path / "b.sqlite", 10.0)("What now?")
+
+
+def test_explain_asks_the_judge_of_style_rules(tmp_path):
+    one = Trace(trajectory_id="t", format="x", turns=(TraceTurn(context=(), text="Nonsense, fool."),))
+    (tmp_path / "t.jsonl").write_text(json.dumps(to_json(one)))
+    (tmp_path / "style.toml").write_text('[[rule]]\nname = "kind"\njudge = "Is it rude?"\nmessage = "Be kind."\n')
+    with TeacherServer(lambda body, n: Reply(content="Yes.")) as server:
+        fields = {"name": "j", "model": "m", "base_url": server.base_url, "api_key_env": ""}
+        prices = {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0}
+        lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in {**fields, **prices}.items())
+        (tmp_path / "teachers.toml").write_text(f"[[teachers]]\n{lines}\n")
+        words = ["hints", "explain", tmp_path / "t.jsonl", "--rules", tmp_path / "style.toml", "--json"]
+        words += ["--teachers", tmp_path / "teachers.toml", "--ledger", tmp_path / "ledger.sqlite"]
+        result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    (finding,) = json.loads(result.stdout)["traces"][0]["findings"]
+    assert (finding["kind"], finding["hint"], finding["source"]) == ("style", "Hint: Be kind.", "template")
