@@ -129,6 +129,7 @@ def told_result(
 
 def _by_text(content: str, command: bool, failed: bool) -> str:
     for status, pattern in _TEXTS:
-        if pattern.search(content) and not (command and status in _OF_EDITORS):
+        patch = content.startswith("apply_patch ")  # Codex applies patches that a command holds, and answers itself
+        if pattern.search(content) and (patch or not command or status not in _OF_EDITORS):
             return status
     return "command_failed" if failed else "ok"

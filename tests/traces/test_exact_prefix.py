@@ -72,10 +72,10 @@ def test_codex(name):
 
 def test_what_came_of_the_calls_of_codex():
     (fix,), _ = read("codex", FIXTURES / "codex" / "fix.jsonl")
-    assert statuses(fix) == ["ok", "ok", "command_failed", "unknown_tool", "unknown_tool", "command_failed"]
+    assert statuses(fix) == ["ok", "ok", "tests_failed", "edit_not_applied", "ok", "ok"]
     assert fix.turns[0].reasoning == "I should look first."
     (errors,), _ = read("codex", FIXTURES / "codex" / "errors.jsonl")
-    assert statuses(errors) == ["command_failed", "malformed_call", "unknown_tool", "command_failed"]
+    assert statuses(errors) == ["command_failed", "malformed_call", "unknown_tool", "unknown_tool", "command_failed"]
 
 
 @pytest.mark.parametrize("name", ["fix", "text", "old"])
