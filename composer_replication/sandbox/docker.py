@@ -27,9 +27,9 @@ from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.orders import check_paths, environment_of, result_of, rlimits_of
 from composer_replication.sandbox.parcel import pack, pack_files, unpack, unpack_files
-from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Limits, Tree
+from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Tree
 from composer_replication.sandbox.request import BoxReport
-from composer_replication.sandbox.shipping import PAGE, Disk, archive_of, modules_archive, one_line
+from composer_replication.sandbox.shipping import Disk, archive_of, modules_archive, most_bytes, one_line
 
 __all__ = ["DEFAULT_IMAGE", "DockerSandbox", "open_docker"]
 
@@ -70,7 +70,7 @@ class DockerSandbox:
         started = time.monotonic()
         try:
             with _container(argv, command.limits.wall_s + _GRACE_S) as process:
-                answer, said = _exchange(process, order, _most_bytes(command.limits))
+                answer, said = _exchange(process, order, most_bytes(command.limits))
             report, kept = self._judged(name, answer, said)
         finally:
             _ask(self._docker, "rm", "--force", name)
@@ -228,11 +228,6 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -
     if len(answer) > most_bytes:
         raise SandboxError(f"the container sent more than {most_bytes} bytes")
     return answer, "" if answer else one_line(process.stderr.read().decode(errors="replace"))
-
-
-def _most_bytes(limits: Limits) -> int:
-    """Of an answer: three streams, the changed files, and their names twice, each character in six at most."""
-    return 3 * limits.output_bytes + (limits.changed_mb << 20) + 2 * limits.changed_files * 6 * PAGE + (1 << 20)
 
 
 def _opened(answer: bytes) -> tuple[BoxReport, dict[str, bytes]]:

@@ -140,8 +140,11 @@ class _Agent:
         except (OSError, KeyError, TypeError, ValueError) as error:
             answer = error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
         staged = self._folder / f"answer-{name}"
-        staged.write_bytes(base64.b64encode(pack(*answer)))
-        staged.rename(self._folder / OUTBOX / name)
+        try:
+            staged.write_bytes(base64.b64encode(pack(*answer)))
+            staged.rename(self._folder / OUTBOX / name)
+        except OSError:
+            os._exit(1)  # the near end learns that the agent has gone, instead of waiting
 
     def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Parcel:
         """Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on an order of another shape."""

@@ -121,8 +121,11 @@ def _start(request: BoxRequest, fds: BoxFds, error_fd: int, tree: bytes, room: P
 
 def lay_out(tree: bytes, folder: Path) -> None:
     """Unpack a tree's base into an empty folder. Raises OSError."""
-    with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
-        archive.extractall(folder, filter="fully_trusted")  # the host made it
+    try:
+        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
+            archive.extractall(folder, filter="fully_trusted")  # the host made it
+    except tarfile.TarError as error:
+        raise OSError(f"the tree is torn ({error})") from error
 
 
 def _changes(tree: bytes, repo: Path, spare: Path) -> Callable[[int, int], Changed]:

@@ -55,7 +55,10 @@ def _installation_of(python: str) -> Installation:
     if answer.returncode != 0:
         said = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise _no_interpreter(python, said or f"exit status {answer.returncode}")
-    facts = json.loads(answer.stdout)
+    try:
+        facts = json.loads(answer.stdout.rstrip().rpartition(b"\n")[2])  # a wrapper may have said something before
+    except ValueError as error:
+        raise _no_interpreter(python, "it does not run the program it is given") from error
     wanted = [*facts["prefixes"], *facts["libraries"], *_link_hops(python)]
     binds: list[str] = []
     for path in sorted({p for w in wanted for p in (os.path.normpath(w), os.path.realpath(w))}, key=len):

@@ -17,10 +17,10 @@ def pack(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> bytes:
 
 def unpack(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
     """Inverse of `pack`. Raises ValueError for what is not a whole parcel."""
-    header = json.loads(stream.readline())
     try:
+        header = json.loads(stream.readline())
         facts, sizes = dict(header["facts"]), [int(size) for size in header["sizes"]]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError("the parcel has no list of its contents") from error
     blobs = [stream.read(size) for size in sizes if size >= 0]
     if [len(blob) for blob in blobs] != sizes:

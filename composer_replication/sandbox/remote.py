@@ -12,7 +12,7 @@ import base64
 import contextlib
 import dataclasses
 import io
-import logging
+import json
 import os
 import secrets
 import threading
@@ -20,7 +20,7 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from composer_replication.errors import MissingExtraError, SandboxError, SandboxUnavailableError
@@ -29,13 +29,12 @@ from composer_replication.sandbox.orders import check_paths
 from composer_replication.sandbox.parcel import pack, unpack
 from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Tree
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.sandbox.shipping import archive_of, modules_archive, one_line
+from composer_replication.sandbox.shipping import archive_of, modules_archive, most_bytes, one_line
 from composer_replication.sandbox.wire import Parcel, order_parcel, raise_error, result_of_parcel
 
 try:
     import aiohttp
     from swerex.runtime import abstract
-    from swerex.runtime.remote import RemoteRuntime
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         "the remote sandbox needs swe-rex, which is not installed", fix="pip install 'composer-replication[remote]'"
@@ -50,6 +49,12 @@ LEASE_S = 30.0
 """How long the agent and its boxes outlive a client that says nothing."""
 _REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
 """Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
+_SHORT = 1 << 24
+"""Most bytes of a reply that is no command's result."""
+_FAILED_THERE = 511
+"""The status with which SWE-ReX tells that something failed on its side."""
+_NONSENSE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What reading a reply raises that is none."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 _ARGUMENT = 1 << 16
 """Of the characters Linux allows for one argument of a program, 131,071."""
@@ -63,23 +68,61 @@ cat "$2" && rm -f "$2"
 """Hands out an answer. An agent that has gone has no outbox, and what was put into its inbox since is removed."""
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
-_log.addHandler(logging.NullHandler())
-_log.propagate = False  # SWE-ReX says what went wrong; so do our errors
 
 
-class _Runtime(RemoteRuntime):
-    """SWE-ReX's client, without its way of raising what failed on the server: it calls whatever Python name the reply gives."""
+class _Server:
+    """Two requests of SWE-ReX's protocol, by hand, as it may not be trusted.
 
-    def _handle_transfer_exception(self, exc_transfer: Any) -> NoReturn:
-        raise SandboxError(f"the server could not do it: {one_line(str(exc_transfer.message))}")
+    SWE-ReX's own client follows redirects with the key, reads replies of any length, and calls whatever Python name the reply
+    gives for what failed there.
+    """
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url
+        self._headers = {"X-API-Key": key}
+
+    async def execute(self, argv: Sequence[str], most: int) -> abstract.CommandResponse:
+        """What a program that is over at once has said, in at most so many bytes."""
+        return abstract.CommandResponse(
+            **await self._post("execute", most, json=abstract.Command(command=list(argv)).model_dump())
+        )
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Put a file there."""
+        with source.open("rb") as file:
+            form = aiohttp.FormData()
+            form.add_field("file", file, filename=source.name)
+            form.add_field("target_path", target)
+            await self._post("upload", _SHORT, data=form)
+
+    async def _post(self, endpoint: str, most: int, **body: Any) -> Any:
+        """The reply's JSON."""
+        connector = aiohttp.TCPConnector(force_close=True)
+        options = {"headers": self._headers, "allow_redirects": False, **body}
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(f"{self._url}/{endpoint}", **options) as reply,
+        ):
+            content = bytearray()
+            async for piece in reply.content.iter_chunked(1 << 16):
+                content += piece
+                if len(content) > most:
+                    raise SandboxError(f"the reply of {self._url} is longer than {most} bytes")
+            if reply.status == _FAILED_THERE:
+                message = json.loads(content)["swerexception"]["message"]
+                raise SandboxError(f"the server could not do it: {one_line(str(message))}")
+            if 300 <= reply.status < 400:
+                fix = "name the address it redirects to"
+                raise SandboxUnavailableError(f"the server {self._url} redirects us, and the key goes nowhere else", fix=fix)
+            reply.raise_for_status()
+            return json.loads(content)
 
 
 class _Session:
     """One agent on the far machine, from its start until it is left alone."""
 
     def __init__(self, url: str, key: str, python: str) -> None:
-        self._runtime = _Runtime(logger=_log, auth_token=key, host=url)
+        self._server = _Server(url, key)
         self._url = url
         self._owner = os.getpid()
         self.usable = True
@@ -93,17 +136,22 @@ class _Session:
         """Whether it can be used, in this process: a fork has no thread that keeps the lease."""
         return self.usable and self._owner == os.getpid()
 
+    def _lost(self) -> None:
+        """Its lease ends the agent, if there still is one."""
+        atexit.unregister(self.leave)
+        self.usable = False
+        self._beating.cancel()
+
     def leave(self) -> None:
         """Tell the agent to end; where that fails, its lease ends it."""
         if self._owner != os.getpid():
             return
-        self.usable = False
-        self._beating.cancel()
+        self._lost()
         with contextlib.suppress(SandboxError, RuntimeError):  # at exit, there are no threads to look up a name any more
             self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
 
-    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float) -> Parcel:
-        """The agent's answer.
+    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = _SHORT) -> Parcel:
+        """The agent's answer, of at most so many bytes.
 
         Raises:
             SandboxError: what the agent answered with, or no answer came, and the session is not usable any more.
@@ -112,13 +160,12 @@ class _Session:
         try:
             with _understood(self._url), scratch_folder() as folder:
                 (folder / "order").write_bytes(pack({**facts, "ask": what}, blobs))
-                answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s))
+                answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s, most))
                 taken = unpack(io.BytesIO(answer))
         except OSError as error:
             raise SandboxError(f"an order for {self._url} cannot be written here: {error}", fix="free some space") from error
         except SandboxError:
-            self.usable = False
-            self._beating.cancel()
+            self._lost()
             raise
         raise_error(taken[0], self._url)
         return taken
@@ -136,14 +183,14 @@ class _Session:
             )
         return folder
 
-    async def _exchange(self, order: Path, name: str, deadline: float) -> bytes:
+    async def _exchange(self, order: Path, name: str, deadline: float, most: int) -> bytes:
         """Put the order into the agent's inbox and wait for what it puts into its outbox."""
         target = f"{self._folder}/{INBOX}/{name}"
         async with asyncio.timeout(_REQUEST_S):
-            await self._runtime.upload(abstract.UploadRequest(source_path=str(order), target_path=target))
+            await self._server.upload(order, target)
         wait = _FIRST_LOOK_S
         while True:
-            reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name)
+            reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name, most=_SHORT + 4 * most // 3)
             if reply.exit_code == 0:
                 return base64.b64decode(reply.stdout, validate=True)
             if reply.exit_code == _GONE:
@@ -159,13 +206,12 @@ class _Session:
         """Renew the lease. A server that does not answer is noticed by the commands."""
         while True:
             await asyncio.sleep(LEASE_S / 6)
-            with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError):
+            with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, *_NONSENSE):
                 await self._execute("touch", "-c", f"{self._folder}/{LEASE}")
 
-    async def _execute(self, *argv: str) -> Any:
-        """SWE-ReX's answer to a program that is over at once."""
+    async def _execute(self, *argv: str, most: int = _SHORT) -> abstract.CommandResponse:
         async with asyncio.timeout(_REQUEST_S):
-            return await self._runtime.execute(abstract.Command(command=list(argv)))
+            return await self._server.execute(argv, most)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns. Raises SandboxError, which never carries the request: its headers have the key."""
@@ -181,7 +227,7 @@ class _Session:
         except TimeoutError:
             fix = "see whether that machine or the way there is overloaded"
             fault = SandboxUnavailableError(f"the server {self._url} did not answer within {_REQUEST_S:g} s", fix=fix)
-        except (KeyError, TypeError, ValueError) as error:
+        except _NONSENSE as error:
             fault = SandboxError(f"the reply of {self._url} makes no sense ({one_line(str(error))[:200]})", fix="is it SWE-ReX?")
         finally:
             future.cancel()
@@ -193,7 +239,7 @@ def _understood(url: str) -> Iterator[None]:
     """Raises SandboxError where what an agent answered is of another shape than ours."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except _NONSENSE as error:
         raise SandboxError(f"the answer of {url} is torn ({error})", fix="try again") from error
 
 
@@ -217,7 +263,10 @@ class RemoteSandbox:
 
     def __init__(self, kind: str) -> None:
         self._url = kind.partition(":")[2].rstrip("/")
-        place = urlsplit(self._url)
+        try:
+            place = urlsplit(self._url)
+        except ValueError as error:
+            raise SandboxUnavailableError(f"{self._url} is no address: {error}", fix="write remote:http://HOST:PORT") from error
         if place.username is not None or place.query or place.fragment:
             raise SandboxUnavailableError("the address of a remote sandbox is no place for a key", fix=f"use {KEY_VARIABLE}")
         self._key = os.environ.get(KEY_VARIABLE, "")
@@ -243,9 +292,11 @@ class RemoteSandbox:
         """See `Sandbox.run`."""
         check_paths(tree.changes)
         order = order_parcel(tree, command, archive_of(tree)[0])
-        facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S)
+        facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
         with _understood(self._url):
             result = result_of_parcel(facts, blobs)
+            if max(map(len, (result.stdout, result.stderr, result.channel))) > command.limits.output_bytes:
+                raise ValueError("more output than was asked for")
         with self._lock:
             self._cpu_s += result.cpu_s
         return result
@@ -271,7 +322,7 @@ class RemoteSandbox:
         with _understood(self._url):
             return [str(what) for what in facts["got"]]
 
-    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float) -> Parcel:
+    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = _SHORT) -> Parcel:
         """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
         with self._lock:
             if not self._session.ours:
@@ -280,7 +331,7 @@ class RemoteSandbox:
                     self._session.leave()
                     raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
             session = self._session
-        return session.ask(what, facts, blobs, most_s)
+        return session.ask(what, facts, blobs, most_s, most)
 
     def _open(self) -> tuple[_Session, dict[str, Any]]:
         session = _Session(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer_replication.errors import SandboxError
-from composer_replication.sandbox.protocol import Tree
+from composer_replication.sandbox.protocol import Limits, Tree
 
-__all__ = ["PAGE", "Disk", "archive_of", "modules_archive", "one_line"]
+__all__ = ["PAGE", "Disk", "archive_of", "modules_archive", "most_bytes", "one_line"]
 
 PAGE = 4096
 
@@ -79,6 +79,11 @@ def modules_archive(names: Iterable[str]) -> bytes:
         for name in ("errors", *(f"sandbox/{module}" for module in names)):
             archive.write(package / f"{name}.py", f"{package.name}/{name}.py")
     return stream.getvalue()
+
+
+def most_bytes(limits: Limits) -> int:
+    """Of an answer: three streams, the changed files, and their names twice, each character in six at most."""
+    return 3 * limits.output_bytes + (limits.changed_mb << 20) + 2 * limits.changed_files * 6 * PAGE + (1 << 20)
 
 
 def one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,17 @@ def result_of_parcel(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> ExecRe
         stdout=stdout,
         stderr=stderr,
         channel=channel,
-        wall_s=float(facts["wall_s"]),
-        cpu_s=float(facts["cpu_s"]),
+        wall_s=_finite(facts["wall_s"]),
+        cpu_s=_finite(facts["cpu_s"]),
         changes=changes,
         not_kept=tuple(map(str, facts["not_kept"])),
     )
+
+
+def _finite(seconds: Any) -> float:
+    if not math.isfinite(value := float(seconds)):
+        raise ValueError(f"{seconds} seconds")
+    return value
 
 
 def error_facts(error: ComposerError) -> dict[str, Any]:

@@ -254,6 +254,15 @@ def test_an_interpreter_that_does_not_answer_or_answers_with_an_error(tmp_path, 
     assert broken.value.message == f"{tmp_path}/broken is not a working Python interpreter (no encodings)"
 
 
+def test_an_interpreter_behind_a_wrapper(tmp_path):
+    for name, program in (("chatty", f'echo hello; exec {sys.executable} "$@"'), ("mute", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    assert "pytest" in interpreter.installation_of(tmp_path / "chatty").modules
+    with pytest.raises(TaskError, match="does not run the program"):
+        interpreter.installation_of(tmp_path / "mute")
+
+
 def test_an_answer_counts_only_with_the_nonce_and_untorn():
     body = zlib.compress(json.dumps({"outcomes": {}}).encode())
     facts = {"returncode": 0, "stdout": b"", "stderr": b"", "wall_s": 0.0, "cpu_s": 0.0}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import dataclasses
 import http.server
 import json
 import logging
@@ -24,6 +26,7 @@ from composer_replication.errors import SandboxError, SandboxUnavailableError, T
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
 from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.parcel import pack
 from composer_replication.sandbox.probes import PROBES
 from composer_replication.sandbox.pytest_run import run_pytest
 from composer_replication.sandbox.remote import RemoteSandbox
@@ -79,7 +82,7 @@ def running(sandbox, base, marker, failed):
         except SandboxError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     while not processes_with(marker):
         assert thread.is_alive(), failed
@@ -322,11 +325,16 @@ class Hostile(http.server.BaseHTTPRequestHandler):
     """Answers every request with the next of `replies`: status, body, and how much of the body is sent."""
 
     replies: list[tuple[int, bytes, int]]
+    location = ""
+    keys: list[str]
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        status, body, sent = self.replies.pop(0)
+        self.keys.append(self.headers["X-API-Key"])
+        status, body, sent = self.replies.pop(0) if self.replies else (200, b"{}", 2)
         self.send_response(status)
+        if self.location:
+            self.send_header("Location", self.location)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -343,9 +351,11 @@ class Hostile(http.server.BaseHTTPRequestHandler):
         (200, b'{"stdout": "/tmp/x", "stderr": "", "exit_code": 0}', 20, "does not answer"),
         (200, b"not JSON at all", 99, "makes no sense"),
         (200, b'{"stdout": {}, "exit_code": 0}', 99, "makes no sense"),
+        (200, b"[" * 200_000, 1 << 20, "makes no sense"),
+        (200, b" " * (17 << 20), 1 << 25, "longer than"),
         (503, b'{"detail": "busy"}', 99, "status 503"),
     ],
-    ids=["cut off", "no JSON", "another shape", "an error"],
+    ids=["cut off", "no JSON", "another shape", "too deep", "too long", "an error"],
 )
 def test_replies_that_are_none(status, body, sent, message):
     with hostile([(status, body, sent)]) as url, pytest.raises(SandboxError, match=message):
@@ -360,12 +370,69 @@ def test_a_server_cannot_have_anything_called_here(tmp_path):
     assert not (tmp_path / "called").exists()
 
 
+def reply(stdout):
+    body = json.dumps({"stdout": stdout, "stderr": "", "exit_code": 0}).encode()
+    return 200, body, len(body)
+
+
+def answer(parcel):
+    return reply(base64.b64encode(parcel).decode())
+
+
+RESULT = {"ending": "exited", "returncode": 0, "wall_s": 0.0, "cpu_s": 0.0, "changes": None, "not_kept": []}
+
+
+@pytest.mark.parametrize(
+    "parcel",
+    [
+        b"[" * 200_000,
+        b'{"facts": {}, "sizes": [Infinity]}\n',
+        pack(RESULT | {"cpu_s": float("nan")}, [b"", b"", b""]),
+        pack(RESULT | {"returncode": float("inf")}, [b"", b"", b""]),
+        pack(RESULT, [b"", b"", b"x" * (2 << 20)]),
+        pack(RESULT | {"changes": [["../x", True]]}, [b"", b"", b"", b"x"]),
+        b"x" * (1 << 26),
+    ],
+    ids=["too deep", "endless", "no time", "no status", "too much output", "outside the tree", "too long"],
+)
+def test_answers_that_are_none(base, parcel):
+    """The agent is somebody else's from its second answer on."""
+    opened = pack({"isolation": dataclasses.asdict(open_sandbox().isolation), "python": sys.executable}, [])
+    uploaded = (200, b"{}", 2)
+    replies = [reply("/tmp/agent"), uploaded, answer(opened), uploaded, answer(parcel)]
+    with hostile(replies) as url:
+        box = RemoteSandbox(f"remote:{url}")
+        with pytest.raises(SandboxError):
+            execute(box, base, "pass")
+        box._session.leave()
+        assert box.cpu_s == 0.0
+
+
+def test_the_key_follows_no_redirect():
+    with hostile([]) as elsewhere, hostile([(307, b"", 0)], elsewhere) as url:
+        with pytest.raises(SandboxError, match="redirects"):
+            RemoteSandbox(f"remote:{url}")
+        assert KEYS[elsewhere] == []
+        assert len(KEYS[url]) == 1
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(SandboxError, match="is no address"):
+        RemoteSandbox("remote:http://[bad")
+
+
+KEYS: dict[str, list[str]] = {}
+
+
 @contextmanager
-def hostile(replies):
-    handler = type("Replying", (Hostile,), {"replies": replies})
+def hostile(replies, location=""):
+    keys: list[str] = []
+    handler = type("Replying", (Hostile,), {"replies": replies, "location": location, "keys": keys})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        KEYS[url] = keys
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield url
         finally:
             server.shutdown()
