@@ -233,7 +233,8 @@ def _range(text: str, option: str) -> tuple[float, float]:
     try:
         return float(low), float(high or low)
     except ValueError as error:
-        raise ConfigError(f"{option} {text} is no range", fix=f"write for example {option} 3-10") from error
+        example = "0.3-0.8" if option == "--difficulty" else "3-10"
+        raise ConfigError(f"{option} {text} is no range", fix=f"write for example {option} {example}") from error
 
 
 def _first(ids: tuple[str, ...], count: int = 3) -> str:

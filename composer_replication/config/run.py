@@ -137,7 +137,7 @@ class CurriculumConfig(Section):
     @model_validator(mode="after")
     def _fewer_and_fewer(self) -> Self:
         if any(after >= before for before, after in pairwise(self.visible_tests)):
-            refuse(f"curriculum.visible_tests = {list(self.visible_tests)} does not fall", "write for example [1.0, 0.5]")
+            refuse(f"visible_tests = {list(self.visible_tests)} does not fall", "write for example [1.0, 0.5]")
         return self
 
 

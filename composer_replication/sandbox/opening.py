@@ -79,7 +79,7 @@ def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
     if kind.startswith(_REMOTE):
         return _remote(kind)
     if kind not in _KINDS and not (name == "docker" and image):
-        fix = f"one of {', '.join(_KINDS)}, docker:IMAGE, remote:URL"
+        fix = f"one of {', '.join(_KINDS)}, docker:IMAGE, remote:http://HOST:PORT"
         raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=fix)
     if name == "docker":
         return _docker(kind, image or DEFAULT_IMAGE)
