@@ -42,7 +42,11 @@ def workspace(task: Task, attack: Attack) -> Iterator[Path]:
         root = Path(folder) / "work"
         shutil.copytree(task.repo, root)
         lay_down(attack, root)
-        yield root
+        try:
+            yield root
+        finally:
+            while root.exists():  # a daemon may put back what is removed, until it finds no folder for it
+                shutil.rmtree(root, ignore_errors=True)
 
 
 def ours(task: Task, root: Path, sandbox: Sandbox, spec: TaskSpec | None = None) -> GradeReport:
