@@ -96,7 +96,7 @@ def openenv(session: nox.Session) -> None:
 @nox.session
 def verifiers(session: nox.Session) -> None:
     """An evaluation by the command of verifiers."""
-    _test_face(session, "verifiers")
+    _test_face(session, "verifiers", "uv")  # its harness runs on uv, and would fetch it from elsewhere
 
 
 @nox.session
@@ -111,9 +111,9 @@ def trl(session: nox.Session) -> None:
     _test_face(session, "trl")
 
 
-def _test_face(session: nox.Session, framework: str) -> None:
+def _test_face(session: nox.Session, framework: str, *needs: str) -> None:
     session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", f".[dev,{framework}]")
+    session.install("--quiet", "--editable", f".[dev,{framework}]", *needs)
     session.run("python", "-m", "pytest", f"tests_substrates/faces/test_{framework}.py", *session.posargs)
 
 
