@@ -129,7 +129,7 @@ def _renamed(message):
     return role, text, tuple(("Task" if name == "Agent" else name, arguments) for name, arguments in calls), call_id
 
 
-SUMMARIZE = "Your task is to create a detailed summary of the conversation so far"
+SUMMARIZE = "[a line of the program's prose, bb5bc6ef]"
 
 
 def reminder(role, text):
