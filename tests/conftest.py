@@ -1,8 +1,13 @@
-"""What holds for all tests: hypothesis sets no clock on an example, for a busy machine is no reason to fail."""
+"""What holds for all tests: the tools are importable; hypothesis sets no clock on an example, as machines are busy."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

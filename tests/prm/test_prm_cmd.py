@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from in_process import composer_here
 from prm_world import TOKENIZER, config, corpus
 from transformers import AutoModelForCausalLM
 
@@ -49,9 +50,13 @@ def test_a_policy_becomes_a_reward_model(trained):
     assert json.loads((folder / "out" / "summary.json").read_text())["prm/held_out/auroc"] > 0.9
 
 
+def prm(*words, cwd):
+    return composer_here("prm", *words, cwd=cwd)
+
+
 def test_traces_are_scored_turn_by_turn(trained):
     folder, _ = trained
-    run = composer("score", "traces.jsonl", "--model", "out/model", "--out", "scores.jsonl", cwd=folder)
+    run = prm("score", "traces.jsonl", "--model", "out/model", "--out", "scores.jsonl", cwd=folder)
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     found, labels = corpus(tasks=12)
@@ -61,7 +66,7 @@ def test_traces_are_scored_turn_by_turn(trained):
         assert row["product"] == pytest.approx(row["turns"][0] * row["turns"][1])
         assert row["min"] == min(row["turns"])
     assert "of each of 12 tasks" in run.stderr
-    printed = composer("score", "traces.jsonl", "--model", "out/model", "--max-tokens", "120", cwd=folder)
+    printed = prm("score", "traces.jsonl", "--model", "out/model", "--max-tokens", "120", cwd=folder)
     cut = [json.loads(line) for line in printed.stdout.splitlines()]
     assert [row["turns"][0] for row in cut] == pytest.approx([row["turns"][0] for row in rows], abs=1e-5)
     assert all(row["turns"][1] is None and row["product"] is None and row["min"] is None for row in cut)
@@ -70,10 +75,10 @@ def test_traces_are_scored_turn_by_turn(trained):
 def test_resuming_what_is_finished_and_starting_over(trained):
     folder, _ = trained
     same = (*TRAIN, "--labels", "labels.jsonl", "--epochs", "12", "--learning-rate", "2e-2")
-    again = composer(*same, "--resume", cwd=folder)
+    again = prm(*same, "--resume", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert "finished already" in again.stdout
-    over = composer(*same, cwd=folder)
+    over = prm(*same, cwd=folder)
     assert over.returncode == 2
     assert "already holds a run" in over.stderr
 
@@ -92,7 +97,7 @@ def test_resuming_what_is_finished_and_starting_over(trained):
 )
 def test_what_cannot_be_done_is_said(trained, words, code, said):
     folder, _ = trained
-    run = composer(*words, cwd=folder)
+    run = prm(*words, cwd=folder)
     assert run.returncode == code, run.stderr
     assert said in run.stderr
     assert "Traceback" not in run.stderr

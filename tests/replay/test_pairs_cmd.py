@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from in_process import composer_here
 
 GOOD, OTHER = "read the failing test first", "edit the login handler now"
 TERSE = '{"name": "edit_file", "arguments": {"path": "a.py", "old": "x", "new": "y"}}'
@@ -27,8 +26,7 @@ PAIRS = [pair(0, GOOD), pair(1, TERSE), pair(2, GOOD.upper()), pair(3, "list the
 
 
 def composer(*arguments):
-    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "pairs", "normalize"]
-    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return composer_here("pairs", "normalize", *arguments)
 
 
 def lines(path):

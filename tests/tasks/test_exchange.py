@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from in_process import composer_here
 
 from composer_replication.errors import TaskError
 from composer_replication.sandbox import open_sandbox
@@ -332,25 +333,20 @@ def test_what_cannot_be_expressed_is_named_with_the_reason(tmp_path: Path) -> No
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
-def composer(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 def test_export_and_import_from_the_command_line(tasks: list[Task], tmp_path: Path) -> None:
     folder = tasks[0].root.parent
-    rows = composer("tasks", "export", folder, "--format", "swebench", "--out", tmp_path / "rows")
+    rows = composer_here("tasks", "export", folder, "--format", "swebench", "--out", tmp_path / "rows")
     assert rows.stdout == f"2 SWE-bench rows in {tmp_path / 'rows' / 'tasks.jsonl'}\n", rows.stderr
-    harbor = composer("tasks", "export", folder, "--format", "harbor", "--out", tmp_path / "harbor")
+    harbor = composer_here("tasks", "export", folder, "--format", "harbor", "--out", tmp_path / "harbor")
     assert harbor.stdout == f"2 Harbor tasks in {tmp_path / 'harbor'}\n", harbor.stderr
     foreign(tmp_path / "harbor" / "strange")
     (tmp_path / "harbor" / "strange" / "solution" / "solve.sh").unlink()
-    back = composer("tasks", "import", "harbor", tmp_path / "harbor", "--out", tmp_path / "back")
+    back = composer_here("tasks", "import", "harbor", tmp_path / "harbor", "--out", tmp_path / "back")
     assert back.returncode == 0, back.stderr
     assert back.stdout.splitlines() == [
         "not imported: strange: it has no solution/solve.sh to prove it with",
         f"2 of 3 Harbor tasks imported into {tmp_path / 'back'}",
     ]
-    none = composer("tasks", "import", "harbor", tmp_path / "harbor" / "strange", "--out", tmp_path / "none")
+    none = composer_here("tasks", "import", "harbor", tmp_path / "harbor" / "strange", "--out", tmp_path / "none")
     assert none.returncode == 3
     assert "none of 1 Harbor tasks" in none.stderr

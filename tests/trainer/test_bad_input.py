@@ -14,21 +14,29 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from in_process import composer_here
 from teacher_server import Reply, TeacherServer
-from world import COMPOSER, World, composer, finish
+from world import COMPOSER, World, composer
 
 from composer_replication.observe import RunDir
 
 
 def refused(*words: str, cwd: Path, code: int) -> str:
     """Output of a command that has to fail with `code`."""
-    process = composer(*words, cwd=cwd)
-    output, _ = process.communicate()
-    assert process.returncode == code, output
+    done = composer_here(*words, cwd=cwd)
+    output = done.stdout + done.stderr
+    assert done.returncode == code, output
     assert "Traceback" not in output
     assert output.count("error: ") == 1, output
     assert "fix: " in output
     return output
+
+
+def accepted(*words: str, cwd: Path) -> str:
+    """Output of a command that has to succeed."""
+    done = composer_here(*words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,7 +107,7 @@ def test_a_damaged_task(run_file: Path, world: World, tmp_path: Path, damage: st
 
 def test_ctrl_c_keeps_everything_and_resume_goes_on(run_file: Path) -> None:
     folder = run_file.parent
-    finish("train", str(run_file), "--name", "whole", "--steps", "4", cwd=folder)
+    accepted("train", str(run_file), "--name", "whole", "--steps", "4", cwd=folder)
     process = composer("train", str(run_file), "--name", "stopped", "--steps", "4", cwd=folder)
     metrics = folder / "runs" / "stopped" / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and b"\n" in metrics.read_bytes()):
@@ -109,7 +117,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(run_file: Path) -> None:
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert "interrupted; what was done is kept" in output
-    finish("train", str(run_file), "--name", "stopped", "--steps", "4", "--resume", cwd=folder)
+    accepted("train", str(run_file), "--name", "stopped", "--steps", "4", "--resume", cwd=folder)
     weights = [folder / "runs" / run / "ckpt/main/step_00004/model.safetensors" for run in ("whole", "stopped")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
@@ -140,7 +148,7 @@ def test_a_full_disk_loses_nothing_written(run_file: Path) -> None:
     assert not list(kept.ckpt_path.rglob("step_*/*"))
     (folder / "runs").rmdir() if small else shutil.rmtree(folder / "runs")
     shutil.copytree(folder / "kept", folder / "runs" / "run")
-    finish("train", str(run_file), *options, "--resume", cwd=folder)
+    accepted("train", str(run_file), *options, "--resume", cwd=folder)
     assert [m.step for m in RunDir(folder / "runs" / "run").read_metrics()] == [0, 1, 2]
 
 
@@ -157,21 +165,21 @@ def test_an_arm_that_cannot_be_trained(run_file: Path, words: list[str], arm: st
     assert told in refused("train", str(run_file), *words, cwd=run_file.parent, code=2)
     assert not list((run_file.parent / "runs").rglob("step_*"))
     run_file.write_text(run_file.read_text().replace(arm, "{}"))
-    finish("train", str(run_file), *words, "--steps", "1", cwd=run_file.parent)  # under the same name
+    accepted("train", str(run_file), *words, "--steps", "1", cwd=run_file.parent)  # under the same name
 
 
 def test_a_dry_run_says_what_the_run_will_do(run_file: Path) -> None:
-    output = finish("train", str(run_file), "--dry-run", cwd=run_file.parent)
+    output = accepted("train", str(run_file), "--dry-run", cwd=run_file.parent)
     assert "tasks: 4 to train on; held out: " in output
     assert "arm main: rlvr dapo, hint on, replay off (the run names no teachers); 24 training rollouts, 0 traces" in output
-    finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    accepted("train", str(run_file), "--steps", "1", cwd=run_file.parent)
     assert "already holds a run" in refused("train", str(run_file), "--dry-run", cwd=run_file.parent, code=2)
 
 
 def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_file: Path) -> None:
-    finish("train", str(run_file), "--steps", "1", cwd=run_file.parent)
+    accepted("train", str(run_file), "--steps", "1", cwd=run_file.parent)
     words = ["train", str(run_file), "--steps", "1", "--resume", "--dry-run"]
-    finish(*words, cwd=run_file.parent)
+    accepted(*words, cwd=run_file.parent)
     changed = refused(*words, "--optimizer.learning_rate", "5", cwd=run_file.parent, code=2)
     assert "made by another configuration: optimizer.learning_rate: 0.001 -> 5.0" in changed
 
@@ -200,10 +208,10 @@ def test_a_cap_that_is_too_low_can_be_raised(run_file: Path) -> None:
         run_file.write_text(tomli_w.dumps(tomllib.loads(run_file.read_text()) | {"teachers": rows}))
         words = ["train", str(run_file), "--steps", "1", "--loss.replay.verify", "false", "--loss.replay.max_total_usd"]
         assert "no call fits under the cap" in refused(*words, "0.000001", cwd=folder, code=6)
-        finish(*words, "10", "--resume", cwd=folder)
+        accepted(*words, "10", "--resume", cwd=folder)
         armed = [*words[:4], "--name", "armed", "--loss.replay.verify", "false", "--arms.main.loss.replay.max_total_usd"]
         assert "no call fits under the cap" in refused(*armed, "0.000001", cwd=folder, code=6)
-        finish(*armed, "10", "--resume", cwd=folder)
+        accepted(*armed, "10", "--resume", cwd=folder)
     assert RunDir(folder / "runs" / "run").read_pairs("main")
 
 

@@ -1,0 +1,30 @@
+"""`composer` in the process of the tests, which has paid for importing torch already; one that runs a model takes a process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+from unittest.mock import patch
+
+from composer_replication.cli import main
+
+
+def composer_here(*words: str | Path, cwd: Path | None = None) -> CompletedProcess[str]:
+    """What `subprocess.run(["composer", *words])` would return."""
+    command = ["composer", *map(str, words)]
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with (
+        contextlib.chdir(cwd or "."),
+        patch.object(sys, "argv", command),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return CompletedProcess(command, code, out.getvalue(), err.getvalue())
