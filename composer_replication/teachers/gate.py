@@ -70,18 +70,17 @@ class Gate:
             if not 0.0 <= share <= 1.0:
                 raise ConfigError(f"the gate's {name} is {share}", fix=f"give {name} as a share between 0 and 1")
 
-    def threshold(self, steps: Sequence[Step]) -> float | None:
-        """The entropy in nats from which on a state counts as uncertain; None when none does."""
-        known = sorted((s.entropy for s in steps if s.entropy is not None), reverse=True)
-        count = round(self.uncertain * len(known))
-        return known[count - 1] if count else None
+    def uncertain_ids(self, steps: Sequence[Step]) -> set[str]:
+        """Ids of the states with the highest entropies, as many as `uncertain` says; among equals a draw decides."""
+        known = [(-s.entropy, self._draw(0, s.state_id), s.state_id) for s in steps if s.entropy is not None]
+        return {state_id for _, _, state_id in sorted(known)[: round(self.uncertain * len(known))]}
 
-    def grounds(self, step: Step, threshold: float | None) -> tuple[Reason, ...]:
+    def grounds(self, step: Step, uncertain: Collection[str]) -> tuple[Reason, ...]:
         """What speaks for a state by itself."""
         found: list[Reason] = []
         if step.entropy is None and self.unknown == "ask" and self.uncertain > 0.0:
             found.append("entropy unknown")
-        if step.entropy is not None and threshold is not None and step.entropy >= threshold:
+        if step.state_id in uncertain:
             found.append("high entropy")
         if self.findings and step.findings:
             found.append("finding")
@@ -93,8 +92,8 @@ class Gate:
         Args:
             tariff: of the teacher that is asked; None for no windows.
         """
-        threshold = self.threshold(steps)
-        reasons: list[tuple[Reason, ...]] = [self.grounds(step, threshold) for step in steps]
+        uncertain = self.uncertain_ids(steps)
+        reasons: list[tuple[Reason, ...]] = [self.grounds(step, uncertain) for step in steps]
         if self.rule in ("sweep", "any"):
             reasons = [(*found, "every state") for found in reasons]
         reasons = _with_windows(steps, reasons, tariff)
@@ -113,14 +112,14 @@ class Gate:
             agrees: ids of the states where the cheap teacher certainly did what the student did.
             tariff: as above, of the dearest of them.
         """
-        threshold = self.threshold(steps)
+        uncertain = self.uncertain_ids(steps)
         reasons: list[tuple[Reason, ...]] = []
         for step, decision in zip(steps, first, strict=True):
             found: tuple[Reason, ...] = ()
             if self.rule == "flat":
                 found = tuple(r for r in decision.reasons if r != "audit")
             elif decision.reasons and decision.reasons != ("audit",):
-                own = self.grounds(step, threshold) if self.rule == "any" else ()
+                own = self.grounds(step, uncertain) if self.rule == "any" else ()
                 found = tuple(r for r in own if r != "entropy unknown")
                 found += () if step.state_id in agrees else ("the cheap teacher does not agree",)
             reasons.append(found)
@@ -136,8 +135,10 @@ class Gate:
         return self._drawn(2, first.state_id) if first.reasons else ()
 
     def _drawn(self, tier: int, state_id: str) -> tuple[Reason, ...]:
-        draw = random.Random(f"{self.seed} {tier} {state_id}").random()
-        return ("audit",) if draw < self.audit else ()
+        return ("audit",) if self._draw(tier, state_id) < self.audit else ()
+
+    def _draw(self, purpose: int, state_id: str) -> float:
+        return random.Random(f"{self.seed} {purpose} {state_id}").random()
 
     def audited(self, second: Sequence[Decision]) -> Audit:
         """The audit of both tiers together: what chance alone had asked, out of all that it decided about."""

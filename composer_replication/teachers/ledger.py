@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from composer_replication.errors import StorageError
 
-__all__ = ["Ledger", "Reconciled", "request_key"]
+__all__ = ["AskedAlreadyError", "Ledger", "Reconciled", "request_key"]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _FORMAT = 2
@@ -50,6 +50,10 @@ FROM answers;
 DROP TABLE answers;
 """
 _KILLED = "the run ended while the call was under way"
+
+
+class AskedAlreadyError(Exception):
+    """A call under this key is under way, or has brought an answer."""
 
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
@@ -90,7 +94,7 @@ class Ledger:
         self._open_usd: dict[str, float] = {}
         self._lock_fd: int | None = None
         if self.path is not None:
-            self._lock_fd = _take_lock(self.path)
+            self._lock_fd = _take_lock(self.path.resolve())  # a link to the file is the file
         try:
             self._db = self._open()
             self._committed_usd = self.spent_usd
@@ -131,14 +135,17 @@ class Ledger:
         would exceed the cap.
 
         Raises:
-            sqlite3.IntegrityError: a call under the key is under way or has brought an answer.
+            AskedAlreadyError: a call under the key is under way or has brought an answer.
         """
         call_id = uuid.uuid4().hex
         with self._mutex, self._storage_errors():
             if not self.fits(usd, cap_usd):
                 return None
             row = (call_id, key, teacher, usd, time.time())
-            self._db.execute("INSERT INTO calls VALUES (?, ?, ?, 'open', ?, NULL, '', ?)", row)
+            try:
+                self._db.execute("INSERT INTO calls VALUES (?, ?, ?, 'open', ?, NULL, '', ?)", row)
+            except sqlite3.IntegrityError as taken:
+                raise AskedAlreadyError(key) from taken
             self._open_usd[call_id] = usd
             self._committed_usd += usd
             return call_id
@@ -151,7 +158,7 @@ class Ledger:
         """End a call that brought an answer, at its real cost.
 
         Args:
-            doubt: why `usd`, the most the call can have cost, may not be what is billed: the amount is held.
+            doubt: why `usd` may not be what is billed: the amount is held.
 
         Raises:
             ValueError: no such call is under way.
@@ -184,6 +191,11 @@ class Ledger:
     def is_open(self, call_id: str) -> bool:
         """Whether a call is under way."""
         return call_id in self._open_usd
+
+    @property
+    def any_open(self) -> bool:
+        """Whether any call is under way."""
+        return bool(self._open_usd)
 
     def _under_way(self, call_id: str) -> float:
         if call_id not in self._open_usd:

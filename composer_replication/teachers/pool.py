@@ -17,7 +17,7 @@ import openai
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
-from composer_replication.teachers.ledger import Ledger, request_key
+from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import Pace
 from composer_replication.teachers.reply import Price, Reply, parse_call, price_of
 from composer_replication.teachers.teacher import Question, Teacher
@@ -32,8 +32,10 @@ BUDGET = "the spending cap is reached"
 
 _PAID_ATTEMPTS = 2
 """Times a call is made and paid for whose answer is lost on the way or is no chat completion."""
-_IMPOSSIBLE_PRICES = 5
-"""Prices in a row that the price table rules out, after which a teacher is left out."""
+_PRICES_ABOVE = 5
+"""Prices that the price table rules out, in a row or booked as reported, after which a teacher is left out."""
+_ELSEWHERE_S = 0.05
+"""Between two looks at what another pool on this ledger is doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,9 @@ class TeacherPool:
         self._clients: dict[str, openai.AsyncOpenAI] = {}
         self._paces = {t.name: Pace(t) for t in self.teachers}
         self._left_out: dict[str, str] = {}
-        self._impossible: Counter[str] = Counter()
+        self._above: Counter[str] = Counter()
+        self._above_in_a_row: Counter[str] = Counter()
+        self._dearest: dict[str, float] = {}
         self._under_way: dict[str, asyncio.Future[TeacherAnswer]] = {}
         self._ended = asyncio.Condition()
         self._open_calls = 0
@@ -197,8 +201,7 @@ class TeacherPool:
         future: asyncio.Future[TeacherAnswer] = asyncio.get_running_loop().create_future()
         self._under_way[job.key] = future
         try:
-            record = self.ledger.find(job.key)
-            answer = await self._buy(job) if record is None else _from_record(job.blank(), record, cached=True)
+            answer = await self._find_or_buy(job)
         except BaseException:
             future.cancel()
             raise
@@ -206,6 +209,17 @@ class TeacherPool:
             del self._under_way[job.key]
         future.set_result(answer)
         return answer
+
+    async def _find_or_buy(self, job: _Job) -> TeacherAnswer:
+        """Another pool on this ledger may be asking the same, or may have asked."""
+        while True:
+            record = self.ledger.find(job.key)
+            if record is not None:
+                return _from_record(job.blank(), record, cached=True)
+            try:
+                return await self._buy(job)
+            except AskedAlreadyError:
+                await asyncio.sleep(_ELSEWHERE_S)
 
     async def _buy(self, job: _Job) -> TeacherAnswer:
         """Call until there is an answer, or a reason to stop."""
@@ -239,20 +253,24 @@ class TeacherPool:
                     await asyncio.sleep(last.pause_s)
 
     async def _reserve(self, job: _Job) -> str | None:
-        """Wait for the teacher's turn, hold the most a call can cost, and name the call.
+        """Wait for the teacher's turn, hold the most a call can cost, or has cost where that is more, and name the call.
 
         While calls under way may yet cost less than is held for them, wait for them; None when there are none left.
         """
-        bound = job.teacher.most_expensive(job.question) or 0.0
+        name, most = job.teacher.name, job.teacher.most_expensive(job.question) or 0.0
         while True:
+            bound = max(most, self._dearest.get(name, 0.0))
             if self.ledger.fits(bound, self.max_total_usd):
-                await self._paces[job.teacher.name].turn()
-                call_id = self.ledger.reserve(job.key, teacher=job.teacher.name, usd=bound, cap_usd=self.max_total_usd)
+                await self._paces[name].turn()
+                call_id = self.ledger.reserve(job.key, teacher=name, usd=bound, cap_usd=self.max_total_usd)
                 if call_id is not None:
                     self._open_calls += 1
                     return call_id
-            if self._open_calls == 0:
+            if not self.ledger.any_open:
                 return None
+            if self._open_calls == 0:  # another pool's
+                await asyncio.sleep(_ELSEWHERE_S)
+                continue
             async with self._ended:
                 await self._ended.wait()
 
@@ -265,11 +283,11 @@ class TeacherPool:
         ending = "the run stopped waiting for it"
         try:
             reply, latency_s = await call(client, teacher, question, call_id=call_id, failed_before=failed_before)
-            price = price_of(reply.usage, teacher, question)
+            price = price_of(reply.usage, teacher, question, cap_usd=self.max_total_usd)
             record = _record(reply, usd=price.usd, latency_s=latency_s)
             answer = _from_record(job.blank(), record, cached=False)  # first: a record that cannot be read must not be kept
             self.ledger.settle(call_id, usd=price.usd, answer=record, doubt=price.doubt)
-            self._watch(teacher, price)
+            self._watch(teacher, price, teacher.most_expensive(question) or 0.0)
             return answer
         except NoAnswerError as failed:
             ending = failed.reason
@@ -283,11 +301,15 @@ class TeacherPool:
             async with self._ended:
                 self._ended.notify_all()
 
-    def _watch(self, teacher: Teacher, price: Price) -> None:
-        """Leave a teacher out whose price table must be wrong."""
-        self._impossible[teacher.name] = self._impossible[teacher.name] + 1 if price.impossible else 0
-        if self._impossible[teacher.name] >= _IMPOSSIBLE_PRICES:
-            self._left_out[teacher.name] = f"its prices must be others than the price table says: {price.doubt}"
+    def _watch(self, teacher: Teacher, price: Price, most: float) -> None:
+        """Reserve no less for the next call than this one cost, and leave a teacher out whose price table must be wrong."""
+        name = teacher.name
+        self._above_in_a_row[name] = self._above_in_a_row[name] + 1 if price.above else 0
+        if price.usd > most:
+            self._above[name] += 1
+            self._dearest[name] = max(price.usd, self._dearest.get(name, 0.0))
+        if max(self._above[name], self._above_in_a_row[name]) >= _PRICES_ABOVE:
+            self._left_out[name] = f"its prices must be others than the price table says: {price.doubt}"
 
 
 async def _all(walks: Sequence[Any]) -> None:

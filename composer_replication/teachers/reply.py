@@ -85,16 +85,17 @@ class Price:
 
     usd: float
     doubt: str = ""
-    """Why that is only the most it can have cost; empty when it is known."""
-    impossible: bool = False
-    """The reply contradicts the teacher's price table."""
+    """Why that may not be what is billed; empty when it is known."""
+    above: bool = False
+    """The reply names more than the call can cost by the price table."""
 
 
-def price_of(usage: Usage | None, teacher: Teacher, question: Question) -> Price:
+def price_of(usage: Usage | None, teacher: Teacher, question: Question, *, cap_usd: float | None) -> Price:
     """The cost the endpoint reports, else what its token counts cost by the price table.
 
-    A cost of zero from a teacher with prices counts as none reported. Where there is no usage that makes sense, or the amount is
-    more than the call can cost by the price table, it is the most the call can cost.
+    A cost of zero from a teacher with prices counts as none reported. Where there is no usage that makes sense, it is the most
+    the call can cost. An amount above that is booked as reported, as the table may be wrong and the report what is billed; but
+    one above `cap_usd`, or where there is no cap to keep, is nonsense, and the most the call can cost is booked.
     """
     most = teacher.most_expensive(question)
     if usage is None:
@@ -103,7 +104,9 @@ def price_of(usage: Usage | None, teacher: Teacher, question: Question) -> Price
     tokens = teacher.price(usage.prompt_tokens, usage.completion_tokens, cached=usage.cached_tokens, written=written)
     usd = usage.reported_usd or tokens or 0.0
     if most is not None and usd > most * (1 + 1e-9):
-        return Price(usd=most, doubt=f"it reports ${usd:.6g} for a call that costs at most ${most:.6g}", impossible=True)
+        believed = cap_usd is not None and usd <= cap_usd
+        doubt = f"it reports ${usd:.6g} for a call that costs at most ${most:.6g}"
+        return Price(usd=usd if believed else most, doubt=doubt, above=True)
     return Price(usd=usd)
 
 

@@ -21,7 +21,7 @@ def cast_vote(answer: TeacherAnswer, tools: Sequence[ToolSchema] = ()) -> Vote |
     """
     if answer.error is not None:
         return "over budget" if answer.error == BUDGET else "no answer"
-    if answer.finish_reason == "length":
+    if answer.finish_reason in ("length", "content_filter"):
         return "cut off"
     calls: list[Call] = []
     for call in answer.tool_calls:

@@ -109,17 +109,26 @@ def test_the_rules_differ_in_whom_they_ask(rule, cheap, dear):
     assert {d.state_id for d in second if d.reasons} == dear
 
 
+def test_a_share_is_a_share_among_equals():
+    steps = trace("t", 100, entropies=[0.5] * 80 + [0.1] * 20)
+    drawn = Gate(uncertain=0.3).uncertain_ids(steps)
+    assert len(drawn) == 30
+    assert drawn <= {f"t#{i}" for i in range(80)}
+    assert drawn != Gate(uncertain=0.3, seed=1).uncertain_ids(steps)
+    assert Gate(uncertain=0.9).uncertain_ids(steps) >= {f"t#{i}" for i in range(80)}
+
+
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS, gate=GATES, tariff=TARIFFS, data=st.data())
 def test_nothing_is_asked_without_its_reason(steps, gate, tariff, data):
     agrees = data.draw(st.sets(st.sampled_from([s.state_id for s in steps]))) if steps else set()
-    threshold = gate.threshold(steps)
+    uncertain = gate.uncertain_ids(steps)
     first = gate.first(steps, tariff)
     second = gate.second(steps, first, agrees, tariff)
     asked = {d.state_id for d in first if d.reasons}
     for step, one, two in zip(steps, first, second, strict=True):
         for found in (*one.reasons, *two.reasons):
-            assert (found != "high entropy") or (step.entropy is not None and threshold is not None and step.entropy >= threshold)
+            assert (found != "high entropy") or (step.entropy is not None and step.state_id in uncertain)
             assert (found != "finding") or (gate.findings and step.findings)
             assert (found != "entropy unknown") or (step.entropy is None and gate.unknown == "ask")
             assert (found != "every state") or gate.rule in ("sweep", "any")

@@ -12,6 +12,7 @@ import pytest
 
 from composer_replication.errors import StorageError
 from composer_replication.teachers import Ledger, Reconciled, request_key
+from composer_replication.teachers.ledger import AskedAlreadyError
 
 
 def test_key_depends_on_everything_and_not_on_order():
@@ -37,11 +38,11 @@ def test_reserve_settle_find(tmp_path):
     with Ledger(tmp_path / "deep" / "l.sqlite") as ledger:
         call_id = reserve(ledger, "k", 0.4, 1.0)
         assert (ledger.spent_usd, ledger.reserved_usd, ledger.find("k"), ledger.num_answers) == (0.0, 0.4, None, 0)
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(AskedAlreadyError):
             ledger.reserve("k", teacher="t", usd=0.1, cap_usd=None)
         ledger.settle(call_id, usd=0.1, answer={"content": "😀 é"})
         assert (ledger.spent_usd, ledger.reserved_usd, ledger.find("k"), ledger.num_answers) == (0.1, 0.0, {"content": "😀 é"}, 1)
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(AskedAlreadyError):
             ledger.reserve("k", teacher="t", usd=0.1, cap_usd=None)
     with Ledger(tmp_path / "deep" / "l.sqlite") as ledger:
         assert ledger.find("k") == {"content": "😀 é"}
@@ -156,6 +157,15 @@ ledger.reserve("lost", teacher="t", usd=1.0, cap_usd=None)
 sys.stdout.write("ready\\n"); sys.stdout.flush()
 time.sleep(600)
 """
+
+
+def test_a_link_to_a_ledger_is_the_ledger(tmp_path):
+    (tmp_path / "link.sqlite").symlink_to(tmp_path / "l.sqlite")
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        ledger.reserve("a", teacher="t", usd=0.9, cap_usd=1.0)
+        with pytest.raises(StorageError, match="in use by another run"):
+            Ledger(tmp_path / "link.sqlite")
+        assert ledger.reserved_usd == 0.9
 
 
 def test_killed_holder_leaves_its_answers_and_holds_what_may_be_billed(tmp_path):

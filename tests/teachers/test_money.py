@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 from asking import ask, questions, teacher
@@ -49,6 +50,7 @@ def test_reported_cost_or_the_price_table(usage, usd):
     "usage",
     [
         {"cost": -0.001},
+        {"cost": 10.1},
         {"cost": 1e9},
         {"cost": float("nan")},
         {"cost": "free"},
@@ -73,12 +75,36 @@ def test_a_free_teacher_without_usage_is_free():
 
 def test_a_wrong_price_table_is_found_out():
     """Five impossible prices in a row, not one among good ones."""
-    costs = [9.0, 0.01, 9.0, 9.0, 9.0, 9.0, 0.01] + [9.0] * 93
+    costs = [900.0, 0.01, 900.0, 900.0, 900.0, 900.0, 0.01] + [900.0] * 93
     with TeacherServer(lambda body, n: Reply(content="x", cost=costs[n])) as server, Ledger() as ledger:
         answers = ask([teacher(server, max_concurrency=1)], questions(20), ledger=ledger, cap=100.0)
         assert [a.failure for a in answers] == [None] * 12 + [Failure.LEFT_OUT] * 8
-        assert "others than the price table says: it reports $9" in answers[-1].error
+        assert "others than the price table says: it reports $900" in answers[-1].error
         assert (ledger.held_usd, ledger.spent_usd) == (pytest.approx(10.0), pytest.approx(10.02))
+
+
+def test_a_price_above_the_table_is_believed_within_the_cap():
+    """Five of them among good ones are enough; until then each counts as reported."""
+    costs = [9.0, 0.01] * 50
+    with TeacherServer(lambda body, n: Reply(content="x", cost=costs[n])) as server, Ledger() as ledger:
+        answers = ask([teacher(server, max_concurrency=1)], questions(20), ledger=ledger, cap=100.0)
+        assert [a.failure for a in answers] == [None] * 9 + [Failure.LEFT_OUT] * 11
+        assert (ledger.held_usd, ledger.spent_usd) == (pytest.approx(45.0), pytest.approx(45.04))
+
+
+@pytest.mark.parametrize("in_flight", [1, 8])
+@pytest.mark.parametrize(
+    "prices", [PRICED, {"usd_per_million_input": 0.0, "usd_per_million_output": 0.0}], ids=["priced", "free"]
+)
+def test_an_endpoint_dearer_than_its_table_stops_at_the_cap(in_flight, prices):
+    """It bills all it reports: beyond the cap by no more than the calls in flight when the first price came."""
+    slow = Reply(content="x", cost=3.0, before=lambda: time.sleep(0.2))
+    with TeacherServer(lambda body, n: slow) as server, Ledger() as ledger:
+        one = teacher(server, **{**prices, "max_concurrency": in_flight})
+        answers = ask([one], questions(40), ledger=ledger, cap=10.0)
+        assert ledger.spent_usd == pytest.approx(3.0 * len(server.requests))
+        assert len(server.requests) <= 2 + in_flight
+        assert {a.failure for a in answers} <= {None, Failure.BUDGET, Failure.LEFT_OUT}
 
 
 @pytest.mark.parametrize("field", ["input", "output", "cache_read", "cache_write"])

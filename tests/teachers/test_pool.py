@@ -5,6 +5,7 @@ import dataclasses
 import json
 import socket
 import threading
+import time
 
 import pytest
 from asking import ask, questions, teacher
@@ -104,6 +105,23 @@ def test_identical_questions_at_once_are_bought_once():
         assert [a.question_id for a in answers] == [f"q{i}" for i in range(5)]
         assert [a.cached for a in answers] == [False, True, True, True, True]
         assert ledger.spent_usd == pytest.approx(0.01)
+
+
+def test_two_pools_on_one_ledger_buy_a_question_once():
+    slow = Reply(content="x", cost=0.001, before=lambda: time.sleep(0.3))
+
+    async def both(server, ledger):
+        async with (
+            TeacherPool([teacher(server)], ledger=ledger, max_total_usd=2.0) as one,
+            TeacherPool([teacher(server)], ledger=ledger, max_total_usd=2.0) as other,
+        ):
+            return await asyncio.gather(one.ask(questions(3)), other.ask(questions(3)))
+
+    with TeacherServer(lambda body, n: slow) as server, Ledger() as ledger:
+        answers = [a for found in asyncio.run(both(server, ledger)) for a in found]
+        assert [a.content for a in answers] == ["x"] * 6
+        assert sum(a.cached for a in answers) == len(server.requests) == 3
+        assert ledger.spent_usd == pytest.approx(0.003)
 
 
 def test_concurrency_is_kept_per_teacher():

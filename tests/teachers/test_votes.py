@@ -25,6 +25,7 @@ def read(teacher, path, family="", content=""):
         (answer(error="HTTP 500"), "no answer"),
         (answer(error=BUDGET), "over budget"),
         (answer(content="half an ans", finish_reason="length"), "cut off"),
+        (answer(content="half an ans", finish_reason="content_filter"), "cut off"),
         (answer(calls=[("bash", {})]), "unknown tool"),
         (answer(calls=[("read_file", {})]), "invalid arguments"),
         (answer(calls=[("read_file", {"path": 3})]), "invalid arguments"),
