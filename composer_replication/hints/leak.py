@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from composer_replication.actions import Call
 
@@ -14,30 +14,26 @@ __all__ = ["leaks_action", "leaks_gold"]
 NGRAM = 8
 """Code tokens in a row that a hint may not share with the gold code."""
 MIN_STATEMENT = 4
-"""A whole statement of at least this many tokens (`return a - b`) may not be shared either; shorter ones say nothing."""
+"""A whole statement of at least this many tokens (`return a - b`), or what it returns or assigns, may not be shared either;
+shorter ones say nothing."""
+MIN_OPERATION = 6
+"""Nor an operation within one (`price * (1 - cut)`)."""
 
 _TOKEN = re.compile(r"\w+|[^\w\s'\"]")
+_OLD = ("old", "old_string", "old_str", "path", "file_path")
 
 
 def leaks_gold(hint_text: str, gold_sources: Iterable[str]) -> bool:
-    """True when the hint shares `NGRAM` code tokens in a row, or a whole statement, with any of the gold sources.
+    """True when the hint shares `NGRAM` code tokens in a row, a statement, its value, or an operation with a gold source.
 
     Args:
         gold_sources: the deleted bodies, and no more: what is still in the agent's tree may be quoted.
 
-    Docstrings and comments of the gold code do not count: the agent's tree still has them. Quotes are ignored, so that `ast`'s
-    choice of quote cannot hide an overlap.
+    Docstrings and comments of the gold code do not count: the agent's tree still has them. Quotes and case are ignored, so that
+    neither `ast`'s choice of quote nor the beginning of a sentence can hide an overlap.
     """
-    hint = _TOKEN.findall(hint_text)
-    for source in gold_sources:
-        statements = [_TOKEN.findall(line) for line in _code_lines(source)]
-        if any(len(s) >= MIN_STATEMENT and _contains(hint, s) for s in statements):
-            return True
-        gold = [token for statement in statements for token in statement]
-        grams = {tuple(gold[i : i + NGRAM]) for i in range(len(gold) - NGRAM + 1)}
-        if any(tuple(hint[i : i + NGRAM]) in grams for i in range(len(hint) - NGRAM + 1)):
-            return True
-    return False
+    hint = _tokens(hint_text)
+    return any(_shares(hint, source) for source in gold_sources)
 
 
 def leaks_action(hint_text: str, calls: Iterable[Call]) -> bool:
@@ -45,19 +41,62 @@ def leaks_action(hint_text: str, calls: Iterable[Call]) -> bool:
 
     Paths, patterns and other short texts do not count: to name the place is what a hint is for.
     """
-    texts = [value for call in calls for name, value in call.arguments.items() if isinstance(value, str) and name not in _OLD]
-    return leaks_gold(hint_text, [text for text in texts if len(_TOKEN.findall(text)) >= MIN_STATEMENT and "/" not in text[:1]])
+    texts = [text for call in calls for text in _texts(call.arguments)]
+    return leaks_gold(hint_text, [text for text in texts if len(_tokens(text)) >= MIN_STATEMENT and len(text.split()) > 1])
 
 
-_OLD = ("old", "old_string", "old_str", "path", "file_path")
+def _texts(value: object) -> Iterator[str]:
+    """The texts of an argument, however deep; of a patch what it adds."""
+    if isinstance(value, str):
+        added = [line[1:] for line in value.splitlines() if line.startswith("+")]
+        yield from (value, "\n".join(added))
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in _OLD:
+                yield from _texts(inner)
+    elif isinstance(value, Sequence):
+        words = [word for word in value if isinstance(word, str)]
+        yield " ".join(words)  # a command as a list of its words
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _shares(hint: list[str], source: str) -> bool:
+    tree = _parsed(source)
+    lines = [_tokens(line) for line in (source if tree is None else ast.unparse(tree)).splitlines()]
+    phrases = [line for line in lines if len(line) >= MIN_STATEMENT]
+    if tree is not None:
+        phrases += _expressions(tree)
+    if any(_contains(hint, phrase) for phrase in phrases):
+        return True
+    gold = [token for line in lines for token in line]
+    grams = {tuple(gold[i : i + NGRAM]) for i in range(len(gold) - NGRAM + 1)}
+    return any(tuple(hint[i : i + NGRAM]) in grams for i in range(len(hint) - NGRAM + 1))
+
+
+def _expressions(tree: ast.AST) -> Iterator[list[str]]:
+    """The tokens of what is returned or assigned, but for mere names, and of longer operations."""
+    for node in ast.walk(tree):
+        shown, least = None, MIN_OPERATION
+        if isinstance(node, ast.Return | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Yield):
+            plain = isinstance(node.value, ast.Name | ast.Attribute | ast.Constant)
+            shown, least = None if plain else node.value, MIN_STATEMENT
+        elif isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare | ast.IfExp | ast.GeneratorExp | ast.ListComp):
+            shown = node
+        if shown is not None and len(tokens := _tokens(ast.unparse(shown))) >= least:
+            yield tokens
+
+
+def _tokens(text: str) -> list[str]:
+    return _TOKEN.findall(text.lower())
 
 
 def _contains(tokens: list[str], part: list[str]) -> bool:
     return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
 
 
-def _code_lines(source: str) -> list[str]:
-    """The source line by line without docstrings and comments; a bare function body is understood too."""
+def _parsed(source: str) -> ast.Module | None:
+    """The source without docstrings; a bare function body is understood too. None when it is no Python."""
     dedented = textwrap.dedent(source)
     for text in (dedented, "def _():\n" + textwrap.indent(dedented, "    ")):
         try:
@@ -67,5 +106,5 @@ def _code_lines(source: str) -> list[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
-        return ast.unparse(tree).splitlines()
-    return dedented.splitlines()
+        return tree
+    return None

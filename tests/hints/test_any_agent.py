@@ -99,6 +99,7 @@ def test_what_only_looks_like_an_error(turn):
         ("I found it. Let me fix the loop now.", "no_tool_call"),
         ("<tool_call>\n{'name': 'x'}", "malformed_markup"),
         (bash("cat .git/ORIG_HEAD", "abc"), "hidden_files"),
+        (bash("cd src|cat .git/ORIG_HEAD", "abc"), "hidden_files"),
         (bash("sed -i 's/1/2/' tests/test_a.py", ""), "tests_touched"),
         (bash("echo '[pytest]' > pytest.ini", ""), "configuration_touched"),
         (("Write", {"file_path": "/r/b.py", "content": "def f(:\n"}, "File created successfully at: /r/b.py"), "syntax_error"),
@@ -320,3 +321,9 @@ def test_arguments_nested_without_end():
     tools = ({"type": "function", "function": {"name": "x", "parameters": {"properties": {"path": {"$ref": "#"}}, "x": 1}}},)
     assert detect(trace(turn, turn, ("bash", {"command": deep}, "ok"), tools=tools)) is not None
     assert json.dumps([step.signature for step in Reading(trace(turn)).steps])
+
+
+@pytest.mark.parametrize("word", ["cat ", "git log ", "find a ", "sed ", "rm -x ", "> "])
+def test_a_long_command_takes_no_quadratic_time(word):
+    """It ends; in the square of its length it would not."""
+    assert detect(trace(bash(word * (1 << 20), ""))) is not None

@@ -90,11 +90,20 @@ def test_a_judge_is_asked_about_the_turn_and_cut_to_two_sentences():
         assert find_hints([LOST], {}, generators=[JudgeHint(lambda _, said=silent: said)]).hints == ()
 
 
+SUITE = "pytest -q tests/test_basket.py -k total --maxfail 1"
+
+
 def test_a_judge_that_gives_the_better_action_away_is_not_heard():
     report = find_hints([LOST, WON], {}, generators=generators_named(["judge"], lambda _: f"Write {NEW}"))
     assert report.dropped == {"gives the better action away": 1}
     assert report.untold[0].text == f"Hint: Write {NEW}"
     assert leaks_action(f"Write {NEW}", [Call("edit_file", {"new": NEW})])
+    assert leaks_action(
+        f"Write {NEW}", [Call("MultiEdit", {"file_path": "a.py", "edits": [{"old_string": "", "new_string": NEW}]})]
+    )
+    assert leaks_action(f"Write {NEW}", [Call("apply_patch", {"patch": f"*** Update File: a.py\n@@\n-    pass\n+    {NEW}\n"})])
+    for command in (["bash", "-lc", SUITE], SUITE.split(), f"/usr/bin/{SUITE}"):
+        assert leaks_action(f"Run {SUITE}", [Call("shell", {"command": command})])
     assert not leaks_action("Edit src/deep/down/a.py", [Call("edit_file", {"path": "src/deep/down/a.py", "new": "1"})])
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,23 @@ def test_leak_of_a_fragment_longer_than_a_statement_part():
     gold = "total = sum(price * count for price, count in basket.lines if count)"
     assert leaks_gold("it is sum(price * count for price, count in something)", [gold])
     assert not leaks_gold("it sums price and count of the lines", [gold])
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "leaks"),
+    [
+        ("return sum(prices) * RATE", "The total is sum(prices) * RATE.", True),
+        ("return sum(prices) * RATE", "Return sum(prices) * RATE.", True),
+        ("return sum(prices) * RATE", "The total is the sum of prices, times RATE.", False),
+        ("return round(total * (1 - discount), 2)", "compute total * (1 - discount) and round to 2", True),
+        ("return round(total * (1 - discount), 2)", "Round it to 2 digits, after the discount.", False),
+        ("return parse(text)", "Call parse(text) there.", True),
+        ("return self.items", "See self.items of the basket.", False),
+        ("if a > b:\n    return a\nreturn b", "it is a when a > b", False),
+    ],
+)
+def test_leak_of_what_a_statement_is_about(gold, text, leaks):
+    assert leaks_gold(f"Hint: {text}", [textwrap.indent(gold, "    ")]) is leaks
 
 
 def test_first_error_is_hinted_and_every_finding_accounted_for():
