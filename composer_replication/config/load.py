@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from composer_replication.config.run import RunConfig, TeacherConfig, TeachersFile
 from composer_replication.config.section import Section
@@ -118,11 +118,24 @@ def _leave_out_unread(data: dict[str, Any], overrides: Mapping[str, Any]) -> Non
             continue
         for folder in folders:
             table = table[folder]
+        choice = _as_read(section, chooser, choice)
         for name in section.model_fields:
             if ".".join((*folders, name)) not in overrides and any(
                 rule.chooser == chooser and choice not in rule.choices for rule in section.readers(name)
             ):
                 table.pop(name, None)
+
+
+def _as_read(section: type[Section], name: str, value: Any) -> Any:
+    """A value as the field takes it ("True" is one for a bool), or itself where it is none: that is found later."""
+    field = section.model_fields.get(name)
+    if field is None:
+        return value
+    kind: Any = field.annotation
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return value
 
 
 def _validate(data: Mapping[str, Any], where: str, *, base: Path) -> RunConfig:

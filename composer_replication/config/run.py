@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from composer_replication.config.loss import LossConfig, RewardConfig
-from composer_replication.config.section import Decay, Name, Positive, Section, Share, Weight, refuse
+from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Share, Weight, refuse
 
 __all__ = [
     "CurriculumConfig",
@@ -111,27 +112,30 @@ class RolloutConfig(Section):
     """Threads for tools, tests and grades."""
 
 
+_IF_ENABLED = ReadBy("enabled", True)
+
+
 class CurriculumConfig(Section):
     """Choosing tasks by how often the policy solves them, instead of all in turn."""
 
     enabled: bool = False
     """Off, every pass takes every task once. On, tasks are drawn by their pass rates in this run, `4 p (1 - p)`."""
-    levels: Positive = 1
+    levels: Annotated[Positive, _IF_ENABLED] = 1
     """Parts of the tasks, sorted by estimated difficulty, that are taken up one after the other."""
-    promote_at: Share = 0.7
+    promote_at: Annotated[Share, _IF_ENABLED] = 0.7
     """Mean pass rate of the tasks taken up, at which the next part is added."""
-    floor: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
+    floor: Annotated[float, Field(gt=0.0, le=1.0), _IF_ENABLED] = 0.05
     """Least weight of a task, so that what is solved is still looked at."""
-    decay: Decay = 0.8
+    decay: Annotated[Decay, _IF_ENABLED] = 0.8
     """How much of what was seen of a task counts at its next visit."""
-    quarantine_after: Positive = 3
+    quarantine_after: Annotated[Positive, _IF_ENABLED] = 3
     """Visits in a row on which every sibling failed, after which a task is left alone."""
-    probe_every: Positive = 20
+    probe_every: Annotated[Positive, _IF_ENABLED] = 20
     """Steps after which such a task may be drawn again."""
-    visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1)] = (1.0,)
+    visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1), _IF_ENABLED] = (1.0,)
     """Shares of a task's fail-to-pass tests that the agent sees, from the largest down; all are graded. A task that is solved at
     `promote_at` shows the next share, one that `quarantine_after` would leave alone the one before."""
-    join_up_to: Positive = 1
+    join_up_to: Annotated[Positive, _IF_ENABLED] = 1
     """Functions of the largest task made while the run goes on, by joining two solved ones of one source; 1 makes none."""
 
     @model_validator(mode="after")
@@ -139,6 +143,19 @@ class CurriculumConfig(Section):
         if any(after >= before for before, after in pairwise(self.visible_tests)):
             refuse(f"visible_tests = {list(self.visible_tests)} does not fall", "write for example [1.0, 0.5]")
         return self
+
+    def unreachable(self, group_size: int) -> float | None:
+        """The pass rate that a task solved on every visit by groups of this size comes to, where `promote_at` waits for more.
+
+        None where it is reached, and where nothing follows from it.
+        """
+        if not self.enabled or (self.levels == self.join_up_to == len(self.visible_tests) == 1):
+            return None
+        remembered = group_size / (1.0 - self.decay)
+        most = (remembered + 1) / (remembered + 2)
+        # counts that fade do not come to their limit
+        reached = self.promote_at < most or (self.decay == 0 and self.promote_at == most)
+        return None if reached else most
 
 
 class OptimizerConfig(Section):
@@ -253,6 +270,14 @@ class RunConfig(Section):
             refuse(
                 f"reward.overlong_tokens = {overlong} is more than rollout.trajectory_tokens = {budget}",
                 "lower reward.overlong_tokens, to an eighth of the budget or so",
+            )
+        curriculum, siblings = self.curriculum, self.rollout.group_size
+        if (most := curriculum.unreachable(siblings)) is not None:
+            below = math.floor(1000 * most) / 1000
+            refuse(
+                f"curriculum.promote_at = {curriculum.promote_at} is never reached: with curriculum.decay = {curriculum.decay} "
+                f"and rollout.group_size = {siblings}, a task that always passes counts with a pass rate of at most {most:.4f}",
+                f"set curriculum.promote_at below {below}, or raise curriculum.decay or rollout.group_size",
             )
         hint, sampled_at = self.loss.hint, self.rollout.temperature
         if hint.weight > 0 and hint.form in ("sampled_token", "entropy_gated") and hint.temperature != sampled_at:

@@ -21,7 +21,7 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 class ReadBy:
     """Metadata of a field that means something only where another field of its section, `chooser`, has one of `choices`."""
 
-    def __init__(self, chooser: str, *choices: str) -> None:
+    def __init__(self, chooser: str, *choices: str | bool) -> None:
         self.chooser, self.choices = chooser, choices
 
 
@@ -43,9 +43,9 @@ class Section(BaseModel):
             for rule in self.readers(name) if given != field.default else ():
                 chosen = getattr(self, rule.chooser)
                 if chosen not in rule.choices:
-                    choices = " or ".join(rule.choices)
+                    choices = " or ".join(map(_written, rule.choices))
                     refuse(
-                        f"{name} = {given} is not read with {rule.chooser} = {chosen}",
+                        f"{name} = {_written(given)} is not read with {rule.chooser} = {_written(chosen)}",
                         f"remove {name}, or choose {rule.chooser} = {choices}",
                     )
         return self
@@ -54,6 +54,13 @@ class Section(BaseModel):
 def refuse(message: str, fix: str) -> NoReturn:
     """In a validator of a section: what is wrong with its fields together, beginning with the name of one, and what to do."""
     raise PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
+
+
+def _written(value: object) -> str:
+    """As a run file has it, but for the quotes of a text."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_name(text: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.config import field_lines, load_config, resolve_arm, to_toml
+from composer_replication.config import CurriculumConfig, field_lines, load_config, resolve_arm, to_toml
 from composer_replication.errors import ConfigError
 
 
@@ -127,6 +127,14 @@ UNREAD = [
     ("loss.replay", "variant = 'simpo'\ndpo_beta = 9", "dpo_beta"),
     ("loss.replay", "simpo_beta = 9", "simpo_beta"),
     ("loss.replay", "simpo_gamma = 9", "simpo_gamma"),
+    ("curriculum", "levels = 3", "levels"),
+    ("curriculum", "enabled = false\npromote_at = 0.5", "promote_at"),
+    ("curriculum", "floor = 0.1", "floor"),
+    ("curriculum", "decay = 0.5", "decay"),
+    ("curriculum", "quarantine_after = 2", "quarantine_after"),
+    ("curriculum", "probe_every = 5", "probe_every"),
+    ("curriculum", "visible_tests = [1.0, 0.5]", "visible_tests"),
+    ("curriculum", "join_up_to = 4", "join_up_to"),
 ]
 
 
@@ -217,6 +225,46 @@ def test_an_arm_that_chooses_another_form_leaves_the_runs_form_behind(run_file: 
         resolve_arm(config, "wrong")
     with pytest.raises(ConfigError, match=r"arms\.unknown: unknown key 'loss\.hnt'"):
         resolve_arm(config, "unknown")
+
+
+@pytest.mark.parametrize("off", ["false", "'False'"])
+def test_an_arm_may_do_without_the_runs_curriculum(run_file: Path, off: str) -> None:
+    lines = "[curriculum]\nenabled = true\nlevels = 3\n[arms.with]\n'curriculum.enabled' = 'True'\n"
+    lines += f"[arms.without]\n'curriculum.enabled' = {off}\n"
+    run_file.write_text(run_file.read_text() + lines)
+    config = load_config(run_file)
+    assert resolve_arm(config, "with").curriculum.levels == 3
+    assert resolve_arm(config, "without").curriculum == CurriculumConfig()
+
+
+def test_a_switch_and_a_list_that_are_not_read_are_written_as_in_a_run_file(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text() + "[curriculum]\nvisible_tests = [1.0, 0.5]\n")
+    error = refusal(run_file)
+    assert "curriculum.visible_tests = [1.0, 0.5] is not read with enabled = false" in error.message
+    assert error.fix == "remove visible_tests, or choose enabled = true"
+
+
+@pytest.mark.parametrize("gain", ["levels = 2", "visible_tests = [1.0, 0.5]", "join_up_to = 2"])
+@pytest.mark.parametrize(("promote_at", "decay", "below"), [(0.917, 0.8, 0.916), (1.0, 0.8, 0.916), (0.76, 0.0, 0.75)])
+def test_a_pass_rate_that_no_task_can_reach_is_refused(
+    run_file: Path, gain: str, promote_at: float, decay: float, below: float
+) -> None:
+    run_file.write_text(run_file.read_text() + f"[curriculum]\nenabled = true\n{gain}\ndecay = {decay}\n")
+    words = ["--rollout.group_size", "2", "--curriculum.promote_at"]
+    error = refusal(run_file, *words, str(promote_at))
+    assert f"curriculum.promote_at = {promote_at} is never reached" in error.message
+    assert f"curriculum.decay = {decay} and rollout.group_size = 2" in error.message
+    assert f"set curriculum.promote_at below {below}," in (error.fix or "")
+    load_config(run_file, [*words, str(below - 0.001)])
+
+
+@pytest.mark.parametrize(
+    "lines", ["promote_at = 1.0", "levels = 2\npromote_at = 0.9\ndecay = 0.0"], ids=["nothing follows from it", "of one visit"]
+)
+def test_a_pass_rate_that_is_reached_or_not_waited_for_is_not_refused(run_file: Path, lines: str) -> None:
+    """A visit of eight that pass is a pass rate of 9 / 10."""
+    run_file.write_text(run_file.read_text() + f"[curriculum]\nenabled = true\n{lines}\n")
+    load_config(run_file)
 
 
 def test_every_field_says_what_it_is_for() -> None:

@@ -104,6 +104,19 @@ def test_levels_are_taken_up_as_the_easier_ones_are_solved() -> None:
     assert hopeless.unlocked == 1
 
 
+@pytest.mark.parametrize(("siblings", "decay"), [(2, 0.8), (8, 0.8), (2, 0.0), (4, 0.5)])
+def test_the_pass_rate_that_is_said_to_be_unreachable_is(siblings: int, decay: float) -> None:
+    most = CurriculumConfig(enabled=True, levels=2, decay=decay, promote_at=1.0).unreachable(siblings)
+    assert most is not None
+    for promote_at, unlocked in ((most - 1e-6, 2), (most + 1e-6, 1)):
+        config = CurriculumConfig(enabled=True, levels=2, decay=decay, promote_at=promote_at)
+        assert (config.unreachable(siblings) is None) == (unlocked == 2)
+        curriculum = Curriculum(config, TASKS[:2], SEED)
+        for step in range(200):
+            curriculum.learn([group("a", *(1.0,) * siblings)], step)
+        assert curriculum.unlocked == unlocked
+
+
 def test_the_state_survives_a_checkpoint() -> None:
     curriculum = Curriculum(CurriculumConfig(enabled=True, levels=3), TASKS, SEED)
     for step in range(1, 4):
