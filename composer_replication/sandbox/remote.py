@@ -12,18 +12,18 @@ import base64
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import secrets
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from composer_replication.errors import MissingExtraError, SandboxError, SandboxUnavailableError
+from composer_replication.errors import ComposerError, MissingExtraError, SandboxError, SandboxUnavailableError
 from composer_replication.sandbox.far import BOOTSTRAP, INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.orders import check_paths
 from composer_replication.sandbox.parcel import pack, unpack
@@ -35,6 +35,8 @@ from composer_replication.sandbox.wire import Parcel, order_parcel, raise_error,
 try:
     import aiohttp
     from swerex.runtime import abstract
+
+    from composer_replication.sandbox.remote_server import SHORT, Server
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         "the remote sandbox needs swe-rex, which is not installed", fix="pip install 'composer-replication[remote]'"
@@ -49,10 +51,6 @@ LEASE_S = 30.0
 """How long the agent and its boxes outlive a client that says nothing."""
 _REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
 """Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
-_SHORT = 1 << 24
-"""Most bytes of a reply that is no command's result."""
-_FAILED_THERE = 511
-"""The status with which SWE-ReX tells that something failed on its side."""
 _NONSENSE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """What reading a reply raises that is none."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
@@ -70,59 +68,11 @@ cat "$2" && rm -f "$2"
 T = TypeVar("T")
 
 
-class _Server:
-    """Two requests of SWE-ReX's protocol, by hand, as it may not be trusted.
-
-    SWE-ReX's own client follows redirects with the key, reads replies of any length, and calls whatever Python name the reply
-    gives for what failed there.
-    """
-
-    def __init__(self, url: str, key: str) -> None:
-        self._url = url
-        self._headers = {"X-API-Key": key}
-
-    async def execute(self, argv: Sequence[str], most: int) -> abstract.CommandResponse:
-        """What a program that is over at once has said, in at most so many bytes."""
-        return abstract.CommandResponse(
-            **await self._post("execute", most, json=abstract.Command(command=list(argv)).model_dump())
-        )
-
-    async def upload(self, source: Path, target: str) -> None:
-        """Put a file there."""
-        with source.open("rb") as file:
-            form = aiohttp.FormData()
-            form.add_field("file", file, filename=source.name)
-            form.add_field("target_path", target)
-            await self._post("upload", _SHORT, data=form)
-
-    async def _post(self, endpoint: str, most: int, **body: Any) -> Any:
-        """The reply's JSON."""
-        connector = aiohttp.TCPConnector(force_close=True)
-        options = {"headers": self._headers, "allow_redirects": False, **body}
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            session.post(f"{self._url}/{endpoint}", **options) as reply,
-        ):
-            content = bytearray()
-            async for piece in reply.content.iter_chunked(1 << 16):
-                content += piece
-                if len(content) > most:
-                    raise SandboxError(f"the reply of {self._url} is longer than {most} bytes")
-            if reply.status == _FAILED_THERE:
-                message = json.loads(content)["swerexception"]["message"]
-                raise SandboxError(f"the server could not do it: {one_line(str(message))}")
-            if 300 <= reply.status < 400:
-                fix = "name the address it redirects to"
-                raise SandboxUnavailableError(f"the server {self._url} redirects us, and the key goes nowhere else", fix=fix)
-            reply.raise_for_status()
-            return json.loads(content)
-
-
 class _Session:
     """One agent on the far machine, from its start until it is left alone."""
 
     def __init__(self, url: str, key: str, python: str) -> None:
-        self._server = _Server(url, key)
+        self._server = Server(url, key)
         self._url = url
         self._owner = os.getpid()
         self.usable = True
@@ -147,10 +97,10 @@ class _Session:
         if self._owner != os.getpid():
             return
         self._lost()
-        with contextlib.suppress(SandboxError, RuntimeError):  # at exit, there are no threads to look up a name any more
+        with contextlib.suppress(SandboxError):
             self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
 
-    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = _SHORT) -> Parcel:
+    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
         """The agent's answer, of at most so many bytes.
 
         Raises:
@@ -190,7 +140,7 @@ class _Session:
             await self._server.upload(order, target)
         wait = _FIRST_LOOK_S
         while True:
-            reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name, most=_SHORT + 4 * most // 3)
+            reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name, most=SHORT + 4 * most // 3)
             if reply.exit_code == 0:
                 return base64.b64decode(reply.stdout, validate=True)
             if reply.exit_code == _GONE:
@@ -209,7 +159,7 @@ class _Session:
             with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, *_NONSENSE):
                 await self._execute("touch", "-c", f"{self._folder}/{LEASE}")
 
-    async def _execute(self, *argv: str, most: int = _SHORT) -> abstract.CommandResponse:
+    async def _execute(self, *argv: str, most: int = SHORT) -> abstract.CommandResponse:
         async with asyncio.timeout(_REQUEST_S):
             return await self._server.execute(argv, most)
 
@@ -276,6 +226,8 @@ class RemoteSandbox:
         self._lock = threading.Lock()
         self._cpu_s = 0.0
         self._installations: dict[str, Installation] = {}
+        self._attempts: dict[int, Future[_Session]] = {}
+        """The attempt at a new agent that is under way in a process: a fork has not the thread that makes it."""
         self._session, found = self._open()
         with _understood(self._url):
             self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
@@ -322,16 +274,51 @@ class RemoteSandbox:
         with _understood(self._url):
             return [str(what) for what in facts["got"]]
 
-    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = _SHORT) -> Parcel:
+    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
         """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
+        return self._current().ask(what, facts, blobs, most_s, most)
+
+    def _current(self) -> _Session:
+        """The agent, or a new one when the last has been lost: of all who need it at once one starts it, and its failure is
+        everybody's. Raises SandboxError and TaskError."""
         with self._lock:
-            if not self._session.ours:
-                self._session, found = self._open()
-                if found != self._there:
-                    self._session.leave()
-                    raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
-            session = self._session
-        return session.ask(what, facts, blobs, most_s, most)
+            if self._session.ours:
+                return self._session
+            attempt = self._attempts.get(os.getpid())
+            mine = attempt is None
+            attempt = self._attempts.setdefault(os.getpid(), Future())
+        if mine:
+            self._reopen(attempt)
+        try:
+            return attempt.result()
+        except CancelledError:  # whoever made the attempt was interrupted, which is nobody else's affair
+            return self._current()
+
+    def _reopen(self, attempt: Future[_Session]) -> None:
+        """Let `attempt` have a new agent, or what went wrong."""
+        opened: _Session | None = None
+        fault: ComposerError | None = None
+        try:
+            opened = self._reopened()
+        except ComposerError as error:
+            fault = error
+        finally:
+            with self._lock:
+                self._session = opened or self._session
+                del self._attempts[os.getpid()]
+            if fault is not None:
+                attempt.set_exception(fault)
+            elif opened is not None:
+                attempt.set_result(opened)
+            else:
+                attempt.cancel()
+
+    def _reopened(self) -> _Session:
+        session, found = self._open()
+        if found == self._there:
+            return session
+        session.leave()
+        raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
 
     def _open(self) -> tuple[_Session, dict[str, Any]]:
         session = _Session(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))

@@ -11,10 +11,13 @@ import logging
 import os
 import secrets
 import select
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +25,10 @@ import pytest
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
-from composer_replication.errors import SandboxError, SandboxUnavailableError, TaskError
-from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
+from composer_replication.errors import ComposerError, SandboxError, SandboxUnavailableError, TaskError
+from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox, remote
 from composer_replication.sandbox.attempt import processes_with
+from composer_replication.sandbox.far import LEASE
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.parcel import pack
 from composer_replication.sandbox.probes import PROBES
@@ -308,17 +312,89 @@ def test_a_killed_client_leaves_nothing(serve, base):
         assert not Path(folder).exists()
 
 
-def test_a_client_that_ends_takes_its_agent_along(serve):
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_client_that_ends_takes_its_agent_along(serve, host):
+    """At once: the lease has been given back when the client has ended."""
     program = "import sys; from composer_replication.sandbox.remote import RemoteSandbox; box = RemoteSandbox(sys.argv[1]); "
     program += "print(box._session._folder, flush=True); sys.stdin.read()"
     with serve() as (_, url):
-        argv = [sys.executable, "-c", program, f"remote:{url}"]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        argv = [sys.executable, "-c", program, f"remote:{url.replace('127.0.0.1', host)}"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
             folder = client.stdout.readline().strip()
             with watched(guardian_of(folder)):
+                assert Path(folder, LEASE).exists()
                 client.stdin.close()
                 assert client.wait(BOUND_S) == 0
+                assert not Path(folder, LEASE).exists()
+            assert client.stderr.read() == ""
         assert not Path(folder).exists()
+
+
+def test_a_client_ends_though_the_server_hangs(serve):
+    program = "import sys; from composer_replication.sandbox import remote; remote._CLOSE_S = 0.5; "
+    program += "box = remote.RemoteSandbox(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with serve() as (process, url):
+        argv = [sys.executable, "-c", program, f"remote:{url.replace('127.0.0.1', 'localhost')}"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+            client.stdout.readline()
+            process.send_signal(signal.SIGSTOP)
+            client.stdin.close()
+            assert client.wait(BOUND_S) == 0
+            assert client.stderr.read() == ""
+
+
+def at_once(count, action):
+    """What `action` raises, or None, in each of so many threads that begin together."""
+    begin = threading.Barrier(count)
+
+    def one(_):
+        begin.wait()
+        try:
+            action()
+        except (ComposerError, KeyboardInterrupt) as error:
+            return error
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(one, range(count)))
+
+
+def test_all_who_wait_for_a_hanging_server_learn_of_it_at_once(serve, base, monkeypatch):
+    with serve() as (process, url):
+        box = RemoteSandbox(f"remote:{url}")
+        box._session.leave()
+        attempts = []
+        opening = box._open
+        monkeypatch.setattr(box, "_open", lambda: (attempts.append(None), opening())[1])
+        monkeypatch.setattr(remote, "_REQUEST_S", 3.0)
+        process.send_signal(signal.SIGSTOP)
+        failed = at_once(8, lambda: execute(box, base, "pass"))
+        assert [error.message for error in failed] == [f"the server {url} did not answer within 3 s"] * 8
+        assert len(attempts) == 1
+        process.send_signal(signal.SIGCONT)
+        monkeypatch.setattr(remote, "_REQUEST_S", 120.0)
+        assert at_once(4, lambda: execute(box, base, "pass")) == [None] * 4
+        assert len(attempts) == 2
+        with watched(guardian_of(box._session._folder)):
+            box._session.leave()
+
+
+def test_an_interrupted_attempt_is_made_again_by_who_waited_for_it(serve, base, monkeypatch):
+    with serve() as (_, url):
+        box = RemoteSandbox(f"remote:{url}")
+        box._session.leave()
+        opening, faults = box._open, [KeyboardInterrupt()]
+
+        def interrupted():
+            time.sleep(0.5)
+            if faults:
+                raise faults.pop()
+            return opening()
+
+        monkeypatch.setattr(box, "_open", interrupted)
+        failed = at_once(4, lambda: execute(box, base, "pass"))
+        assert sorted(type(error).__name__ for error in failed) == ["KeyboardInterrupt", "NoneType", "NoneType", "NoneType"]
+        with watched(guardian_of(box._session._folder)):
+            box._session.leave()
 
 
 class Hostile(http.server.BaseHTTPRequestHandler):
