@@ -10,9 +10,11 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -35,12 +37,15 @@ __all__ = ["DEFAULT_IMAGE", "DockerSandbox", "open_docker"]
 
 DEFAULT_IMAGE = "debian:stable-slim"
 
+_log = logging.getLogger(__name__)
 _ROOM, _SPARE = "/tmp", "/spare"
 _LABEL = "composer-box"
 _ABANDONED = "1h"
 """Containers of ours that ended so long ago have lost their host, and are removed."""
 _GRACE_S = 120.0
 """How much longer than its wall limit a container may take to start and end."""
+_ANSWER_S = 60.0
+"""Most for a question to the daemon."""
 _OWN_MB, _OWN_PROCESSES = 48, 2
 """Memory and threads of the container's process 1, on top of what the command may use."""
 
@@ -73,7 +78,7 @@ class DockerSandbox:
                 answer, said = _exchange(process, order, most_bytes(command.limits))
             report, kept = self._judged(name, answer, said)
         finally:
-            _ask(self._docker, "rm", "--force", name)
+            _tidy(self._docker, "rm", "--force", name)
         with self._lock:
             self._cpu_s += report.cpu_s
         return result_of(tree, command, report, kept, time.monotonic() - started)
@@ -103,13 +108,19 @@ def open_docker(kind: str, image: str) -> DockerSandbox:
     """The sandbox that starts containers of `image`, which has to be there already; `kind` is what it was asked for as.
 
     Raises:
-        SandboxUnavailableError: there is no `docker` program, no daemon that answers, or no such image.
+        SandboxUnavailableError: there is no `docker` program, no daemon that answers in time, or no such image.
     """
     docker = shutil.which("docker")
     if docker is None:
         raise SandboxUnavailableError("the program docker is not installed", fix="install Docker, or use another sandbox kind")
     info = _ask(docker, "info", "--format", "{{json .}}")
-    facts: dict[str, Any] = json.loads(info.stdout) if info.returncode == 0 else {"ServerErrors": [one_line(info.stderr)]}
+    try:
+        facts: dict[str, Any] = json.loads(info.stdout) if info.returncode == 0 else {"ServerErrors": [one_line(info.stderr)]}
+    except ValueError:
+        said = one_line(info.stdout)[:200]
+        raise SandboxUnavailableError(
+            f"{docker} is not Docker: to `docker info` it says {said!r}", fix="install Docker"
+        ) from None
     if facts.get("ServerErrors"):
         fix = "start it, or say with DOCKER_HOST or `docker context use` where it is"
         raise SandboxUnavailableError(f"no Docker daemon answers: {facts['ServerErrors'][0]}", fix=fix)
@@ -121,7 +132,7 @@ def open_docker(kind: str, image: str) -> DockerSandbox:
     if found.returncode != 0:
         fix = f"docker pull {image}, or name another one as docker:IMAGE"
         raise SandboxUnavailableError(f"there is no Docker image {image}: {one_line(found.stderr)}", fix=fix)
-    _ask(docker, "container", "prune", "--force", "--filter", f"label={_LABEL}", "--filter", f"until={_ABANDONED}")
+    _tidy(docker, "container", "prune", "--force", "--filter", f"label={_LABEL}", "--filter", f"until={_ABANDONED}")
     return DockerSandbox(docker, image, _isolation(kind, image, found.stdout.strip(), facts))
 
 
@@ -139,7 +150,42 @@ def _isolation(kind: str, image: str, digest: str, facts: Mapping[str, Any]) -> 
 
 
 def _ask(docker: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([docker, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    """What the daemon says. Raises SandboxUnavailableError when it takes too long."""
+    with _started([docker, *arguments], subprocess.DEVNULL) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            fix = "see the daemon's log, and restart it if it hangs; or use another sandbox kind"
+            asked = f"docker {arguments[0]}"
+            raise SandboxUnavailableError(f"`{asked}` did not end within {_ANSWER_S:g} s: the daemon hangs", fix=fix) from None
+        finally:
+            _end(process)
+    texts = (text.decode(errors="replace") for text in (stdout, stderr))
+    return subprocess.CompletedProcess(process.args, process.returncode, *texts)
+
+
+def _tidy(docker: str, *arguments: str) -> None:
+    """Have containers removed. What stays is removed by a later process, so a daemon that does not do it spoils no result."""
+    try:
+        _ask(docker, *arguments)
+    except SandboxUnavailableError as error:
+        _log.warning("a container may be left: %s", error.message)
+
+
+def _started(argv: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
+    """A running `docker`, in a process group of its own. Raises SandboxUnavailableError."""
+    pipe = subprocess.PIPE
+    try:
+        return subprocess.Popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
+    except OSError as error:
+        raise SandboxUnavailableError(f"{argv[0]} cannot be started: {error}", fix="mend it, or use another kind") from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the whole group, as `docker` may be a script around another program. Nothing when it was waited for already."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _options(command: Command, name: str, disk: Disk, order_bytes: int) -> list[str]:
@@ -202,15 +248,15 @@ def _program() -> bytes:
 @contextlib.contextmanager
 def _container(argv: Sequence[str], most_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """A running `docker run`, which is killed when it takes longer than it may."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
-        watchdog = threading.Timer(most_s, process.kill)
+    with _started(argv, subprocess.PIPE) as process:
+        watchdog = threading.Timer(most_s, _end, (process,))
         watchdog.start()
         try:
             yield process
         finally:
             watchdog.cancel()
-            process.kill()
+            watchdog.join()
+            _end(process)
 
 
 def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -> tuple[bytes, str]:
@@ -221,9 +267,12 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    with contextlib.suppress(BrokenPipeError):
+    try:
         process.stdin.write(order)
         process.stdin.flush()
+    except BrokenPipeError:
+        with contextlib.suppress(BrokenPipeError):  # what is left in its buffer
+            process.stdin.close()
     answer = process.stdout.read(most_bytes + 1)
     if len(answer) > most_bytes:
         raise SandboxError(f"the container sent more than {most_bytes} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxError, SandboxUnavailableError
-from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
+from composer_replication.sandbox import Command, Ending, Limits, Tree, docker, open_sandbox
 from composer_replication.sandbox.probes import PROBES
 from composer_replication.sandbox.pytest_run import run_pytest
 from composer_replication.sandbox.selftest import Verdict, self_test
@@ -129,6 +130,28 @@ def test_a_daemon_that_does_not_answer(image, tmp_path, monkeypatch):
     with pytest.raises(SandboxUnavailableError, match="no Docker daemon answers") as refused:
         open_sandbox(f"docker:{image}:latest")
     assert "DOCKER_HOST" in refused.value.fix
+
+
+def test_a_daemon_that_hangs(image, tmp_path, monkeypatch):
+    """It accepts, and says nothing."""
+    monkeypatch.setattr(docker, "_ANSWER_S", 1.0)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "hangs"))
+        server.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/hangs")
+        with pytest.raises(SandboxUnavailableError, match="`docker info` did not end within 1 s: the daemon hangs"):
+            docker.open_docker("docker", image)
+
+
+def test_a_daemon_that_hangs_between_two_boxes(box, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(docker, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(docker, "_GRACE_S", 1.0)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "hangs"))
+        server.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/hangs")
+        with pytest.raises(SandboxError, match="`docker inspect` did not end within 1 s"):
+            execute(box, base, "pass", wall_s=1.0)
 
 
 def test_an_image_that_is_not_there_is_not_pulled():
