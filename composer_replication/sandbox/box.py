@@ -70,8 +70,10 @@ class BoxSandbox:
         return self._cpu_s
 
     def with_isolation(self, isolation: Isolation) -> BoxSandbox:
-        """The same boxes, described otherwise."""
-        return BoxSandbox(dataclasses.replace(self._setup, isolation=isolation))
+        """The same boxes, described otherwise; no two of either have one user at a time."""
+        twin = BoxSandbox(dataclasses.replace(self._setup, isolation=isolation))
+        twin._free_uids = self._free_uids
+        return twin
 
     def run(self, tree: Tree, command: Command) -> ExecResult:
         """See `Sandbox.run`."""
@@ -151,24 +153,39 @@ class _Launcher:
     """
 
     def __init__(self, setup: Setup, warm_python: str) -> None:
-        self.scratch, held = make_scratch()
-        os.chmod(self.scratch, 0o711)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = Path(__file__).resolve().parents[2]
-        facts = {"root": str(root), "connection": theirs.fileno(), "scratch": self.scratch, "warm": bool(warm_python)}
-        facts |= {"backend": setup.backend, "ready": setup.ready, "groups": setup.cgroups and setup.cgroups.as_plain()}
-        facts |= {"owner": os.getpid(), "held": held}
-        program = [warm_python] if warm_python else [sys.executable, "-I", "-S"]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*program, "-s", "-B", "-c", BOOTSTRAP.format(**facts)],
-                pass_fds=[theirs.fileno(), held],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=PYTHON_ENVIRONMENT,
-                start_new_session=True,  # what kills our whole group leaves it the time to clean up
+        """Raises SandboxError."""
+        try:
+            self._start(setup, warm_python)
+        except OSError as error:
+            fix = (
+                "free space for temporary files, allow more open files and processes (ulimit -n, ulimit -u), or use fewer workers"
             )
+            raise SandboxError(f"the sandbox launcher cannot be started: {error}", fix=fix) from error
+
+    def _start(self, setup: Setup, warm_python: str) -> None:
+        with contextlib.ExitStack() as undo:
+            self.scratch, held = make_scratch()
+            undo.callback(remove_abandoned, self.scratch)
+            undo.callback(os.close, held)
+            os.chmod(self.scratch, 0o711)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(ours.close)
+            root = Path(__file__).resolve().parents[2]
+            facts = {"root": str(root), "connection": theirs.fileno(), "scratch": self.scratch, "warm": bool(warm_python)}
+            facts |= {"backend": setup.backend, "ready": setup.ready, "groups": setup.cgroups and setup.cgroups.as_plain()}
+            facts |= {"owner": os.getpid(), "held": held}
+            program = [warm_python] if warm_python else [sys.executable, "-I", "-S"]
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*program, "-s", "-B", "-c", BOOTSTRAP.format(**facts)],
+                    pass_fds=[theirs.fileno(), held],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=PYTHON_ENVIRONMENT,
+                    start_new_session=True,  # what kills our whole group leaves it the time to clean up
+                )
+            undo.pop_all()
         self._connection = ours
         self._close = weakref.finalize(self, _close_launcher, self._process, ours, self.scratch, held, os.getpid())
 

@@ -33,25 +33,31 @@ class Pump:
     def run(self, send: Callable[[BoxFds], None], request: BoxRequest, deadline: float) -> BoxReport:
         """Start the box with `send`, which must not close what it is given, and return when it has gone. Raises SandboxError."""
         with contextlib.ExitStack() as stack:
-            memory = os.memfd_create("box-request")
-            stack.callback(os.close, memory)
-            with open(memory, "wb", closefd=False) as file:
-                file.write(request.dumps())
-            os.lseek(memory, 0, os.SEEK_SET)
-            pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "channel", "report", "control")}
+            open_ends: set[int] = set()
+            stack.callback(_close_all, open_ends)
+            try:
+                memory, pipes = _opened(request, open_ends)
+            except OSError as error:
+                raise SandboxError(
+                    f"the pipes of a box cannot be made: {error}", fix="allow more open files (ulimit -n)"
+                ) from error
             theirs = [pipes[n][0 if n in ("stdin", "control") else 1] for n in pipes]
             ours = {name: pair[1 if name in ("stdin", "control") else 0] for name, pair in pipes.items()}
-            open_ends = set(ours.values())
-            stack.callback(_close_all, open_ends)
             try:
                 send(BoxFds(memory, *theirs))
             finally:
                 for fd in theirs:
+                    open_ends.discard(fd)
                     os.close(fd)
             self._move(ours, open_ends, deadline)
         if not self._kept["report"]:
             raise SandboxError("the box's supervisor ended without a report", fix="see the launcher's message on stderr")
-        report = BoxReport.loads(bytes(self._kept["report"]))
+        try:
+            report = BoxReport.loads(bytes(self._kept["report"]))
+        except (ValueError, EOFError, TypeError) as error:
+            raise SandboxError(
+                f"the box's supervisor ended in the middle of its report ({error})", fix="see whether memory ran out"
+            ) from error
         if report.setup_error:
             raise SandboxError(f"the box could not be set up: {report.setup_error}")
         return report
@@ -89,6 +95,20 @@ class Pump:
         kept = self._kept[name]
         kept += data[: max(0, self._limit - len(kept)) if name != "report" else len(data)]
         return bool(data)
+
+
+def _opened(request: BoxRequest, opened: set[int]) -> tuple[int, dict[str, tuple[int, int]]]:
+    """A file with the request in it and the pipes by name, all of which are `opened` also when an OSError is raised."""
+    memory = os.memfd_create("box-request")
+    opened.add(memory)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(request.dumps())
+    os.lseek(memory, 0, os.SEEK_SET)
+    pipes = {}
+    for name in ("stdin", "stdout", "stderr", "channel", "report", "control"):
+        pipes[name] = os.pipe()
+        opened.update(pipes[name])
+    return memory, pipes
 
 
 def _close_all(fds: set[int]) -> None:
