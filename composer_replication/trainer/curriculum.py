@@ -48,7 +48,8 @@ class Curriculum:
     Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is practised on; the next is added when
     at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups
     of functions are estimated as harder, so a folder of several sizes is a curriculum by itself. A task on which every sibling
-    failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps.
+    failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps; no level waits for
+    it.
 
     A task whose own pass rate has reached `promote_at` is made harder: the agent sees the next smaller share of its fail-to-pass
     tests (`visible_tests`; which ones follows from the seed and the task's id), and counts as solved for the levels. Where all
@@ -117,8 +118,9 @@ class Curriculum:
             record.failed_visits = 0 if passed else record.failed_visits + 1
             record.last_step = step
             self._change_view(group.task_id, record)
-        open_tasks = [name for name, level in self._level.items() if level < self.unlocked]
-        visited = [self.records[name] for name in open_tasks if name in self.records and not self.is_quarantined(name)]
+        unlocked = (name for name, level in self._level.items() if level < self.unlocked)
+        open_tasks = [name for name in unlocked if not self.is_quarantined(name)]
+        visited = [self.records[name] for name in open_tasks if name in self.records]
         rates = [1.0 if record.view else record.rate for record in visited]
         enough = 2 * len(rates) >= len(open_tasks) and sum(rates) >= self._config.promote_at * len(rates)
         if rates and enough and self.unlocked < self._config.levels:

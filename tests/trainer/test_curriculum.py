@@ -104,6 +104,20 @@ def test_levels_are_taken_up_as_the_easier_ones_are_solved() -> None:
     assert hopeless.unlocked == 1
 
 
+def test_hopeless_tasks_hold_no_level_up() -> None:
+    """Though most of a level is left alone, the next is taken up when the rest of it is solved, and not before."""
+    curriculum = Curriculum(CurriculumConfig(enabled=True, levels=2, quarantine_after=2), TASKS, SEED)
+    hopeless = [group(name, 0.0, 0.0) for name in "abc"]
+    curriculum.learn(hopeless, 1)
+    curriculum.learn(hopeless, 2)
+    assert [name for name in "abcd" if curriculum.is_quarantined(name)] == ["a", "b", "c"]
+    assert curriculum.unlocked == 1
+    curriculum.learn([group("d", 1.0, 0.0)], 3)
+    assert curriculum.unlocked == 1
+    solve(curriculum, 4, "d")
+    assert curriculum.unlocked == 2
+
+
 @pytest.mark.parametrize(("siblings", "decay"), [(2, 0.8), (8, 0.8), (2, 0.0), (4, 0.5)])
 def test_the_pass_rate_that_is_said_to_be_unreachable_is(siblings: int, decay: float) -> None:
     most = CurriculumConfig(enabled=True, levels=2, decay=decay, promote_at=1.0).unreachable(siblings)
