@@ -162,27 +162,30 @@ def _weaker(sandbox: BoxSandbox, refused: tuple[str, ...]) -> BoxSandbox:
 
 def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
     """Try to break out of one box. Raises SandboxError when the box cannot be made or does not hold."""
-    with scratch_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        secret, base = folder / "secret", folder / "base"
-        secret.write_text("readable")
-        base.mkdir()
-        (base / "gone").write_text("x")
-        (base / "changed").write_text("old")
-        python = Path(sys.executable)
-        order = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
-        command = Command(argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=order, limits=Limits(disk_mb=16))
-        result = sandbox.run(Tree(base=base, changes={"changed": b"new", "gone": None}), command)
-        if result.ending is not Ending.EXITED or result.returncode != 0:
-            said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            raise SandboxError(f"a test program does not run in the box ({result.ending}, {said})")
-        facts: dict[str, Any] = json.loads(result.channel)
-        wrong = [name for name, value in _EXPECTED.items() if facts[name] != value]
-        if expected_uid is not None and facts["uid"] != expected_uid:
-            wrong.append("uid")
-        if sorted(os.listdir(base)) != ["changed", "gone"]:
-            wrong.append("base folder")
-        if wrong:
-            raise SandboxError(f"the box does not hold: {', '.join(wrong)}")
+    try:
+        with scratch_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+            secret, base = folder / "secret", folder / "base"
+            secret.write_text("readable")
+            base.mkdir()
+            (base / "gone").write_text("x")
+            (base / "changed").write_text("old")
+            python = Path(sys.executable)
+            order = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
+            command = Command(argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=order, limits=Limits(disk_mb=16))
+            result = sandbox.run(Tree(base=base, changes={"changed": b"new", "gone": None}), command)
+            if result.ending is not Ending.EXITED or result.returncode != 0:
+                said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+                raise SandboxError(f"a test program does not run in the box ({result.ending}, {said})")
+            facts: dict[str, Any] = json.loads(result.channel)
+            wrong = [name for name, value in _EXPECTED.items() if facts[name] != value]
+            if expected_uid is not None and facts["uid"] != expected_uid:
+                wrong.append("uid")
+            if sorted(os.listdir(base)) != ["changed", "gone"]:
+                wrong.append("base folder")
+            if wrong:
+                raise SandboxError(f"the box does not hold: {', '.join(wrong)}")
+    except OSError as error:
+        raise SandboxError(f"it cannot be tried: {error}") from error
 
 
 _EXPECTED = {"caps": "0" * 16, "host_file": None, "network": False, "changed": "new", "gone": True}

@@ -15,7 +15,7 @@ from swerex.runtime import abstract
 from composer_replication.errors import SandboxError, SandboxUnavailableError
 from composer_replication.sandbox.shipping import one_line
 
-__all__ = ["SHORT", "Server"]
+__all__ = ["SHORT", "Resolver", "Server"]
 
 SHORT = 1 << 24
 """Most bytes of a reply that is no command's result."""
@@ -23,7 +23,7 @@ _FAILED_THERE = 511
 """The status with which SWE-ReX tells that something failed on its side."""
 
 
-class _Resolver(aiohttp.ThreadedResolver):
+class Resolver(aiohttp.ThreadedResolver):
     """Looks names up in a thread, and where this process ends and starts none any more, in what it has `found` before."""
 
     def __init__(self, found: dict[tuple[str, int, int], list[ResolveResult]]) -> None:
@@ -35,9 +35,9 @@ class _Resolver(aiohttp.ThreadedResolver):
         asked = (host, port, family)
         try:
             self._found[asked] = await super().resolve(host, port, family)
-        except RuntimeError:
+        except RuntimeError as error:
             if asked not in self._found:
-                raise
+                raise OSError(f"no thread can be started to look up {host}") from error
         return self._found[asked]
 
 
@@ -69,7 +69,7 @@ class Server:
 
     async def _post(self, endpoint: str, most: int, **body: Any) -> Any:
         """The reply's JSON."""
-        connector = aiohttp.TCPConnector(force_close=True, resolver=_Resolver(self._addresses))
+        connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(self._addresses))
         options = {"headers": self._headers, "allow_redirects": False, **body}
         async with (
             aiohttp.ClientSession(connector=connector) as session,

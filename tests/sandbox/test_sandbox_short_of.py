@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.errors import SandboxError
-from composer_replication.sandbox import Command, Limits, Tree, open_sandbox
+from composer_replication.sandbox import Command, Limits, Tree, open_sandbox, opening
 from composer_replication.sandbox.box import BoxSandbox
+from composer_replication.sandbox.opening import available
 from composer_replication.sandbox.protocol import Isolation
 from composer_replication.sandbox.pump import Pump
 from composer_replication.sandbox.request import BoxReport, BoxRequest
@@ -80,6 +82,12 @@ def test_a_launcher_without_a_folder_for_temporary_files(base, tmp_path, monkeyp
             sandbox.run(Tree(base=base), command)
     assert "temporary files" in refused.value.fix
     assert sandbox.run(Tree(base=base), command).returncode == 0
+
+
+@pytest.mark.skipif(not available(), reason="no isolating kind works on this machine")
+def test_a_kind_that_cannot_be_tried_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert re.search("it cannot be tried: .*gone", opening._open_once.__wrapped__(available()[0]))
 
 
 def request_of(base) -> BoxRequest:

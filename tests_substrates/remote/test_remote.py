@@ -34,6 +34,7 @@ from composer_replication.sandbox.parcel import pack
 from composer_replication.sandbox.probes import PROBES
 from composer_replication.sandbox.pytest_run import run_pytest
 from composer_replication.sandbox.remote import RemoteSandbox
+from composer_replication.sandbox.remote_server import Resolver
 from composer_replication.sandbox.selftest import Verdict, self_test
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
@@ -328,6 +329,22 @@ def test_a_client_that_ends_takes_its_agent_along(serve, host):
                 assert not Path(folder, LEASE).exists()
             assert client.stderr.read() == ""
         assert not Path(folder).exists()
+
+
+def test_a_name_is_remembered_for_when_no_thread_looks_it_up():
+    found = {}
+
+    async def look_up(known):
+        resolver = Resolver(found)
+        before = await resolver.resolve("localhost", 80) if known else None
+        await asyncio.get_running_loop().shutdown_default_executor()
+        return before, await resolver.resolve("localhost", 80)
+
+    with pytest.raises(OSError, match="no thread can be started to look up localhost"):
+        asyncio.run(look_up(known=False))
+    before, after = asyncio.run(look_up(known=True))
+    assert before == after
+    assert before[0]["host"] in ("127.0.0.1", "::1")
 
 
 def test_a_client_ends_though_the_server_hangs(serve):
