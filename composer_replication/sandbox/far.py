@@ -129,22 +129,26 @@ class _Agent:
 
     def _serve(self, name: str) -> None:
         """Answer the order `inbox/name` in `outbox/name`, as text."""
+        staged, answered = self._folder / f"answer-{name}", False
+        try:
+            staged.write_bytes(base64.b64encode(pack(*self._answer_to(name))))
+            staged.rename(self._folder / OUTBOX / name)
+            answered = True
+        finally:
+            if not answered:  # no memory or disk, most likely: the near end learns that the agent has gone, instead of waiting
+                os._exit(1)
+
+    def _answer_to(self, name: str) -> Parcel:
         path = self._folder / INBOX / name
         try:
             with path.open("rb") as file:
                 facts, blobs = unpack(file)
             path.unlink()
-            answer = self._answer(name, facts, blobs)
+            return self._answer(name, facts, blobs)
         except ComposerError as error:
-            answer = error_facts(error), []
+            return error_facts(error), []
         except (OSError, KeyError, TypeError, ValueError) as error:
-            answer = error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
-        staged = self._folder / f"answer-{name}"
-        try:
-            staged.write_bytes(base64.b64encode(pack(*answer)))
-            staged.rename(self._folder / OUTBOX / name)
-        except OSError:
-            os._exit(1)  # the near end learns that the agent has gone, instead of waiting
+            return error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
 
     def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Parcel:
         """Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on an order of another shape."""

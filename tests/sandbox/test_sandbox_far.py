@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import select
 import subprocess
@@ -159,6 +160,13 @@ def test_an_order_that_is_none_is_an_error_and_no_end(agent):
     assert "could not be carried out" in agent.answer("torn")[0]["message"]
     agent.put("what", {"ask": "installation", "python": "/nowhere"})
     assert agent.answer("what")[0]["error"] == "TaskError"
+
+
+def test_an_agent_that_cannot_answer_ends_instead_of_keeping_silent():
+    agent = Agent(600.0)
+    (agent.folder / INBOX / "huge").write_text(json.dumps({"facts": {}, "sizes": [1 << 62]}) + "\n")  # no machine has the memory
+    agent.wait()
+    assert not agent.folder.exists()
 
 
 def test_the_agent_ends_with_its_lease_and_takes_its_boxes_along(base):
