@@ -78,8 +78,10 @@ class Curriculum:
         """At most `count` of `tasks` for a step, none twice, drawn without replacement with the weights of `weight`.
 
         A function of its arguments and the pass rates alone. Where the unlocked levels hold too few tasks, the easiest of the
-        others make up the number.
+        others make up the number, and for a step itself those in quarantine, too; a refill rather stays short of it.
         """
+        if refill:
+            tasks = [task for task in tasks if self.weight(task.spec.task_id, step) > 0]
         keys: dict[str, tuple[int, float]] = {}
         for task in tasks:
             name = task.spec.task_id

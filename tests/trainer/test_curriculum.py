@@ -84,6 +84,14 @@ def test_what_always_fails_is_left_alone_but_for_a_probe() -> None:
     assert not curriculum.is_quarantined("a")
 
 
+def test_what_always_fails_makes_up_a_steps_number_and_no_refills() -> None:
+    curriculum = Curriculum(CurriculumConfig(enabled=True, quarantine_after=1, probe_every=10), TASKS, SEED)
+    curriculum.learn([group("a", 0.0, 0.0)], 1)
+    assert names(curriculum.choose(TASKS, SEED, 2, 8))[-1] == "a"
+    assert sorted(names(curriculum.choose(TASKS, SEED, 2, 8, refill=1))) == list("bcdefgh")
+    assert sorted(names(curriculum.choose(TASKS, SEED, 11, 8, refill=1))) == list("abcdefgh"), "a probe is due"
+
+
 def test_without_a_verdict_nothing_is_learnt() -> None:
     curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     curriculum.learn([group("a", Unscored("box"), Unscored("box"))], 1)
