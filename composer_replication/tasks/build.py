@@ -16,31 +16,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composer_replication.errors import SourceError, TaskError
+from composer_replication.errors import ConfigError, SourceError, TaskError
 from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
 from composer_replication.sandbox.opening import far_python
 from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.benchmarks import Benchmarks
 from composer_replication.tasks.bytecode import compile_tree
 from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
-from composer_replication.tasks.decide import Decider
+from composer_replication.tasks.decide import VERDICTS, Decider
 from composer_replication.tasks.environment import make_environment
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
 from composer_replication.tasks.functions import Function, Skipped, find_functions
 from composer_replication.tasks.hidden import HiddenBook, make_hidden_book
 from composer_replication.tasks.layout import Layout, guess_layout
-from composer_replication.tasks.leak import LeakScanner, installed_copies
+from composer_replication.tasks.leak import LeakScanner, installed_copies, vendored_copies
 from composer_replication.tasks.licence import check_licence, licence_of
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
 from composer_replication.tasks.select import Wanted, choose_candidates
-from composer_replication.tasks.source import Source, digest_of, fetch_source
+from composer_replication.tasks.source import SOURCE_RECORD, STATE, Source, digest_of, fetch_source
 from composer_replication.tasks.store import digests_of, docs_of
-from composer_replication.tasks.validate import Validator
+from composer_replication.tasks.validate import Validator, slug_of
 
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_python", "build_tasks"]
 
-_STATE = ".build"
 _REPORT = "build.json"
+_BASELINE, _CHECKS = "baseline.json", "hidden.json"
 _T = TypeVar("_T")
 
 
@@ -50,20 +50,23 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     An interrupted build is continued by the same call and gives the same tasks.
 
     Args:
-        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). A folder may hold `out`, which is then no part of it.
+        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). Folders of tasks in it, `out` among them, are no part
+            of it.
         progress: called from this thread.
 
     Raises:
+        ConfigError: `out` is the source's own folder, or holds it.
         SourceError: the project cannot be fetched, is a benchmark's or under another licence, holds credentials, has no tests, or
             they fail or hang.
-        TaskError: `out` holds another build, or one that another release began.
+        TaskError: `out` holds verdicts of another build, or what another release began.
         SandboxError: no sandbox is available, or the box broke.
         StorageError: `out` cannot be written.
     """
     start = time.monotonic()
     options = options or BuildOptions()
     tell = progress or _silent
-    state = out / _STATE
+    state = out / STATE
+    _check_out(source, out)
     tell(BuildEvent("fetching"))
     fetched = _pristine(source, state, options, out)
     benchmarks = Benchmarks(options.benchmarks)
@@ -98,6 +101,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         tests_passing=len(baseline.passing),
         tests_failing=len(baseline.failing),
         tests_flaky=len(baseline.flaky),
+        failing=baseline.failing,
         stopped=stopped,
         without_calls=run.without_calls,
         seconds=round(time.monotonic() - start, 1),
@@ -176,13 +180,26 @@ def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
 # --- the stages ------------------------------------------------------------------------------------------------------
 
 
+def _check_out(source: str, out: Path) -> None:
+    if Path(source).is_dir() and Path(source).resolve().is_relative_to(out.resolve()):
+        what = "is" if out.resolve() == Path(source).resolve() else "holds"
+        raise ConfigError(f"--out {out} {what} the source itself", fix=f"name a folder of its own, such as {out / 'tasks'}")
+
+
 def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Source:
-    """The fetched tree, from an earlier call where it cannot have changed; refuses another build's folder."""
-    tree, record_file = state / "pristine", state / "source.json"
+    """The fetched tree, from an earlier call where it cannot have changed.
+
+    A build that has decided a candidate binds its folder to its source and options; one that has not is begun anew.
+    """
+    tree, record_file = state / "pristine", state / SOURCE_RECORD
     order = {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
     record = _restored(record_file, _source_record)
+    bound = (state / VERDICTS).exists()
     if record is not None and record["order"] != order:
-        raise TaskError(f"{out} holds a build of {record['order']['source']} with other options", fix=_OTHER.format(out=out))
+        if bound:
+            raise TaskError(_other_build(out, record["order"], order), fix=_other_place(out, record))
+        _begun_anew(state)
+        record = None
     if record is not None and not Path(source).is_dir() and tree.is_dir() and digest_of(tree) == record["digest"]:
         return Source(name=record["name"], label=record["label"], digest=record["digest"], tree=tree)
     fresh = state / "pristine.new"
@@ -190,7 +207,9 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Sou
         shutil.rmtree(fresh, ignore_errors=True)
     fetched = fetch_source(source, fresh, without=out)
     if record is not None and fetched.digest != record["digest"]:
-        raise TaskError(f"{source} has changed since {out} was built from it", fix=_OTHER.format(out=out))
+        if bound:
+            raise TaskError(f"{source} has changed since {out} was built from it", fix=_other_place(out, record))
+        _begun_anew(state)
     with storage_errors(state):
         shutil.rmtree(tree, ignore_errors=True)
         fresh.rename(tree)
@@ -200,13 +219,29 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Sou
     return fetched
 
 
+def _begun_anew(state: Path) -> None:
+    """Remove what a build that decided nothing has measured."""
+    with storage_errors(state):
+        for name in (SOURCE_RECORD, _BASELINE, _CHECKS):
+            (state / name).unlink(missing_ok=True)
+
+
+def _other_build(out: Path, held: dict[str, Any], asked: dict[str, Any]) -> str:
+    if held["source"] != asked["source"]:
+        return f"{out} holds a build of {held['source']}, not of {asked['source']}"
+    names = sorted(held["options"].keys() | asked["options"].keys())
+    differ = [name for name in names if held["options"].get(name) != asked["options"].get(name)]
+    return f"{out} holds a build of {held['source']} with other options ({', '.join(differ)})"
+
+
 def _source_record(found: dict[str, Any]) -> dict[str, Any]:
     """Raises KeyError or TypeError on a record of another shape."""
     order = {name: found["order"][name] for name in ("source", "options")}
     return {"order": order, "name": found["name"], "label": found["label"], "digest": found["digest"]}
 
 
-_OTHER = "choose another --out, or delete {out}"
+def _other_place(out: Path, record: dict[str, Any]) -> str:
+    return f"choose another --out, or delete {out / STATE} and that build's tasks, {out / slug_of(record['name'])}-*"
 
 
 def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progress) -> Path:
@@ -221,17 +256,9 @@ def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progres
 
 
 def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, options: BuildOptions) -> Baseline:
-    """The measured baseline, from an earlier call where there is one. Refuses an interpreter that has the project installed."""
-    copies = installed_copies(sandbox, python, source.tree, layout.imports)
-    if copies:
-        name, place = next(iter(copies.items()))
-        cure = (
-            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from"
-            if options.install
-            else "use an environment without it: --install, or --python PATH"
-        )
-        raise SourceError(f"{python} has a copy of {name} installed ({place}), which would give the answers away", fix=cure)
-    file = state / "baseline.json"
+    """The measured baseline, from an earlier call where there is one."""
+    _refuse_copies(source, layout, sandbox, python, options)
+    file = state / _BASELINE
     known = _restored(file, baseline_from_json)
     if known is not None:
         return known
@@ -242,11 +269,33 @@ def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, pyt
     return baseline
 
 
+def _refuse_copies(source: Source, layout: Layout, sandbox: Sandbox, python: Path, options: BuildOptions) -> None:
+    """Refuse an interpreter that has the project installed, or vendored in what is. Raises SourceError."""
+    copies = installed_copies(sandbox, python, source.tree, layout.imports)
+    if copies:
+        name, place = next(iter(copies.items()))
+        cure = (
+            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from"
+            if options.install
+            else "use an environment without it: --install, or --python PATH"
+        )
+        raise SourceError(f"{python} has a copy of {name} installed ({place}), which would give the answers away", fix=cure)
+    vendored = vendored_copies(sandbox, python, source.tree, layout.imports)
+    if vendored:
+        name, place = next(iter(vendored.items()))
+        cure = (
+            f"delete {place} if the tests do without it, and build again"
+            if options.install
+            else "use an environment without it: --install, or --python PATH"
+        )
+        raise SourceError(f"{python} has a vendored copy of {name} ({place}), which would give the answers away", fix=cure)
+
+
 def _hidden_book(
     state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, baseline: Baseline, options: BuildOptions
 ) -> HiddenBook:
     """The project's hidden checks, from an earlier call where there are any."""
-    known = _restored(state / "hidden.json", HiddenBook.from_json)
+    known = _restored(state / _CHECKS, HiddenBook.from_json)
     if known is not None:
         return known
     book = make_hidden_book(
@@ -258,7 +307,7 @@ def _hidden_book(
         timeout_s=options.timeout_s,
         seed=options.seed,
     )
-    write_whole(state / "hidden.json", json.dumps(book.to_json()).encode())
+    write_whole(state / _CHECKS, json.dumps(book.to_json()).encode())
     return book
 
 

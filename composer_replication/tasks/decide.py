@@ -18,7 +18,10 @@ from composer_replication.tasks.select import Candidate
 from composer_replication.tasks.store import load_task, publish_task
 from composer_replication.tasks.validate import Validator, Verdict
 
-__all__ = ["Decider"]
+__all__ = ["VERDICTS", "Decider"]
+
+VERDICTS = "verdicts.jsonl"
+"""The file of a build's state with a line for each decided candidate."""
 
 
 class Decider:
@@ -49,8 +52,9 @@ class Decider:
         self.tasks: list[str] = []
         self.dropped: list[Skipped] = []
         self.without_calls = 0
-        self._verdicts_file = state / "verdicts.jsonl"
+        self._verdicts_file = state / VERDICTS
         self._known = {verdict.candidate: verdict for verdict in self._read_verdicts()}
+        self._most = None if options.max_tasks is None else max(options.max_tasks, self._already_there())
 
     def decide_all(self) -> str:
         """Returns why candidates are left: `max_tasks`, `budget` or nothing.
@@ -74,9 +78,14 @@ class Decider:
                 self.tasks.append(verdict.task_id)
                 self.without_calls += verdict.held_out_calls == 0
             self._report()
-            if len(self.tasks) == self._options.max_tasks:
+            if len(self.tasks) == self._most:
                 return "" if len(self.tasks) + len(self.dropped) == len(self._candidates) else "max_tasks"
         return ""
+
+    def _already_there(self) -> int:
+        """Tasks up to the last one that an earlier call published: fewer cannot be asked for, since none is taken away."""
+        known = [verdict for c in self._candidates if (verdict := self._known.get(c.key)) and not verdict.dropped]
+        return max((n for n, verdict in enumerate(known, 1) if (self._out / verdict.task_id).exists()), default=0)
 
     def _verdicts(self) -> Iterator[Verdict | None]:
         """In order of candidates; None when the budget ends before one is begun."""
@@ -147,7 +156,7 @@ class Decider:
                 done=len(self.tasks) + len(self.dropped),
                 total=len(self._candidates),
                 tasks=len(self.tasks),
-                wanted=self._options.max_tasks,
+                wanted=self._most,
                 dropped=len(self.dropped),
             )
         )

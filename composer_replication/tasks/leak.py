@@ -21,7 +21,7 @@ from composer_replication.sandbox.protocol import Command, Sandbox, Tree
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.source import is_litter
 
-__all__ = ["LeakScanner", "body_shingles", "gives_away", "installed_copies"]
+__all__ = ["LeakScanner", "body_shingles", "gives_away", "installed_copies", "vendored_copies"]
 
 _SHINGLE = 6
 _MIN_TOKENS = 12
@@ -42,6 +42,20 @@ for name in json.load(sys.stdin):
         continue
     if spec is not None:
         found[name] = spec.origin or ", ".join(spec.submodule_search_locations or [])
+os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
+"""
+_VENDORED = """
+import json, os, sys
+names = json.load(sys.stdin)
+found = {}
+for top in sys.path:
+    for folder, inner, _ in os.walk(top) if os.path.basename(top) in ("site-packages", "dist-packages") else ():
+        inner[:] = [name for name in inner if name != "__pycache__"]
+        if os.path.basename(folder) in ("_vendor", "vendor", "_vendored", "vendored", "_extern", "extern"):
+            for name in names:
+                place = os.path.join(folder, *name.split("."))
+                if os.path.isfile(place + ".py") or os.path.isdir(place):
+                    found.setdefault(name, place)
 os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
 """
 
@@ -85,7 +99,20 @@ def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequen
     Raises:
         SandboxError: the box broke or did not answer.
     """
-    command = Command(argv=(str(python), "-I", "-B", "-c", _INSTALLED), python=python, stdin=json.dumps(imports).encode())
+    return _found(_INSTALLED, sandbox, python, tree, imports)
+
+
+def vendored_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    """Those of the project's packages that a distribution installed for `python` brings in a folder of vendored ones, and where.
+
+    Raises:
+        SandboxError: the box broke or did not answer.
+    """
+    return _found(_VENDORED, sandbox, python, tree, imports)
+
+
+def _found(program: str, sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    command = Command(argv=(str(python), "-I", "-B", "-c", program), python=python, stdin=json.dumps(imports).encode())
     result = sandbox.run(Tree(base=tree), command)
     try:
         answer = json.loads(result.channel)

@@ -64,8 +64,9 @@ def licence_of(tree: Path) -> str:
 
 
 def check_licence(found: str, allowed: tuple[str, ...], source: str) -> None:
-    """Raises SourceError when there is an allow list and the licence is not on it."""
-    if allowed and found not in allowed:
+    """Raises SourceError when there is an allow list and the licence is not on it; case does not count, as in SPDX."""
+    names = {(_expression(name) or name).casefold() for name in allowed}
+    if allowed and found.casefold() not in names:
         raise SourceError(
             f"the licence of {source} is {found}, which is not among {', '.join(allowed)}",
             fix=f"read it, and allow it with --licence {found!r}, or choose another project",

@@ -24,7 +24,7 @@ class BuildOptions:
     """How to build."""
 
     max_tasks: int | None = None
-    """Stop after this many validated tasks; a later build with more continues."""
+    """Stop after this many validated tasks; a later build with more continues, and one with fewer keeps those there are."""
     mode: DeletionMode = "stub"
     """`stub` replaces bodies; `delete` removes functions with their imports; `feature` removes in this way every function that
     only a feature's tests reach."""
@@ -147,6 +147,8 @@ class BuildReport:
     """Wall-clock seconds of this call."""
     credentials: tuple[Credential, ...] = ()
     """What looks like one in the project's files, and so in every task's tree."""
+    failing: tuple[str, ...] = ()
+    """The project's tests that fail before anything is deleted, as `id: why`."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def reasons(self) -> list[tuple[str, int]]:

@@ -73,7 +73,10 @@ def choose_candidates(
     covered = [function for function in functions if covers[function.key]]
     rng = random.Random(seed)
     by_size: list[list[Candidate]] = []
-    for groups in _groups(covered, covers, wanted):
+    sizes = _groups(covered, covers, wanted)
+    grouped = {member.key for groups in sizes for group in groups for member in group}
+    skipped += [Skipped(f.key, "in no group of the size asked for (--size)") for f in covered if f.key not in grouped]
+    for groups in sizes:
         chosen = [
             Candidate(functions=group, tests=frozenset().union(*(covers[member.key] for member in group))) for group in groups
         ]

@@ -17,7 +17,7 @@ from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.fetch import clone, download_sdist, is_git_url
 from composer_replication.tasks.files import storage_errors, tree_files
 
-__all__ = ["Source", "digest_of", "fetch_source", "is_litter"]
+__all__ = ["SOURCE_RECORD", "STATE", "Source", "digest_of", "fetch_source", "is_litter"]
 
 _LITTER_FOLDERS = frozenset(
     {
@@ -28,7 +28,10 @@ _LITTER_FOLDERS = frozenset(
 )  # fmt: skip
 _LITTER_ENDINGS = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".a", ".whl", ".egg", ".orig", ".rej", "~")
 _FOLDER_ENDINGS = (".egg-info", ".dist-info", ".egg")
+STATE, SOURCE_RECORD = ".build", "source.json"
+"""Where a build keeps its state in its folder of tasks, and the file in it that says of what it is."""
 _BUILT_AT_ROOT = ("build", "dist", "site")
+_TASK = ("MANIFEST.sha256", "task.toml", "solution")
 _MAX_TREE_BYTES = 256 << 20
 _PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
@@ -49,7 +52,8 @@ class Source:
 def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Source:
     """Copy the project's files into the new folder `tree`.
 
-    Version control, caches, bytecode, compiled and built files, virtual environments, links and special files stay out.
+    Version control, caches, bytecode, compiled and built files, virtual environments, links and special files stay out, and so do
+    tasks: below a folder that a build wrote, and single ones.
 
     Args:
         without: a folder that is none of the project's, wherever it is: what a build writes is not part of its source.
@@ -122,7 +126,7 @@ def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
 
 
 def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entry]:
-    """Regular files below `folder`, litter folders and `without` not entered."""
+    """Regular files below `folder`; litter folders, tasks and `without` are not entered."""
     total = 0
     left_out = None if without is None else without.resolve()
     pending = [""]
@@ -135,6 +139,8 @@ def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entr
                     if is_litter(path) or folder / path == left_out:
                         continue
                     if entry.is_dir(follow_symlinks=False):
+                        if _holds_tasks(folder / path):
+                            continue
                         pending.append(path + "/")
                     elif entry.is_file(follow_symlinks=False):
                         info = entry.stat(follow_symlinks=False)
@@ -142,6 +148,11 @@ def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entr
                         yield _Entry(path, Path(entry.path).read_bytes(), bool(info.st_mode & stat.S_IXUSR))
     except OSError as error:
         raise SourceError(f"{error.filename} cannot be read ({error.strerror})", fix="make it readable") from error
+
+
+def _holds_tasks(folder: Path) -> bool:
+    """Whether a build wrote `folder`, or it is one task: the solutions in it would count as copies of the deleted code."""
+    return (folder / STATE / SOURCE_RECORD).exists() or all((folder / name).exists() for name in _TASK)
 
 
 def _archive_entries(archive: Path) -> Iterator[_Entry]:

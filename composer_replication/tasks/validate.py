@@ -32,7 +32,7 @@ from composer_replication.tasks.source import Source
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Deletion, TaskSpec
 
-__all__ = ["Validator", "Verdict"]
+__all__ = ["Validator", "Verdict", "slug_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +293,11 @@ class Validator:
         """Readable, fit for a file name, and the same for the same deletion from the same tree."""
         feature, others = candidate.functions[0], len(candidate.functions) - 1
         name = f"{self.source.name}-{feature.qualname}" + (f"-and-{others}" if others else "")
-        slug = re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]
         mode = "" if self.options.mode == "stub" else f"{self.options.mode} "
         digest = hashlib.sha256(f"{mode}{self.source.digest} {candidate.key}".encode()).hexdigest()
-        return f"{slug}-{digest[:8]}"
+        return f"{slug_of(name)}-{digest[:8]}"
+
+
+def slug_of(name: str) -> str:
+    """How a task's id begins whose project or functions are called so."""
+    return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]

@@ -245,6 +245,7 @@ def test_the_baseline_is_told(mixed: Built) -> None:
     assert mixed.report.tests_passing == 12
     assert mixed.report.tests_failing == 1
     assert mixed.report.tests_flaky == 1
+    assert mixed.report.failing == ("tests/test_basket.py::test_broken: assert 1 == 2",)
     assert not any("test_broken" in i or "differs" in i for t in mixed.tasks.values() for i in t.spec.pass_to_pass)
     assert [event.stage for event in mixed.events][:3] == ["fetching", "testing", "validating"]
     last = mixed.events[-1]
@@ -300,7 +301,8 @@ def test_a_damaged_task_is_built_again(mixed: Built, tmp_path: Path) -> None:
 def test_another_build_in_the_same_folder_is_refused(mixed: Built, write_project: WriteProject) -> None:
     with pytest.raises(TaskError, match="other options") as caught:
         build_tasks(str(mixed.project), mixed.out, BuildOptions(group_size=1))
-    assert "another --out" in (caught.value.fix or "")
+    assert "(group_size)" in caught.value.message
+    assert caught.value.fix == f"choose another --out, or delete {mixed.out}/.build and that build's tasks, {mixed.out}/shop-*"
     with pytest.raises(TaskError, match="holds a build of"):
         build_tasks(str(write_project({"shop.py": "", "test_a.py": ""})), mixed.out, BuildOptions(group_size=2))
     changed = mixed.project / "docs" / "new.md"
@@ -308,6 +310,44 @@ def test_another_build_in_the_same_folder_is_refused(mixed: Built, write_project
     with pytest.raises(TaskError, match="has changed since"):
         build_tasks(str(mixed.project), mixed.out, BuildOptions(group_size=2))
     changed.unlink()
+
+
+def test_a_build_that_decided_nothing_binds_its_folder_to_nothing(write_project: WriteProject, tmp_path: Path) -> None:
+    tests = "import shop\n\ndef test_slack():\n    assert shop.slack(1) == 2\n"
+    project, out = write_project({"shop.py": "def slack(x):\n    return x + 2\n", "test_shop.py": tests}), tmp_path / "out"
+    with pytest.raises(SourceError, match="1 fail"):
+        build_tasks(str(project), out)
+    with pytest.raises(SourceError, match="licence"):
+        build_tasks(str(project), out, BuildOptions(licences=("MIT",)))
+    (project / "shop.py").write_text("def slack(x):\n    return x + 1\n")
+    assert len(build_tasks(str(project), out, BuildOptions(mode="delete")).tasks) == 1
+
+
+@pytest.mark.parametrize("options", [BuildOptions(), BuildOptions(mode="delete")])
+def test_what_was_measured_of_another_source_is_measured_again(
+    write_project: WriteProject, tmp_path: Path, options: BuildOptions
+) -> None:
+    tests = "import shop\n\ndef test_slack():\n    assert shop.slack(1) == 2\n"
+    project, out = write_project({"shop.py": "def slack(x): return x + 1\n", "test_shop.py": tests}), tmp_path / "out"
+    assert build_tasks(str(project), out).candidates == 0
+    (project / "shop.py").write_text("# by one more\ndef slack(x):\n    return x + 1\n")
+    assert len(build_tasks(str(project), out, options).tasks) == 1
+
+
+def test_tasks_in_the_source_are_no_part_of_it(write_project: WriteProject) -> None:
+    """Their solutions would be copies of what is deleted, and a second folder of tasks a change of the source."""
+    project = write_project({**SMALL, "shop.py": f"def f0(first, second):\n{LONG_BODY}"})
+    (project / "test_shop.py").write_text("import shop\n\ndef test_0():\n    assert shop.f0((0, 0), (3, 4)) == 5\n")
+    first = build_tasks(str(project), project / "one")
+    second = build_tasks(str(project), project / "made" / "two", BuildOptions(mode="delete"))
+    shutil.copytree(project / "one" / first.tasks[0], project / "kept" / "task")
+    again = build_tasks(str(project), project / "one")
+    assert len(first.tasks) == len(second.tasks) == 1
+    assert again.tasks == first.tasks
+    assert first.source_digest == second.source_digest == again.source_digest
+    for out in (project, project.parent):
+        with pytest.raises(ConfigError, match="the source itself"):
+            build_tasks(str(project), out)
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -405,6 +445,8 @@ def test_max_stops_and_more_continues(small: Built, tmp_path: Path) -> None:
     second = build_tasks(str(small.project), out, BuildOptions(max_tasks=5))
     assert (second.tasks, second.stopped) == (small.report.tasks, "")
     assert contents(out) == contents(small.out)
+    fewer = build_tasks(str(small.project), out, BuildOptions(max_tasks=1))
+    assert (fewer.tasks, fewer.stopped) == (small.report.tasks, ""), "what there is stays in the account"
 
 
 def test_a_spent_budget_stops_and_building_again_continues(small: Built, tmp_path: Path) -> None:
@@ -464,6 +506,20 @@ def test_a_project_that_is_installed_is_refused(write_project: WriteProject, tmp
     with pytest.raises(SourceError, match="has a copy of pluggy installed") as caught:
         build_tasks(str(root), tmp_path / "out")
     assert "--install" in (caught.value.fix or "")
+
+
+def test_a_project_that_an_installed_one_vendors_is_refused(write_project: WriteProject, tmp_path: Path) -> None:
+    packages = tmp_path / "env" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    run = subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")])
+    assert run.returncode == 0
+    python = tmp_path / "env" / "bin" / "python"
+    tests = "import shop\n\ndef test_slack():\n    assert shop.slack(1) == 2\n"
+    root = write_project({"shop.py": "def slack(x):\n    return x + 1\n", "test_shop.py": tests})
+    (packages / "big" / "_vendor").mkdir(parents=True)
+    (packages / "big" / "_vendor" / "shop.py").write_text((root / "shop.py").read_text())
+    with pytest.raises(SourceError, match=r"has a vendored copy of shop \(.*big/_vendor/shop\)") as caught:
+        build_tasks(str(root), tmp_path / "out", BuildOptions(python=python))
+    assert "--python" in (caught.value.fix or "")
 
 
 @pytest.mark.slow

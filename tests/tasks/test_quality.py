@@ -96,6 +96,9 @@ def test_the_declared_licence(tmp_path: Path, files: dict[str, str], expected: s
 def test_a_licence_that_is_not_allowed_is_refused() -> None:
     check_licence("MIT", (), "p")
     check_licence("MIT", ("MIT", "ISC"), "p")
+    check_licence("MIT", ("mit",), "p")
+    check_licence("Apache-2.0 OR MIT", ("apache-2.0 or mit",), "p")
+    check_licence(UNKNOWN, ("Unknown",), "p")
     with pytest.raises(SourceError, match="licence of p is unknown, which is not among MIT, ISC") as caught:
         check_licence(UNKNOWN, ("MIT", "ISC"), "p")
     assert "--licence" in (caught.value.fix or "")

@@ -106,6 +106,15 @@ def test_a_range_of_sizes_gives_no_smaller_and_no_larger_groups() -> None:
     assert sorted(sorted(names(c.functions)) for c in candidates) == [["Basket.count", "Basket.total"], ["feature", "helper"]]
 
 
+def test_a_size_that_no_group_has_is_told() -> None:
+    candidates, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(fewest=50, most=50))
+    assert candidates == []
+    told = {s.what for s in skipped if s.reason == "in no group of the size asked for (--size)"}
+    assert told == {f.key for f in FUNCTIONS if f.qualname != "uncovered"}
+    _, skipped = choose_candidates(FUNCTIONS, COVERAGE, PASSING, wanted=Wanted(fewest=2, most=2))
+    assert [s.what for s in skipped if "--size" in s.reason] == ["m.py::bystander"]
+
+
 CHAIN = b"".join(b"def f%d(x):\n    return f%d(x)\n\n\n" % (n, n + 1) for n in range(8)) + b"def lone(x):\n    return x\n"
 CHAINED, _ = find_functions("chain.py", CHAIN)
 ALL = ids("a", "b")
