@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import itertools
 import json
 import math
@@ -16,11 +17,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from composer_replication.cli.options import SandboxOption
+from composer_replication.cli.options import SandboxOption, marked
 from composer_replication.envs import CodingEnv, TestCache, noop_script, oracle_script
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.errors import StorageError
+from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
 from composer_replication.sandbox import Sandbox, open_sandbox
@@ -59,7 +60,7 @@ def rollout(
     max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for trajectories.jsonl and summary.json; replaces old ones.")] = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for trajectories.jsonl and summary.json.")] = None,
     sandbox: SandboxOption = "auto",
     instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
     tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
@@ -72,6 +73,7 @@ def rollout(
     `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
+    _check_policy(policy)
     chosen = worded(load_tasks(tasks)[:limit], instruction)
     interpreter = (python or build_python(tasks, sandbox)).absolute()
     box = open_sandbox(sandbox)
@@ -106,6 +108,13 @@ def rollout(
         typer.echo(json.dumps(summary))
     if summary["deviating"]:
         raise typer.Exit(EXIT_UNSOUND)
+
+
+def _check_policy(policy: str) -> None:
+    """Raises ConfigError for a misspelt name, which would be looked for among the models of the Hugging Face hub."""
+    close = difflib.get_close_matches(policy.lower(), (*_REQUIRED, "random"), n=1, cutoff=0.8)
+    if close and policy != close[0] and not Path(policy).exists():
+        raise ConfigError(f"there is no policy {policy!r}", fix=f"did you mean --policy {close[0]}?")
 
 
 def _prove(policy: str, possible: Sequence[Task], box: Sandbox, interpreter: Path) -> None:
@@ -199,7 +208,7 @@ def _summary(policy: str, groups: Sequence[Group], possible: Set[str], isolation
         "required": required,
         "deviating": deviating,
         "isolation": isolation,
-        "per_task": rows,
+        "per_task": [{**row, "impossible": row["task_id"] not in possible} for row in rows],
     }
 
 
@@ -227,7 +236,7 @@ def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
     columns = ("task", "reward", "unscored", "stopped by", "turns", "tokens")
     cells = [
         (
-            row["task_id"],
+            marked(row["task_id"], row["impossible"]),
             "n/a" if row["reward"] is None else f"{row['reward']:.3f}",
             row["unscored"],
             ", ".join(f"{name} {count}" for name, count in row["stop_reasons"].items()),
@@ -245,7 +254,9 @@ def _show(terminal: Terminal, summary: dict[str, Any]) -> None:
         terminal.note(f"CHEAT ALARM: {summary['cheat_alarms']} rollouts passed an impossible task; read their trajectories")
     for task_id in summary["deviating"]:
         row = next(r for r in summary["per_task"] if r["task_id"] == task_id)
-        terminal.note(f"{summary['policy']} must score {summary['required']:g} on {task_id}: {row['why'] or 'it scored 1'}")
+        owed = 0.0 if row["impossible"] else summary["required"]
+        name = marked(task_id, row["impossible"])
+        terminal.note(f"{summary['policy']} must score {owed:g} on {name}: {row['why'] or 'it scored 1'}")
 
 
 def _write(path: Path, text: str, mode: str) -> None:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer_replication.errors import SandboxError, SandboxUnavailableError
+from composer_replication.errors import ConfigError, SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import landlock
 from composer_replication.sandbox.box import BoxSandbox, Setup
 from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
@@ -27,7 +27,7 @@ from composer_replication.sandbox.scratch import scratch_folder
 if TYPE_CHECKING:
     from composer_replication.sandbox.remote import RemoteSandbox
 
-__all__ = ["SandboxKind", "available", "far_python", "open_sandbox", "survey"]
+__all__ = ["SandboxKind", "available", "check_kind", "far_python", "open_sandbox", "survey"]
 
 SandboxKind: TypeAlias = str
 """`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE`, `remote:URL` or `unsafe-subprocess`."""
@@ -66,21 +66,28 @@ os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(facts).encode())
 """
 
 
+def check_kind(kind: str) -> SandboxKind:
+    """The kind itself, which need not work on this machine. Raises ConfigError for what is none."""
+    name, _, image = kind.partition(":")
+    if kind.startswith(_REMOTE) or kind in _KINDS or (name == "docker" and image):
+        return kind
+    fix = f"one of {', '.join(_KINDS)}, docker:IMAGE, remote:http://HOST:PORT"
+    raise ConfigError(f"there is no sandbox kind {kind!r}", fix=fix)
+
+
 def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
     """The sandbox of that kind, or with `auto` the strongest that passes its probe; only those of `survey` unasked.
 
     Each kind is probed once per process. When `auto` settles for less than namespaces, the reasons stand in `Isolation.missing`.
 
     Raises:
+        ConfigError: there is no such kind.
         SandboxUnavailableError: this machine, or the remote one, does not allow that kind, or any with `auto`.
         MissingExtraError: a remote sandbox needs an extra of this package.
     """
-    name, _, image = kind.partition(":")
+    name, _, image = check_kind(kind).partition(":")
     if kind.startswith(_REMOTE):
         return _remote(kind)
-    if kind not in _KINDS and not (name == "docker" and image):
-        fix = f"one of {', '.join(_KINDS)}, docker:IMAGE, remote:http://HOST:PORT"
-        raise SandboxUnavailableError(f"there is no sandbox kind {kind!r}", fix=fix)
     if name == "docker":
         return _docker(kind, image or DEFAULT_IMAGE)
     if kind != "auto":

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from composer_replication.cli.rollout_cmd import EXIT_UNSOUND, rollout
-from composer_replication.errors import ModelError, StorageError, TaskError
+from composer_replication.errors import ConfigError, ModelError, StorageError, TaskError
 from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.types import trajectory_from_json
@@ -110,7 +110,9 @@ def test_an_impossible_task_owes_nobody_a_reward(task, folder, tmp_path):
     assert (result.exit_code, summary["reward_mean"], summary["impossible"]) == (0, 1.0, 1)
     assert summary["cheat_alarms"] == 1, "nothing contradicts itself in it, so its solution passes"
     assert "CHEAT ALARM" in result.stderr
-    assert [row["reward"] for row in summary["per_task"]] == [1.0, 0.0]
+    assert [(row["reward"], row["impossible"]) for row in summary["per_task"]] == [(1.0, False), (0.0, True)]
+    assert "shop/b (impossible)" in result.stderr
+    assert "shop/a (impossible)" not in result.stderr
 
 
 def test_a_model_from_a_folder(folder, tmp_path):
@@ -136,8 +138,16 @@ def test_errors_say_what_to_do(folder, tmp_path):
     with pytest.raises(TaskError):
         run("--tasks", tmp_path / "none", "--policy", "oracle")
     (tmp_path / "file").write_text("")
+    result = run("--tasks", folder, "--policy", "noop", "--out", tmp_path / "file")
+    assert (result.exit_code, "is a file" in result.output) == (2, True)
     with pytest.raises(StorageError, match="cannot be written"):
-        run("--tasks", folder, "--policy", "noop", "--out", tmp_path / "file")
+        run("--tasks", folder, "--policy", "noop", "--out", tmp_path / "file" / "out")
+    for policy in ("Oracle", "no-op", "randon"):
+        with pytest.raises(ConfigError, match=f"no policy '{policy}'") as caught:
+            run("--tasks", folder, "--policy", policy)
+        assert "did you mean --policy" in caught.value.fix
+    with pytest.raises(ConfigError, match="no sandbox kind 'cupboard'"):
+        run("--tasks", tmp_path / "none", "--policy", "noop", "--sandbox", "cupboard")
     assert len(load_tasks(folder)) == 2
 
 

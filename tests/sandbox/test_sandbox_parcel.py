@@ -8,7 +8,7 @@ import json
 import pytest
 
 from composer_replication.config import SandboxConfig
-from composer_replication.errors import SandboxError, SandboxUnavailableError
+from composer_replication.errors import ConfigError, SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.docker import _opened
 from composer_replication.sandbox.parcel import pack, pack_files, unpack, unpack_files
@@ -70,7 +70,7 @@ def test_without_the_program_the_error_says_so(tmp_path, monkeypatch):
     "kind", ["docker:", "docker;x", "dockers", "namespaces:image", "remote", "remote:", "remote:host:8000", "remote:ftp://host"]
 )
 def test_kinds_that_are_nearly_right_are_refused(kind):
-    with pytest.raises(SandboxUnavailableError, match="no sandbox kind"):
+    with pytest.raises(ConfigError, match="no sandbox kind"):
         open_sandbox(kind)
     with pytest.raises(ValueError, match="kind"):
         SandboxConfig(kind=kind)

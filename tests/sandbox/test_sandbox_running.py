@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError, SandboxUnavailableError
+from composer_replication.errors import ConfigError, SandboxError
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
 from composer_replication.sandbox.orders import ending_of
 from composer_replication.sandbox.request import WARM_FLAGS, BoxReport
@@ -186,7 +186,7 @@ def test_a_base_owned_by_somebody_else_is_still_writable(box, base, answer):
 
 
 def test_unknown_kinds_are_refused():
-    with pytest.raises(SandboxUnavailableError, match="no sandbox kind"):
+    with pytest.raises(ConfigError, match="no sandbox kind"):
         open_sandbox("chroot")  # type: ignore[arg-type]  # the mistake under test
 
 
