@@ -14,7 +14,7 @@ from rich.console import Console
 from composer_replication.cli.replay_cmd import read_states
 from composer_replication.config import load_teachers
 from composer_replication.errors import ConfigError
-from composer_replication.observe import Terminal
+from composer_replication.observe import Terminal, usd
 
 if TYPE_CHECKING:
     from composer_replication.teachers import Gate, Plan, Scenario, Teacher
@@ -109,7 +109,7 @@ def _show(terminal: Terminal, planned: Plan, *, without_entropy: int) -> None:
             _count(line.answers),
             f"{line.prompt_tokens.expected:,.0f}",
             f"{line.cached_tokens.expected:,.0f}",
-            *(f"{usd:.4f}" for usd in (line.usd.low, line.usd.expected, line.usd.high)),
+            *(usd(amount) for amount in (line.usd.low, line.usd.expected, line.usd.high)),
         )
         for line in planned.teachers
     ]
@@ -118,8 +118,8 @@ def _show(terminal: Terminal, planned: Plan, *, without_entropy: int) -> None:
         terminal.note("asked first: " + ", ".join(f"{count} {reason}" for reason, count in planned.reasons.items()))
     if without_entropy:
         terminal.note(f"{without_entropy} states have no entropy: nobody measured how uncertain their agent was")
-    usd = planned.usd
-    terminal.note(f"expected to cost ${usd.expected:.4f}, between ${usd.low:.4f} and ${usd.high:.4f}")
+    total = planned.usd
+    terminal.note(f"expected to cost ${usd(total.expected)}, between ${usd(total.low)} and ${usd(total.high)}")
 
 
 def _count(answers: Range) -> str:

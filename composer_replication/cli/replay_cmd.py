@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from composer_replication.config import load_teachers
 from composer_replication.errors import ConfigError, TeacherError
-from composer_replication.observe import Terminal, files
+from composer_replication.observe import Terminal, files, usd
 from composer_replication.traces import TraceState
 from composer_replication.types import to_json
 
@@ -33,7 +32,7 @@ EXIT_INCOMPLETE = TeacherError.exit_code
 def replay(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],
     teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
-    out: Annotated[Path, typer.Option(help="Folder for answers.jsonl, spend.json and ledger.sqlite.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for answers.jsonl, spend.json and ledger.sqlite.")],
     max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger in --out has paid or holds.")],
     bill: Annotated[
         Path | None,
@@ -54,12 +53,13 @@ def replay(
     from composer_replication.teachers import Ledger, Teacher, check_teachers
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
+    asked = read_states(states)
+    billed = None if bill is None else list(_lines(bill, _Billed))
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd)
-    asked = read_states(states)
     with Ledger(out / "ledger.sqlite") as ledger:
-        if bill is not None:
-            _reconcile(terminal, ledger, bill)
+        if billed is not None:
+            _reconcile(terminal, ledger, billed)
         counts = {t.name: _Count() for t in chosen}
         try:
             with terminal.phase(f"replay {len(asked)} states through {len(chosen)} teachers", len(asked) * len(chosen)) as shown:
@@ -134,15 +134,15 @@ def _lines(path: Path, kind: type[_Line]) -> Iterator[_Line]:
                 raise ConfigError(message, fix=f"correct {where or 'that line'}") from None
 
 
-def _reconcile(terminal: Terminal, ledger: Ledger, path: Path) -> None:
+def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> None:
     bill: defaultdict[str, float] = defaultdict(float)
-    for line in _lines(path, _Billed):
+    for line in lines:
         bill[line.call_id] += line.usd
     before = ledger.held_usd
     done = ledger.reconcile(bill)
     terminal.note(
-        f"the bill: of ${before:.4f} held, {done.billed} calls were billed and {done.free} were not; {done.corrected} paid calls "
-        f"had another price; {done.unknown} calls are of another ledger; ${ledger.spent_usd:.4f} is spent"
+        f"the bill: of ${usd(before)} held, {done.billed} calls were billed and {done.free} were not; {done.corrected} paid "
+        f"calls had another price; {done.unknown} calls are of another ledger; ${usd(ledger.spent_usd)} is spent"
     )
 
 
@@ -205,15 +205,11 @@ def _show(terminal: Terminal, spend: dict[str, Any]) -> None:
             row["prompt_tokens"],
             row["cached_tokens"],
             row["completion_tokens"],
-            _usd(row["paid_usd"]),
-            _usd(row["held_usd"]),
+            usd(row["paid_usd"]),
+            usd(row["held_usd"]),
         )
         for row in spend["teachers"]
     ]
     terminal.table("teachers", columns, cells)
-    total = f"${_usd(spend['paid_usd'])} paid and ${_usd(spend['held_usd'])} held for calls that may have been billed"
+    total = f"${usd(spend['paid_usd'])} paid and ${usd(spend['held_usd'])} held for calls that may have been billed"
     terminal.note(f"{total}, of ${spend['max_usd']:g} at most")
-
-
-def _usd(amount: float) -> str:
-    return f"{amount:.4f}" if math.isfinite(amount) else "n/a"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from composer_replication.types import Group, Unscored
 
-__all__ = ["deterministic", "mean_and_se", "pass_at_1"]
+__all__ = ["deterministic", "mean_and_se", "pass_at_1", "usd"]
 
 _MACHINE_DEPENDENT = ("time/", "cost/")
 
@@ -20,6 +20,14 @@ _MACHINE_DEPENDENT = ("time/", "cost/")
 def deterministic(values: Mapping[str, float]) -> dict[str, float]:
     """The metrics that must be equal in two runs of the same seed: all but `time/...` and `cost/...`."""
     return {name: value for name, value in values.items() if not name.startswith(_MACHINE_DEPENDENT)}
+
+
+def usd(amount: float) -> str:
+    """An amount in USD to show: four decimals, or as many as its first two digits need; `n/a` where it is unknown."""
+    if not math.isfinite(amount):
+        return "n/a"
+    decimals = 4 if amount == 0 else max(4, 1 - math.floor(math.log10(abs(amount))))
+    return f"{amount:.{decimals}f}"
 
 
 def mean_and_se(values: Sequence[float]) -> tuple[float, float]:

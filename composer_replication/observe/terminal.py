@@ -29,6 +29,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from composer_replication.observe.metrics import usd
+
 __all__ = ["CHANNELS", "EventSink", "Phase", "Terminal", "channel_line"]
 
 CHANNELS = ("rlvr", "hint", "replay")
@@ -162,7 +164,7 @@ class Terminal:
                 parts.append(f"pass@1 {passed:.3f}" + (f" ± {se:.3f}" if math.isfinite(se) else ""))
             parts.append(channel_line(metrics, off))
             if spent := metrics.get("cost/usd"):
-                parts.append(f"${spent:.2f}")
+                parts.append(f"${usd(spent)}")
             message = "  ".join(parts)
             self._print(message)
             self._event("step", message, arm=arm, step=step, total=total, off=dict(off))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from composer_replication.errors import BudgetExceededError
+from composer_replication.observe import usd
 from composer_replication.teachers.gate import Decision, Gate, Reason
 from composer_replication.teachers.pool import TeacherAnswer
 from composer_replication.teachers.tariff import Bill, Step, Tariff, bill
@@ -177,10 +178,10 @@ def warn_of_cap(planned: Plan, max_total_usd: float | None, *, spent_usd: float 
     left = max_total_usd - spent_usd
     if left < planned.usd.expected:
         raise BudgetExceededError(
-            f"${left:.2f} is left under the cap and the replay is expected to cost ${planned.usd.expected:.2f} "
-            f"(${planned.usd.low:.2f} to ${planned.usd.high:.2f})",
+            f"${usd(left)} is left under the cap and the replay is expected to cost ${usd(planned.usd.expected)} "
+            f"(${usd(planned.usd.low)} to ${usd(planned.usd.high)})",
             fix="raise the cap, replay fewer states, close the gate further or ask cheaper teachers",
         )
     if left < planned.usd.high:
-        return f"the cap leaves ${left:.2f}, and the replay may cost up to ${planned.usd.high:.2f}"
+        return f"the cap leaves ${usd(left)}, and the replay may cost up to ${usd(planned.usd.high)}"
     return None

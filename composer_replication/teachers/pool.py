@@ -16,6 +16,7 @@ from typing import Any, Self
 import openai
 
 from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
+from composer_replication.observe import usd
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import Pace
@@ -173,13 +174,13 @@ class TeacherPool:
         spent, held = self.ledger.spent_usd, self.ledger.held_usd
         if all(a.failure is Failure.BUDGET for a in errors):
             return BudgetExceededError(
-                f"no call fits under the cap of ${self.max_total_usd}: ${spent:.4f} is spent already, "
-                f"${held:.4f} of it held for calls that may have been billed",
+                f"no call fits under the cap of ${self.max_total_usd}: ${usd(spent)} is spent already, "
+                f"${usd(held)} of it held for calls that may have been billed",
                 fix="raise max_total_usd, lower the teachers' max_tokens, ask cheaper teachers, or read the bill (--bill)",
             )
         first = {a.teacher: a.error for a in reversed(errors)}
         lines = "; ".join(f"{t.name} at {t.base_url}: {first[t.name]}" for t in self.teachers if t.name in first)
-        billed = f" (${held:.4f} is held for calls that may have been billed)" if held else ""
+        billed = f" (${usd(held)} is held for calls that may have been billed)" if held else ""
         return TeacherError(
             f"no teacher answered{billed}: {lines}", fix="check base_url, model and the key in api_key_env of each teacher"
         )

@@ -18,7 +18,7 @@ from composer_replication.deeds import Kind, deed_of
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.errors import SandboxError, TeacherError
-from composer_replication.observe import files
+from composer_replication.observe import files, usd
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import (
     Disagreements,
@@ -120,9 +120,9 @@ def teacher_costs(workshop: Workshop) -> dict[str, float]:
 def _money(workshop: Workshop) -> str:
     with Ledger(_ledger(workshop)) as ledger:
         parts, held = ledger.spent_by_teacher(), ledger.held_usd
-    listed = ", ".join(f"{name} ${usd:.4f}" for name, usd in parts.items() if usd)
-    text = f"teachers have cost ${sum(parts.values()):.4f} so far" + (f" ({listed})" if listed else "")
-    return text + (f"; ${held:.4f} of it is held for calls that may have been billed" if held else "")
+    listed = ", ".join(f"{name} ${usd(amount)}" for name, amount in parts.items() if amount)
+    text = f"teachers have cost ${usd(sum(parts.values()))} so far" + (f" ({listed})" if listed else "")
+    return text + (f"; ${usd(held)} of it is held for calls that may have been billed" if held else "")
 
 
 def _ledger(workshop: Workshop) -> Path:

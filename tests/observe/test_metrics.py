@@ -6,7 +6,7 @@ import random
 import pytest
 import scipy.stats
 
-from composer_replication.observe import mean_and_se, pass_at_1
+from composer_replication.observe import mean_and_se, pass_at_1, usd
 from composer_replication.types import Group, Reward, StopReason, Trajectory, Unscored
 
 
@@ -66,3 +66,9 @@ def test_the_standard_error_covers_the_spread_between_samples_of_tasks() -> None
     spread = mean_and_se(means)[1] * math.sqrt(len(means))
     typical = sum(se for _, se in results) / len(results)
     assert typical == pytest.approx(spread, rel=0.1)
+
+
+def test_small_amounts_of_money_are_not_shown_as_nothing():
+    shown = {0.0: "0.0000", 12.5: "12.5000", 0.0123: "0.0123", 0.00005: "0.000050", 2.34e-7: "0.00000023", -0.00002: "-0.000020"}
+    assert {amount: usd(amount) for amount in shown} == shown
+    assert usd(math.inf) == "n/a"

@@ -162,6 +162,20 @@ def test_states_keep_what_they_say(tmp_path):
         read_states(tmp_path / "none.jsonl")
 
 
+def test_a_missing_file_is_told_before_a_missing_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("ABSENT_KEY", raising=False)
+    (tmp_path / "teachers.toml").write_text(TEACHER.format(name="a", url="http://127.0.0.1:9").replace('""', '"ABSENT_KEY"'))
+    (tmp_path / "states.jsonl").write_text(json.dumps(state(0)))
+    options = ("--teachers", tmp_path / "teachers.toml", "--out", tmp_path / "out", "--max-usd", 1)
+    with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read"):
+        run(tmp_path / "none.jsonl", *options)
+    with pytest.raises(ConfigError, match=r"bill\.jsonl cannot be read"):
+        run(tmp_path / "states.jsonl", *options, "--bill", tmp_path / "bill.jsonl")
+    with pytest.raises(ConfigError, match="ABSENT_KEY is not set"):
+        run(tmp_path / "states.jsonl", *options)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

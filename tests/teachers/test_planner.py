@@ -19,7 +19,7 @@ from composer_replication.errors import BudgetExceededError, ConfigError
 from composer_replication.replay_steps import steps_of
 from composer_replication.teacher_replay import replay_in_tiers, replay_trace
 from composer_replication.teachers import Gate, Ledger, Step, Tariff, Teacher, bill, measured, plan, warn_of_cap
-from composer_replication.teachers.planner import EXPECTED, HIGH, LOW
+from composer_replication.teachers.planner import EXPECTED, HIGH, LOW, Range
 
 PRICES = {"usd_per_million_input": 5.0, "usd_per_million_output": 25.0, "usd_per_million_cache_read": 0.5}
 OWN = '{"name": "read_file", "arguments": {"path": "own.py"}}'
@@ -155,6 +155,9 @@ def test_a_cap_below_the_expectation_is_refused_and_one_below_the_most_is_warned
     assert warn_of_cap(planned, None) is None
     assert warn_of_cap(planned, planned.usd.high) is None
     assert "may cost up to" in warn_of_cap(planned, planned.usd.expected)
+    small = dataclasses.replace(planned, usd=Range(low=1e-5, expected=2.34e-5, high=0.5))
+    with pytest.raises(BudgetExceededError, match=r"\$0\.0000 is left .* to cost \$0\.000023 \(\$0\.000010 to \$0\.5000\)"):
+        warn_of_cap(small, 0.0)
     with pytest.raises(BudgetExceededError, match="is expected to cost"):
         warn_of_cap(planned, planned.usd.expected * 0.99)
     with pytest.raises(BudgetExceededError):
