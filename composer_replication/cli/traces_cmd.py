@@ -25,7 +25,7 @@ _Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces impo
 @app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="A log, or a folder that is searched for them.")],
-    out: Annotated[Path, typer.Option(help="Folder for traces.jsonl and import.json.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for traces.jsonl and import.json.")],
     format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed without.")] = None,  # noqa: A002 (the option's name)
     tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
     redact: Annotated[bool, typer.Option("--redact/--no-redact", help="Replace credentials by [REDACTED:kind].")] = True,
@@ -58,7 +58,7 @@ def _table(done: Import) -> Table:
 @app.command()
 def export(
     folder: _Folder,
-    atif: Annotated[Path, typer.Option(help="Folder for one ATIF file per trace.")],
+    atif: Annotated[Path, typer.Option(file_okay=False, help="Folder for one ATIF file per trace.")],
 ) -> None:
     """Write traces in Harbor's Agent Trajectory Interchange Format; importing them again loses nothing."""
     written = write_atif(read_traces(folder / TRACES), atif)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter, defaultdict
@@ -61,7 +62,8 @@ def import_traces(
 ) -> Import:
     """Read everything at `path` that is a log of an agent, and write it to `out`.
 
-    Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account.
+    Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account; none where
+    nothing was a trace.
 
     Args:
         path: a file, or a folder that is searched; links are not followed.
@@ -78,7 +80,11 @@ def import_traces(
     forced = reader_for(format) if format else None
     account = Import()
     redactor = Redactor() if redact else None
-    write_traces(out / TRACES, _traces(path, forced, tuple(tools), redactor, account))
+    traces = _traces(path, forced, tuple(tools), redactor, account)
+    first = next(traces, None)
+    if first is None:
+        return account
+    write_traces(out / TRACES, itertools.chain([first], traces))
     if redactor:
         account.redacted = redactor.counts
     replace_file(out / ACCOUNT, json.dumps(account.to_json(), indent=1).encode() + b"\n")

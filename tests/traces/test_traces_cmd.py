@@ -54,5 +54,11 @@ def test_exit_codes(tmp_path):
     done = composer("import", chat, "--out", tmp_path / "out")
     assert done.returncode == 9
     assert "is a trace" in done.stderr
+    assert not (tmp_path / "out").exists(), "an import of nothing leaves nothing"
+    kept = tmp_path / "kept"
+    assert composer("import", FIXTURES / "codex" / "fix.jsonl", "--out", kept).returncode == 0
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    assert composer("import", chat, "--out", kept).returncode == 9
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
     assert composer("import", chat, "--out", tmp_path / "out", "--format", "morse").returncode == 2
     assert composer("states", tmp_path / "nothing", "--out", tmp_path / "s").returncode == 2
