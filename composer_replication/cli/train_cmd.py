@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,7 @@ import typer
 from rich.console import Console
 
 from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
+from composer_replication.errors import ConfigError
 from composer_replication.observe import Terminal
 
 __all__ = ["train"]
@@ -45,6 +48,7 @@ def train(
     """
     from composer_replication.trainer.open_run import check_run_dir, open_run
 
+    _refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)
     if dry_run:
         check_run_dir(config, resume=resume)
@@ -54,6 +58,16 @@ def train(
 
     with open_run(config, resume=resume) as run_dir:
         asyncio.run(run_training(config, run_dir, Terminal(on_event=run_dir.log_event)))
+
+
+def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
+    """A word that is nearly one of the command's own options is no override. Raises ConfigError."""
+    own = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+    for word in words:
+        name = word.partition("=")[0]
+        close = difflib.get_close_matches(name, own, n=1)
+        if close and name.startswith("--") and name[2:].replace("-", "_") not in RunConfig.model_fields:
+            raise ConfigError(f"there is no option {name}", fix=f"did you mean {close[0]}?")
 
 
 def _check(config: RunConfig) -> None:

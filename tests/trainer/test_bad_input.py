@@ -47,6 +47,8 @@ def accepted(*words: str, cwd: Path) -> str:
         (["--tasks.train", "nowhere"], "nowhere"),
         (["--sandbox.kind", "cupboard"], "sandbox.kind"),
         (["--teachers", "7"], "teachers"),
+        (["--dryrun"], "did you mean --dry-run?"),
+        (["--resum=1"], "did you mean --resume?"),
     ],
 )
 def test_wrong_configuration(run_file: Path, words: list[str], told: str) -> None:
