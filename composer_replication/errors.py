@@ -22,6 +22,8 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
@@ -40,7 +42,20 @@ __all__ = [
     "TaskError",
     "TeacherError",
     "TraceError",
+    "one_of",
 ]
+
+_NAMED = 5
+
+
+def one_of(word: str, known: Iterable[str]) -> str:
+    """A fix for an unknown name: the known ones most like `word`, or else the first few of them, and how many there are."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=_NAMED)
+    left = len(names) - _NAMED
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"one of {', '.join(names[:_NAMED])}" + (f" and {left} more" if left > 0 else "")
 
 
 class ComposerError(Exception):

@@ -19,7 +19,7 @@ __all__ = ["export_tasks", "import_tasks"]
 
 def export_tasks(
     tasks: Annotated[Path, typer.Argument(help="Folder of tasks, as `composer tasks build` writes it.")],
-    out: Annotated[Path, typer.Option(help="Folder for what is written; replaces tasks of the same name.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for what is written; replaces tasks of the same name.")],
     format: Annotated[Literal["harbor", "swebench"], typer.Option(help="Harbor directories, or SWE-bench rows.")] = "harbor",  # noqa: A002 (the option's name)
     python: Annotated[Path | None, typer.Option(help="Interpreter whose versions a Harbor image gets.")] = None,
 ) -> None:
@@ -39,7 +39,7 @@ def export_tasks(
 def import_tasks(
     format: Annotated[Literal["harbor"], typer.Argument(help="The format to read.")],  # noqa: A002 (the argument's name)
     folder: Annotated[Path, typer.Argument(help="A Harbor task, or a folder with some below it.")],
-    out: Annotated[Path, typer.Option(help="Folder for the tasks.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks.")],
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; this one by default.")] = None,
     sandbox: SandboxOption = "auto",
 ) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +28,7 @@ __all__ = ["grade"]
 
 EXIT_ZERO_REWARD = 10
 EXIT_UNSCORED = 4
+_MOST_PATHS = 10
 
 
 def grade(
@@ -53,14 +57,33 @@ def grade(
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=1))
     else:
-        _print(Console(), report)
+        _print(Console(), report, _told(report.rejected, loaded.repo, workspace))
     if isinstance(report.reward, Unscored):
         raise typer.Exit(EXIT_UNSCORED)
     if report.reward != 1.0:
         raise typer.Exit(EXIT_ZERO_REWARD)
 
 
-def _print(console: Console, report: GradeReport) -> None:
+def _told(rejected: Sequence[str], tree: Path, workspace: Path) -> list[str]:
+    """What was done to each path that is not graded; the task's own files first, and a renamed file once."""
+    gone = [path for path in rejected if not os.path.lexists(workspace / path)]
+    new = [path for path in rejected if not os.path.lexists(tree / path)]
+    told = [path for path in rejected if path not in gone and path not in new]
+    for path in gone:
+        moved = next((other for other in new if _same(tree / path, workspace / other)), None)
+        told.append(f"{path} (deleted)" if moved is None else f"{path} (renamed to {moved})")
+        new = [other for other in new if other != moved]
+    return [*told, *(f"{path} (new)" for path in new)]
+
+
+def _same(old: Path, new: Path) -> bool:
+    try:
+        return new.is_file() and not new.is_symlink() and filecmp.cmp(old, new, shallow=False)
+    except OSError:
+        return False
+
+
+def _print(console: Console, report: GradeReport, rejected: Sequence[str]) -> None:
     table = Table("test", "outcome", box=box.SIMPLE_HEAD)
     for test_id, outcome in report.outcomes.items():
         colour = "green" if outcome is Outcome.PASSED else "red"
@@ -68,9 +91,11 @@ def _print(console: Console, report: GradeReport) -> None:
     console.print(table)
     for reason in report.reasons:
         console.print(escape(reason), soft_wrap=True, highlight=False)
-    if report.rejected:
-        paths = escape(", ".join(report.rejected))
-        console.print(f"changed but not graded (not on the allow list): {paths}", soft_wrap=True, highlight=False)
+    if rejected:
+        left = len(rejected) - _MOST_PATHS
+        paths = escape(", ".join(rejected[:_MOST_PATHS])) + (f" and {left} more (--json has all)" if left > 0 else "")
+        text = f"changed but not graded (not on the allow list; the task's own files count): {paths}"
+        console.print(text, soft_wrap=True, highlight=False)
     console.print(escape(report.isolation), soft_wrap=True, highlight=False)
     reward = "none (unscored)" if isinstance(report.reward, Unscored) else f"{report.reward:g}"
     console.print(f"reward {reward}", style="bold")

@@ -17,7 +17,7 @@ from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
-from composer_replication.cli.options import SandboxOption
+from composer_replication.cli.options import SandboxOption, marked
 from composer_replication.errors import ConfigError, TaskError
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.credentials import Credential
@@ -41,13 +41,14 @@ _STAGES = {
     "validating": "validating",
 }
 _MOST_REASONS = 12
+_MOST_FAILING = 3
 _PIPED_WIDTH = 160
 
 
 @app.command()
 def build(
     source: Annotated[str, typer.Argument(help="A folder, pypi:NAME==VERSION, or a git URL (URL@REV).")],
-    out: Annotated[Path, typer.Option(help="Folder for the tasks; the same command continues an interrupted build.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks; the same command continues a build.")],
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
     mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
     size: Annotated[str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10.")] = "1",
@@ -114,7 +115,7 @@ def build(
 @app.command()
 def revert(
     rows: Annotated[Path, typer.Argument(help="JSONL file with the columns of SWE-bench.")],
-    out: Annotated[Path, typer.Option(help="Folder for the tasks; those already there are not built again.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the tasks; those already there are not built again.")],
     instance: Annotated[str, typer.Option(help="Id of one instance; all by default.")] = "",
     checkout: Annotated[
         str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
@@ -293,7 +294,7 @@ def _table(tasks: list[Task]) -> Table:
         names = ", ".join(d.qualname for d in spec.deleted)
         lines = sum(d.lines for d in spec.deleted)
         numbers = (lines, len(spec.fail_to_pass), len(spec.pass_to_pass))
-        table.add_row(escape(spec.task_id), escape(names), *map(str, numbers))
+        table.add_row(escape(marked(spec.task_id, spec.impossible)), escape(names), *map(str, numbers))
     return table
 
 
@@ -303,11 +304,13 @@ def _show_report(report: BuildReport, out: Path) -> None:
         console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
     _print_reasons(console, report.reasons())
     _print_credentials(console, report.credentials)
+    _print_failing(console, report.failing)
     console.print(_summary(report, out), soft_wrap=True, highlight=False)
     if not report.tasks:
         raise TaskError(
             f"no task of {report.source} could be validated ({report.candidates} candidates)",
-            fix="see the reasons above; --package and --tests choose other code, --task-timeout and --budget give more time",
+            fix="see the reasons above; --package and --tests choose other code, --size and --difficulty other candidates, "
+            "--task-timeout and --budget give more time",
         )
 
 
@@ -332,6 +335,16 @@ def _print_credentials(console: Console, found: Sequence[Credential]) -> None:
     if len(found) > _MOST_REASONS:
         table.add_row(f"and {len(found) - _MOST_REASONS} more, in build.json", "", "")
     console.print(table)
+
+
+def _print_failing(console: Console, failing: Sequence[str]) -> None:
+    """The first of the project's tests that fail by themselves, a line each."""
+    if not failing:
+        return
+    more = f"\n  and {len(failing) - _MOST_FAILING} more, in build.json" if len(failing) > _MOST_FAILING else ""
+    first = "".join(f"\n  {' '.join(line.split())}" for line in failing[:_MOST_FAILING])
+    title = f"tests of the project that fail before anything is deleted, and count for nothing: {len(failing)}"
+    console.print(escape(title + first + more), soft_wrap=True, highlight=False)
 
 
 def _summary(report: BuildReport, out: Path) -> str:

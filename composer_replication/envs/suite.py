@@ -8,7 +8,7 @@ from pathlib import Path
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.errors import ConfigError
+from composer_replication.errors import ConfigError, one_of
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.build import build_python
@@ -50,7 +50,7 @@ class TaskSuite:
     def task(self, task_id: str) -> Task:
         """The task of that id. Raises ConfigError when there is none."""
         if task_id not in self._by_id:
-            raise ConfigError(f"there is no task {task_id}", fix=f"one of {', '.join(sorted(self._by_id))}")
+            raise ConfigError(f"there is no task {task_id}", fix=one_of(task_id, self._by_id))
         return self._by_id[task_id]
 
     def env(self, task: Task) -> CodingEnv:

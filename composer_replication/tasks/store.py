@@ -39,7 +39,7 @@ _DOC_ENDINGS = (".md", ".rst", ".txt")
 _NO_DOCS = ("license", "licence", "copying", "notice", "authors", "requirements", "constraints", "manifest")
 _DOC_BYTES = 64 << 10
 _ALL_DOCS_BYTES = 512 << 10
-_WHICH = "name a folder that `composer tasks build` wrote"
+_ONE = "name a task's own folder: one below a folder that `composer tasks build` wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +238,14 @@ def load_task(path: str | os.PathLike[str]) -> Task:
                 raise _damaged(root, f"{name} was changed after the task was built")
         record = tomllib.loads((root / "task.toml").read_text(encoding="utf-8"))
         hidden = json.loads((root / _HIDDEN).read_text(encoding="utf-8")) if (root / _HIDDEN).exists() else {}
-    except FileNotFoundError as error:
-        what = "holds no complete task (it has no MANIFEST.sha256)" if root.is_dir() else "does not exist"
-        raise TaskError(f"{root} {what}", fix=_WHICH) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not root.is_dir():
+            what, fix = "is a file, and a task is a folder" if root.exists() else "does not exist", _ONE
+        else:
+            inside = next(root.glob(f"*/{_MANIFEST}"), None)
+            what = "holds no complete task (it has no MANIFEST.sha256)" if inside is None else "is a folder of tasks, not a task"
+            fix = _ONE if inside is None else f"name one of them, such as {inside.parent}"
+        raise TaskError(f"{root} {what}", fix=fix) from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise _damaged(root, f"it cannot be read ({error})") from error
     if record.get("schema_version") != _SCHEMA:
@@ -257,7 +262,7 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
     """Every task directly below `folder`, in order of name; names that begin with a dot are not looked at.
 
     Raises:
-        TaskError: there is none, or one of them is damaged.
+        TaskError: there is none, one of them is damaged, something else is among them, or `folder` is a task itself.
     """
     root = Path(folder)
     try:
@@ -268,8 +273,16 @@ def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
         raise TaskError(
             f"{root} cannot be read ({error.strerror})", fix="name a folder that `composer tasks build` wrote"
         ) from error
-    if not found:
-        raise TaskError(f"{root} holds no tasks", fix=f"composer tasks build SOURCE --out {root}")
+    if (root / _MANIFEST).exists():
+        raise TaskError(f"{root} is one task, not a folder of tasks", fix=f"name the folder that holds it: {root.parent}")
+    strays = [path for path in found if not (path / _MANIFEST).exists()]
+    if len(strays) == len(found):
+        below = next(root.glob(f"*/*/{_MANIFEST}"), None)
+        fix = f"composer tasks build SOURCE --out {root}" if below is None else f"did you mean {below.parents[1]}?"
+        raise TaskError(f"{root} holds no tasks", fix=fix)
+    if strays:
+        what = f"{strays[0]} is no task (it has no MANIFEST.sha256) and lies among the tasks of {root}"
+        raise TaskError(what, fix="move it elsewhere; or, if it was a task, delete it and build again")
     return [load_task(path) for path in found]
 
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import SandboxError, SourceError, TaskError
+from composer_replication.errors import SandboxError, SourceError, TaskError, one_of
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading import grade
 from composer_replication.sandbox.opening import far_python
@@ -95,9 +95,12 @@ def build_instances(
         SandboxError: no sandbox is available, or the box broke.
         StorageError: `out` cannot be written.
     """
-    instances = [instance for instance in read_instances(file) if only in ("", instance.instance_id)]
+    known = list(read_instances(file))
+    instances = [instance for instance in known if only in ("", instance.instance_id)]
+    if not known:
+        raise SourceError(f"{file} has no instance", fix="name a JSONL file with the columns of SWE-bench")
     if not instances:
-        raise SourceError(f"{file} has no instance {only}".rstrip(), fix="check the file and the instance's id")
+        raise SourceError(f"{file} has no instance {only}", fix=one_of(only, (instance.instance_id for instance in known)))
     sandbox = open_sandbox(options.sandbox)
     python = (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
     tasks: list[Task] = []

@@ -168,9 +168,30 @@ def test_absent_and_incomplete_tasks(task: Task, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(TaskError, match="holds no tasks"):
         load_tasks(tmp_path / "empty")
+    with pytest.raises(TaskError, match="is a file, and a task is a folder"):
+        load_task(task.root / "task.toml")
     (task.root / "MANIFEST.sha256").unlink()
     with pytest.raises(TaskError, match="no complete task"):
         load_task(task.root)
+
+
+def test_a_folder_that_is_nearly_the_right_one_is_told(task: Task, tmp_path: Path) -> None:
+    folder = task.root.parent
+    with pytest.raises(TaskError, match="is one task, not a folder of tasks") as caught:
+        load_tasks(task.root)
+    assert caught.value.fix == f"name the folder that holds it: {folder}"
+    with pytest.raises(TaskError, match="is a folder of tasks, not a task") as caught:
+        load_task(folder)
+    assert str(task.root) in str(caught.value)
+    above = tmp_path / "above"
+    shutil.copytree(folder, above / "made")
+    with pytest.raises(TaskError, match="holds no tasks") as caught:
+        load_tasks(above)
+    assert caught.value.fix == f"did you mean {above / 'made'}?"
+    (folder / "notes").mkdir()
+    with pytest.raises(TaskError, match=r"notes is no task .* and lies among the tasks of") as caught:
+        load_tasks(folder)
+    assert "move it elsewhere" in (caught.value.fix or "")
 
 
 def test_writing_again_replaces_the_task(task: Task, tmp_path: Path) -> None:

@@ -8,11 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from composer_replication.tasks.store import load_tasks
+from composer_replication.cli.grade_cmd import _told
+from composer_replication.cli.tasks_cmd import _table
+from composer_replication.tasks.store import load_task, load_tasks
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 
@@ -101,7 +105,9 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
         ("grade", task, "--workspace", tmp_path / "absent"): (2, "is not a folder"),
         ("grade", task, "--workspace", tmp_path): (2, "has no file of the task's tree"),
         ("grade", task, "--workspace", task / "repo", "--python", tmp_path / "absent"): (3, "not a working Python interpreter"),
-        ("tasks", "show", tmp_path): (3, "holds no complete task"),
+        ("tasks", "show", tmp_path): (3, "is a folder of tasks, not a task"),
+        ("tasks", "show", copy / "task.toml"): (3, "is a file, and a task is a folder"),
+        ("tasks", "list", task): (3, "is one task, not a folder of tasks"),
         ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
         ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is no folder"),
     }
@@ -119,6 +125,55 @@ def test_no_task_ends_with_3_and_says_why(tmp_path: Path, write_project: WritePr
     assert done.returncode == 3
     assert "body on the line of its signature or docstring   2" in done.stdout
     assert "no task of folder:shop could be validated" in done.stderr
+
+
+def test_wrong_usage_is_2_and_named(task: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cases = {
+        ("tasks", "build", tmp_path, "--out", tmp_path / "file"): "is a file",
+        ("tasks", "build", tmp_path, "--out", tmp_path / "out", "--sandbox", "dokcer"): "no sandbox kind 'dokcer'",
+        ("grade", task, "--workspace", task / "repo", "--sandbox", "dokcer"): "namespaces, bubblewrap, landlock, docker",
+        ("tasks", "build", tmp_path, "--out", tmp_path): "the source itself",
+        ("traces", "import", tmp_path, "--out", tmp_path / "file"): "is a file",
+    }
+    for arguments, text in cases.items():
+        done = composer(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert text in " ".join(done.stderr.replace("│", "").split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_tests_that_fail_by_themselves_are_named(write_project: WriteProject, tmp_path: Path) -> None:
+    broken = "".join(f"\ndef test_broken_{n}():\n    assert {n} == 9\n" for n in range(4))
+    tests = "import tide\n" + "".join(f"\ndef test_{n}():\n    assert tide.slack({n}) == {n + 1}\n" for n in range(5)) + broken
+    done = composer("tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "fail before anything is deleted, and count for nothing: 4\n  test_tide.py::test_broken_0: " in done.stdout
+    assert "  test_tide.py::test_broken_2: " in done.stdout
+    assert "\n  and 1 more, in build.json\n" in done.stdout
+    assert len(json.loads((tmp_path / "out" / "build.json").read_text())["failing"]) == 4
+
+
+def test_an_impossible_task_is_marked_in_lists(capsys: pytest.CaptureFixture[str], task: Path) -> None:
+    loaded = load_task(task)
+    impossible = replace(loaded, spec=replace(loaded.spec, impossible=True))
+    Console(width=200).print(_table([loaded, impossible]))
+    lines = [line for line in capsys.readouterr().out.splitlines() if task.name in line]
+    assert [f"{task.name} (impossible)" in line for line in lines] == [False, True]
+
+
+def test_what_is_not_graded_is_told_in_one_line(task: Path, tmp_path: Path) -> None:
+    tree = task / "repo"
+    shutil.copytree(tree, tmp_path / "ws")
+    (tmp_path / "ws" / "test_tide.py").rename(tmp_path / "ws" / "test_ebb.py")
+    for number in range(20):
+        (tmp_path / "ws" / f"note{number:02}.md").write_text("")
+    done = composer("grade", task, "--workspace", tmp_path / "ws")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("changed but not graded"))
+    assert "count): test_tide.py (renamed to test_ebb.py), note00.md (new), " in line
+    assert line.endswith("note08.md (new) and 11 more (--json has all)")
+    (tmp_path / "ws" / "test_ebb.py").write_text("")
+    assert _told(["test_ebb.py", "test_tide.py"], tree, tmp_path / "ws") == ["test_tide.py (deleted)", "test_ebb.py (new)"]
 
 
 @pytest.mark.parametrize("place", [".", "x", ".."])
