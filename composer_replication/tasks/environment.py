@@ -48,8 +48,8 @@ def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
 def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None) -> Path:
     """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
 
-    It gets what the project declares, pytest and coverage. Of the project itself it gets name and version, for code that asks
-    `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is used again.
+    It gets what the project declares, pytest and coverage, and keeps no pip. Of the project itself it gets name and version, for
+    code that asks `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is used again.
 
     Raises:
         SourceError: it cannot be made, or pip cannot install something.
@@ -61,6 +61,8 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     _call([str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted]
     _call(install, "the project's dependencies cannot be installed")
+    if "pip" not in wanted:  # it brings copies of projects that others want tasks of, such as rich and requests
+        _call([str(python), "-m", "pip", "uninstall", "-q", "-y", "pip"], "pip cannot be removed")
     version = _declared_version(tree)
     for packages in folder.glob("lib/python*/site-packages"):
         metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"

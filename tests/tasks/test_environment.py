@@ -79,9 +79,12 @@ def test_the_environment_has_the_dependencies_and_not_the_project(
     project = '[project]\nname = "shop"\nversion = "3.1"\ndependencies = ["alpha"]\n'
     root = write_project({"pyproject.toml": project, "shop.py": ""})
     python = make_environment(tmp_path / "env", root, "shop")
-    code = "import alpha, pytest, importlib.metadata as m, importlib.util as u; print(m.version('shop'), u.find_spec('shop'))"
+    code = (
+        "import alpha, pytest, importlib.metadata as m, importlib.util as u; "
+        "print(m.version('shop'), u.find_spec('shop'), u.find_spec('pip'))"
+    )
     answer = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "3.1 None"
+    assert answer.stdout.strip() == "3.1 None None"
     marker = tmp_path / "env" / "marker"
     marker.touch()
     assert make_environment(tmp_path / "env", root, "shop") == python
