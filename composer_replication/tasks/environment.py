@@ -49,7 +49,8 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
 
     It gets what the project declares, pytest and coverage, and keeps no pip. Of the project itself it gets name and version, for
-    code that asks `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is used again.
+    code that asks `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is
+    used again.
 
     Raises:
         SourceError: it cannot be made, or pip cannot install something.
