@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from in_process import composer_here
 from rich.console import Console
 
 from composer_replication.cli.grade_cmd import _told
@@ -34,15 +34,10 @@ PROJECT = {
 }
 
 
-def composer(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
-
-
 @pytest.fixture(scope="module")
 def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
     out = tmp_path_factory.mktemp("cli") / "tasks"
-    return composer("tasks", "build", write_project(PROJECT), "--out", out), out
+    return composer_here("tasks", "build", write_project(PROJECT), "--out", out), out
 
 
 @pytest.fixture
@@ -64,14 +59,14 @@ def test_a_build_inside_its_repository_is_no_part_of_it(write_project: WriteProj
     """The tasks of the first call must not look like a change of the source to the second."""
     repository = write_project(PROJECT)
     for _ in range(2):
-        done = composer("tasks", "build", ".", "--out", "made/tasks", cwd=repository)
+        done = composer_here("tasks", "build", ".", "--out", "made/tasks", cwd=repository)
         assert done.returncode == 0, done.stderr
         assert "1 tasks from 1 of 1 candidates" in done.stdout
     assert sorted(p.name for p in (repository / "made" / "tasks" / ".build" / "pristine").iterdir()) == sorted(PROJECT)
 
 
 def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], task: Path) -> None:
-    listed, shown = composer("tasks", "list", built[1]), composer("tasks", "show", task)
+    listed, shown = composer_here("tasks", "list", built[1]), composer_here("tasks", "show", task)
     assert (listed.returncode, shown.returncode) == (0, 0)
     assert task.name in listed.stdout
     assert "Implement `slack` in tide.py" in shown.stdout
@@ -80,7 +75,7 @@ def test_list_and_show(built: tuple[subprocess.CompletedProcess[str], Path], tas
 
 
 def test_grade_gives_the_reward_its_reasons_and_an_exit_code(task: Path, tmp_path: Path) -> None:
-    empty = composer("grade", task, "--workspace", task / "repo")
+    empty = composer_here("grade", task, "--workspace", task / "repo")
     assert empty.returncode == 10, empty.stderr
     assert "NotImplementedError" in empty.stdout
     assert "reward 0" in empty.stdout
@@ -88,7 +83,7 @@ def test_grade_gives_the_reward_its_reasons_and_an_exit_code(task: Path, tmp_pat
     shutil.copytree(task / "repo", solved)
     shutil.copytree(task / "solution" / "files", solved, dirs_exist_ok=True)
     (solved / "test_tide.py").write_text("")
-    full = composer("grade", task, "--workspace", solved, "--json")
+    full = composer_here("grade", task, "--workspace", solved, "--json")
     assert full.returncode == 0, full.stderr
     report = json.loads(full.stdout)
     assert report["reward"] == 1.0
@@ -112,7 +107,7 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
         ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is no folder"),
     }
     for arguments, (code, text) in cases.items():
-        done = composer(*arguments)
+        done = composer_here(*arguments)
         assert done.returncode == code, done.stderr
         assert text in done.stderr
         assert "fix: " in done.stderr
@@ -121,7 +116,7 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
 
 def test_no_task_ends_with_3_and_says_why(tmp_path: Path, write_project: WriteProject) -> None:
     project = write_project({**PROJECT, "tide.py": "def slack(x): return x + 1\ndef ebb(x): return -x\n"})
-    done = composer("tasks", "build", project, "--out", tmp_path / "out")
+    done = composer_here("tasks", "build", project, "--out", tmp_path / "out")
     assert done.returncode == 3
     assert "body on the line of its signature or docstring   2" in done.stdout
     assert "no task of folder:shop could be validated" in done.stderr
@@ -137,7 +132,7 @@ def test_wrong_usage_is_2_and_named(task: Path, tmp_path: Path) -> None:
         ("traces", "import", tmp_path, "--out", tmp_path / "file"): "is a file",
     }
     for arguments, text in cases.items():
-        done = composer(*arguments)
+        done = composer_here(*arguments)
         assert done.returncode == 2, done.stderr
         assert text in " ".join(done.stderr.replace("│", "").split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
@@ -146,7 +141,7 @@ def test_wrong_usage_is_2_and_named(task: Path, tmp_path: Path) -> None:
 def test_tests_that_fail_by_themselves_are_named(write_project: WriteProject, tmp_path: Path) -> None:
     broken = "".join(f"\ndef test_broken_{n}():\n    assert {n} == 9\n" for n in range(4))
     tests = "import tide\n" + "".join(f"\ndef test_{n}():\n    assert tide.slack({n}) == {n + 1}\n" for n in range(5)) + broken
-    done = composer("tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out")
+    done = composer_here("tasks", "build", write_project({**PROJECT, "test_tide.py": tests}), "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "fail before anything is deleted, and count for nothing: 4\n  test_tide.py::test_broken_0: " in done.stdout
     assert "  test_tide.py::test_broken_2: " in done.stdout
@@ -168,7 +163,7 @@ def test_what_is_not_graded_is_told_in_one_line(task: Path, tmp_path: Path) -> N
     (tmp_path / "ws" / "test_tide.py").rename(tmp_path / "ws" / "test_ebb.py")
     for number in range(20):
         (tmp_path / "ws" / f"note{number:02}.md").write_text("")
-    done = composer("grade", task, "--workspace", tmp_path / "ws")
+    done = composer_here("grade", task, "--workspace", tmp_path / "ws")
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("changed but not graded"))
     assert "count): test_tide.py (renamed to test_ebb.py), note00.md (new), " in line
     assert line.endswith("note08.md (new) and 11 more (--json has all)")
@@ -185,7 +180,7 @@ def test_tasks_are_not_exported_over_themselves(
     shutil.copytree(built[1], tasks)
     before = sorted(tasks.rglob("*"))
     for words in (("export", tasks), ("import", "harbor", tasks)):
-        done = composer("tasks", *words, "--out", tasks / place)
+        done = composer_here("tasks", *words, "--out", tasks / place)
         assert done.returncode == 2
         assert "lie in one another" in done.stderr
     assert sorted(tasks.rglob("*")) == before
