@@ -178,6 +178,7 @@ def test_the_agent_ends_with_its_lease_and_takes_its_boxes_along(base):
     facts, blobs = order_parcel(tree, command, archive_of(tree)[0])
     agent.put("run", {**facts, "ask": "run"}, blobs)
     while not processes_with(marker):
+        assert not os.listdir(agent.folder / OUTBOX), "the order was answered"
         (agent.folder / LEASE).touch()
     agent.wait()
     assert processes_with(marker) == []
