@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from composer_replication.errors import ConfigError
 from composer_replication.teachers.audit import Audit
-from composer_replication.teachers.tariff import Step, Tariff, by_trace
+from composer_replication.teachers.tariff import Gaps, Step, Tariff, by_trace
 
 __all__ = ["Decision", "Gate", "Reason", "Rule", "windows"]
 
@@ -128,6 +128,21 @@ class Gate:
             for d, found in zip(first, _with_windows(steps, reasons, tariff), strict=True)
         ]
 
+    def foreseen(self, steps: Sequence[Step], first: Sequence[Decision], disagrees: float) -> tuple[dict[str, float], set[str]]:
+        """What is known of `second` before the cheap teacher has answered: chances by id, and the ids that the audit draws.
+
+        The chance is that of a reason other than a window or the audit. What the audit draws is asked at any rate; it follows
+        from the seed.
+
+        Args:
+            first: what `first` decided on these steps.
+            disagrees: chance of each of the cheap teacher's answers not to be certainly the student's action.
+        """
+        agreed, open_ = (self.second(steps, first, ids) for ids in ({s.state_id for s in steps}, ()))
+        chances = {d.state_id: disagrees for d in open_ if d.reasons not in ((), ("audit",))}
+        chances |= {d.state_id: 1.0 for d in agreed if d.reasons not in ((), ("audit",))}
+        return chances, {d.state_id for d in agreed if d.reasons == ("audit",)}
+
     def _second_audit(self, first: Decision) -> tuple[Reason, ...]:
         """What the first tier's audit drew is asked in full; where the cheap teacher was believed, chance draws anew."""
         if first.reasons == ("audit",):
@@ -149,19 +164,15 @@ class Gate:
 def windows(steps: Sequence[Step], asked: Collection[str], tariff: Tariff) -> set[str]:
     """Ids of states to ask besides `asked`, so that the prompt cache stays warm where that is cheaper than a cold prompt.
 
-    Between two asked states of a trace lies a gap. Within the cache's reach the later prompt still finds the earlier one, and
-    filling the gap only costs; beyond it, the whole later prompt is paid for anew, unless every step between is asked.
+    Between two asked states of a trace lies a gap; `Gaps.fills` decides about it.
     """
     added: set[str] = set()
     for trace in by_trace(steps):
+        gaps = Gaps([steps[index] for index in trace])
         chosen = [i for i, index in enumerate(trace) if steps[index].state_id in asked]
         for before, after in pairwise(chosen):
-            between = [steps[index] for index in trace[before : after + 1]]
-            warm = all(s.extends for s in between[1:]) and (tariff.reach is None or after - before <= tariff.reach)
-            alone = tariff.usd(between[-1].prompt_bytes, between[0].prompt_bytes if warm else 0)
-            filled = sum(tariff.usd(s.prompt_bytes, p.prompt_bytes if s.extends else 0) for p, s in pairwise(between))
-            if filled < alone:
-                added |= {s.state_id for s in between[1:-1]}
+            if gaps.fills(before, after, tariff):
+                added |= {steps[index].state_id for index in trace[before + 1 : after]}
     return added
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from composer_replication.errors import BudgetExceededError
 from composer_replication.observe import usd
-from composer_replication.teachers.gate import Decision, Gate, Reason
+from composer_replication.teachers.gate import Gate, Reason
 from composer_replication.teachers.pool import TeacherAnswer
-from composer_replication.teachers.tariff import Bill, Step, Tariff, bill
+from composer_replication.teachers.tariff import Bill, Step, Tariff, bill, window_tariff
 from composer_replication.teachers.teacher import Teacher
 
 __all__ = ["EXPECTED", "HIGH", "LOW", "Plan", "PlannedTeacher", "Range", "Scenario", "measured", "plan", "warn_of_cap"]
@@ -84,61 +84,44 @@ def plan(
 ) -> Plan:
     """The cost of asking `first` what the gate lets through, and `second` what is left open; everything without a gate.
 
-    The first tier's states are known, and so are its windows; those of the second tier are a chance for each state. Calls that
-    have to be made twice are no part of any scenario, and neither are answers that the ledger has already.
+    The first tier's states are known, with its windows and what the audit draws. In the second a state has a chance, and a window
+    that of the two states it lies between. Calls that have to be made twice are no part of any scenario, and neither are answers
+    that the ledger has already.
 
     Args:
         scenarios: low, expected, high.
+        reach: how many steps after a prompt was sent the endpoints' caches find it (`Tariff.reach`); None for any number.
 
     Raises:
         ConfigError: a teacher's price is unknown.
     """
-    decisions = [] if gate is None else gate.first(steps, Tariff.of(first[0], reach=reach) if reach is not None else None)
-    lines = [_line(1, t, steps, [_asked(steps, decisions, gate)] * 3, scenarios, reach) for t in first]
-    chances = [_left_open(steps, decisions, gate, s) for s in scenarios]
-    lines += [_line(2, t, steps, chances, scenarios, reach) for t in second]
+    decisions = [] if gate is None else gate.first(steps, window_tariff(first, reach))
+    asked = {s.state_id: 1.0 for s in steps if gate is None} | {d.state_id: 1.0 for d in decisions if d.reasons}
+    lines = [_line(1, t, [bill(steps, asked, _tariff(t, s, reach)) for s in scenarios]) for t in first]
+    windows = None if gate is None or not second else window_tariff(second, reach)
+    foreseen = [(asked, set[str]()) if gate is None else gate.foreseen(steps, decisions, s.disagrees) for s in scenarios]
+    for teacher in second:
+        bills = [
+            bill(steps, chances, _tariff(teacher, scenario, reach), always=drawn, windows=windows)
+            for scenario, (chances, drawn) in zip(scenarios, foreseen, strict=True)
+        ]
+        lines.append(_line(2, teacher, bills))
     total = sum((line.usd for line in lines), Range(low=0.0, expected=0.0, high=0.0))
     reasons = Counter(reason for d in decisions for reason in d.reasons)
     return Plan(states=len(steps), teachers=tuple(lines), usd=total, reasons=dict(reasons))
 
 
-def _asked(steps: Sequence[Step], decisions: Sequence[Decision], gate: Gate | None) -> dict[str, float]:
-    if gate is None:
-        return {s.state_id: 1.0 for s in steps}
-    return {d.state_id: 1.0 for d in decisions if d.reasons}
+def _tariff(teacher: Teacher, scenario: Scenario, reach: int | None) -> Tariff:
+    return Tariff.of(
+        teacher,
+        bytes_per_token=scenario.bytes_per_token,
+        answer_tokens=scenario.answer_tokens,
+        hit_rate=scenario.hit_rate,
+        reach=reach,
+    )
 
 
-def _left_open(steps: Sequence[Step], first: Sequence[Decision], gate: Gate | None, scenario: Scenario) -> dict[str, float]:
-    """Chance of every state to be asked in the second tier, should the cheap teacher's answers be as the scenario has it."""
-    if gate is None:
-        return {s.state_id: 1.0 for s in steps}
-    sure = {d.state_id for d in gate.second(steps, first, {s.state_id for s in steps}) if d.reasons and d.reasons != ("audit",)}
-    sure |= {d.state_id for d in first if d.reasons == ("audit",)}
-    if gate.rule == "flat":
-        return dict.fromkeys(sure, 1.0)
-    chance = scenario.disagrees + (1.0 - scenario.disagrees) * gate.audit
-    return {d.state_id: 1.0 if d.state_id in sure else chance for d in first if d.reasons}
-
-
-def _line(
-    tier: int,
-    teacher: Teacher,
-    steps: Sequence[Step],
-    chances: Sequence[Mapping[str, float]],
-    scenarios: Sequence[Scenario],
-    reach: int | None,
-) -> PlannedTeacher:
-    bills: list[Bill] = []
-    for scenario, chance in zip(scenarios, chances, strict=True):
-        tariff = Tariff.of(
-            teacher,
-            bytes_per_token=scenario.bytes_per_token,
-            answer_tokens=scenario.answer_tokens,
-            hit_rate=scenario.hit_rate,
-            reach=reach,
-        )
-        bills.append(bill(steps, chance, tariff))
-
+def _line(tier: int, teacher: Teacher, bills: Sequence[Bill]) -> PlannedTeacher:
     def span(name: str) -> Range:
         low, expected, high = (getattr(b, name) for b in bills)
         return Range(low=low, expected=expected, high=high)

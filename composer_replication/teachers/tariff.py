@@ -7,13 +7,15 @@ number of steps, and most of them can be read from a cache. Sizes are UTF-8 byte
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from composer_replication.errors import ConfigError
 from composer_replication.teachers.teacher import Teacher
 
-__all__ = ["Bill", "Step", "Tariff", "bill", "by_trace"]
+__all__ = ["Bill", "Gaps", "Sent", "Step", "Tariff", "bill", "by_trace", "window_tariff"]
 
 _NEGLIGIBLE = 1e-9
 
@@ -88,11 +90,65 @@ class Tariff:
             reach=reach,
         )
 
-    def usd(self, prompt_bytes: float, shared_bytes: float) -> float:
-        """One answer to a prompt of which `shared_bytes` stand in the cache."""
+    def usd(self, prompt_bytes: float, shared_bytes: float, answers: float = 1.0) -> float:
+        """Answers to prompts of so many bytes in all, of which `shared_bytes` stand in the cache."""
         read = shared_bytes * self.hit_rate
         prompt = (prompt_bytes - read) * self.cache_write + read * self.cache_read
-        return (prompt / self.bytes_per_token + self.answer_tokens * self.answer) / 1e6
+        return (prompt / self.bytes_per_token + answers * self.answer_tokens * self.answer) / 1e6
+
+
+def window_tariff(teachers: Sequence[Teacher], reach: int | None) -> Tariff | None:
+    """The tariff that decides about windows: of the teacher for whom a cold prompt is dearest. None without a cache's end.
+
+    Raises:
+        ConfigError: a price is unknown.
+    """
+    if reach is None:
+        return None
+    return max((Tariff.of(t, reach=reach) for t in teachers), key=lambda t: t.cache_write - t.cache_read)
+
+
+class Sent(NamedTuple):
+    """What a teacher is sent, and how often it is to answer."""
+
+    prompt: float = 0.0
+    """Bytes."""
+    shared: float = 0.0
+    """Those of them that stand in the cache."""
+    answers: float = 0.0
+
+    def plus(self, other: Sent, times: float = 1.0) -> Sent:
+        """The sum of both, the other taken so often."""
+        prompt, shared = self.prompt + times * other.prompt, self.shared + times * other.shared
+        return Sent(prompt, shared, self.answers + times * other.answers)
+
+
+class Gaps:
+    """What is sent from one asked step of a trace to the next, whether those between are asked or not. Steps are 0-based."""
+
+    def __init__(self, trace: Sequence[Step]) -> None:
+        self._sizes = [step.prompt_bytes for step in trace]
+        self._cuts = [*accumulate(not step.extends for step in trace)]
+        self._prompts = [*accumulate(self._sizes)]
+        self._shared = [*accumulate(size if step.extends else 0 for size, step in zip([0, *self._sizes], trace, strict=False))]
+
+    def next(self, last: int | None, step: int, reach: int | None) -> Sent:
+        """A step whose predecessor in the cache is `last`; None for none."""
+        warm = last is not None and self._cuts[last] == self._cuts[step] and (reach is None or step - last <= reach)
+        return Sent(self._sizes[step], self._sizes[last] if warm and last is not None else 0, 1.0)
+
+    def filled(self, before: int, after: int) -> Sent:
+        """Every step after `before` up to `after`."""
+        return Sent(self._prompts[after] - self._prompts[before], self._shared[after] - self._shared[before], after - before)
+
+    def fills(self, before: int, after: int, tariff: Tariff) -> bool:
+        """Whether asking all steps between the two is cheaper than what the later one costs by itself.
+
+        Within the cache's reach the later prompt still finds the earlier one, and filling the gap only costs; beyond it, the
+        whole later prompt is paid for anew, unless every step between is asked.
+        """
+        alone = tariff.usd(*self.next(before, after, tariff.reach))
+        return after - before > 1 and tariff.usd(*self.filled(before, after)) < alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,25 +170,69 @@ def by_trace(steps: Sequence[Step]) -> list[list[int]]:
     return list(traces.values())
 
 
-def bill(steps: Sequence[Step], chances: Mapping[str, float], tariff: Tariff) -> Bill:
+def bill(
+    steps: Sequence[Step],
+    chances: Mapping[str, float],
+    tariff: Tariff,
+    *,
+    always: Collection[str] = (),
+    windows: Tariff | None = None,
+) -> Bill:
     """Expectation over the steps that are asked, each independently with its chance by `state_id` (0 when it has none).
 
-    Exact where every chance is 0 or 1. What a prompt shares with the cache is the whole prompt of the last step asked before it
-    in its trace, if that is within reach; its expectation is a sum over which step that was.
+    Exact but for outcomes less likely than one in a billion. What a prompt shares with the cache is the whole prompt of the last
+    step asked before it in its trace, if that is within reach.
+
+    Args:
+        always: ids of steps that are asked even where chance does not have it, and no window is for their sake.
+        windows: fills gaps between two steps that chance has asked, where `Gaps.fills` at this tariff; None for no windows.
     """
-    answers = prompt = cached = usd = 0.0
+    total = Sent()
     for trace in by_trace(steps):
-        last: list[tuple[int, float, int]] = []  # (index in the trace, chance that it was the last one asked, bytes)
-        for i, index in enumerate(trace):
-            step = steps[index]
-            chance = chances.get(step.state_id, 0.0)
-            last = [entry for entry in last if step.extends and (tariff.reach is None or i - entry[0] <= tariff.reach)]
-            shared = sum(asked * size for _, asked, size in last)
-            if chance > 0.0:
-                answers += chance
-                prompt += chance * step.prompt_bytes / tariff.bytes_per_token
-                cached += chance * shared * tariff.hit_rate / tariff.bytes_per_token
-                usd += chance * tariff.usd(step.prompt_bytes, shared)
-                last = [(j, asked * (1.0 - chance), size) for j, asked, size in last if asked * (1.0 - chance) > _NEGLIGIBLE]
-                last.append((i, chance, step.prompt_bytes))
-    return Bill(answers=answers, prompt_tokens=prompt, cached_tokens=cached, usd=usd)
+        total = total.plus(_expected([steps[index] for index in trace], chances, always, tariff.reach, windows))
+    return Bill(
+        answers=total.answers,
+        prompt_tokens=total.prompt / tariff.bytes_per_token,
+        cached_tokens=total.shared * tariff.hit_rate / tariff.bytes_per_token,
+        usd=tariff.usd(*total),
+    )
+
+
+@dataclass(slots=True)
+class _Course:
+    """One way in which a trace may have gone up to some step."""
+
+    chance: float
+    drawn: int | None
+    """The last step that chance has asked."""
+    last: int | None
+    """The last step that was asked at all, unless a window fills the gap that begins at `drawn`."""
+    pending: Sent
+    """What was sent since `drawn`, unless a window fills the gap."""
+
+
+def _expected(
+    trace: Sequence[Step], chances: Mapping[str, float], always: Collection[str], reach: int | None, windows: Tariff | None
+) -> Sent:
+    gaps, total = Gaps(trace), Sent()
+    courses = [_Course(1.0, None, None, Sent())]
+    for i, step in enumerate(trace):
+        chance = chances.get(step.state_id, 0.0)
+        if chance > 0.0:
+            for course in courses:
+                fills = windows is not None and course.drawn is not None and gaps.fills(course.drawn, i, windows)
+                if fills and course.drawn is not None:
+                    sent = gaps.filled(course.drawn, i)
+                else:
+                    sent = course.pending.plus(gaps.next(course.last, i, reach))
+                total = total.plus(sent, course.chance * chance)
+                course.chance *= 1.0 - chance
+            courses = [course for course in courses if course.chance > _NEGLIGIBLE]
+        if step.state_id in always:
+            for course in courses:
+                course.pending, course.last = course.pending.plus(gaps.next(course.last, i, reach)), i
+        if chance > 0.0:
+            courses.append(_Course(chance, i, i, Sent()))
+    for course in courses:
+        total = total.plus(course.pending, course.chance)
+    return total

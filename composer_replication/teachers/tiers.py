@@ -11,7 +11,7 @@ from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
 from composer_replication.teachers.ledger import Ledger
 from composer_replication.teachers.pool import BUDGET, OnAnswer, TeacherAnswer, TeacherPool
-from composer_replication.teachers.tariff import Step, Tariff
+from composer_replication.teachers.tariff import Step, Tariff, window_tariff
 from composer_replication.teachers.teacher import Question, Teacher
 
 __all__ = ["TieredAnswers", "ask_in_tiers", "cheapest"]
@@ -79,10 +79,10 @@ async def ask_in_tiers(
     if cheap in dear:
         raise ConfigError(f"teacher {cheap.name!r} stands in both tiers", fix="leave the cheap teacher out of the dear ones")
     async with TeacherPool([cheap, *dear], ledger=ledger, max_total_usd=max_total_usd) as pool:
-        first = gate.first(steps, _windows_for([cheap], reach))
+        first = gate.first(steps, window_tariff([cheap], reach))
         answered = await pool.ask(_chosen(questions, first), teachers=[cheap.name], on_answer=on_answer)
         agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
-        second = gate.second(steps, first, agreeing, _windows_for(dear, reach))
+        second = gate.second(steps, first, agreeing, window_tariff(dear, reach))
         open_questions = _chosen(questions, second)
         try:
             answered += await pool.ask(open_questions, teachers=[t.name for t in dear], on_answer=on_answer)
@@ -95,13 +95,6 @@ async def ask_in_tiers(
         second=tuple(second),
         audit=gate.audited(second),
     )
-
-
-def _windows_for(teachers: Sequence[Teacher], reach: int | None) -> Tariff | None:
-    """The tariff that decides about windows: of the teacher for whom a cold prompt is dearest. None without a cache's end."""
-    if reach is None:
-        return None
-    return max((Tariff.of(t, reach=reach) for t in teachers), key=lambda t: t.cache_write - t.cache_read)
 
 
 def _chosen(questions: Sequence[Question], decisions: Sequence[Decision]) -> list[Question]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import re
 
@@ -20,6 +21,7 @@ from composer_replication.replay_steps import steps_of
 from composer_replication.teacher_replay import replay_in_tiers, replay_trace
 from composer_replication.teachers import Gate, Ledger, Step, Tariff, Teacher, bill, measured, plan, warn_of_cap
 from composer_replication.teachers.planner import EXPECTED, HIGH, LOW, Range
+from composer_replication.teachers.tariff import window_tariff
 
 PRICES = {"usd_per_million_input": 5.0, "usd_per_million_output": 25.0, "usd_per_million_cache_read": 0.5}
 OWN = '{"name": "read_file", "arguments": {"path": "own.py"}}'
@@ -32,28 +34,30 @@ def tokens(messages):
 
 
 class Endpoint:
-    """Counts tokens, charges its prices, and reads from its cache the longest beginning that it was sent before."""
+    """Counts tokens, charges its prices, and reads from its cache the longest beginning that it was sent within `reach` steps."""
 
-    def __init__(self, *, answer_tokens=200, agrees=lambda number: False):
+    def __init__(self, *, answer_tokens=200, agrees=lambda sent: False, reach=1000):
         self.seen: dict[str, list] = {}
         self.answer_tokens = answer_tokens
         self.agrees = agrees
+        self.reach = reach
 
     def __call__(self, body, number):
         sent = body["messages"]
         known = self.seen.setdefault(body["model"], [])
-        shared = max((n for old in known if (n := len(old)) <= len(sent) and sent[:n] == old), default=0)
+        recent = (old for old in known if 0 <= len(sent) - len(old) <= 2 * self.reach)
+        shared = max((len(old) for old in recent if sent[: len(old)] == old), default=0)
         known.append(sent)
         cached, prompt = sum(tokens(sent[:shared])), sum(tokens(sent))
         usd = ((prompt - cached) * 5.0 + cached * 0.5 + self.answer_tokens * 25.0) / 1e6
-        path = "own.py" if body["model"] == "cheap" and self.agrees(len(sent) // 2) else "other.py"
+        path = "own.py" if body["model"] == "cheap" and self.agrees(sent) else "other.py"
         return Reply(calls=[("read_file", {"path": path})], cost=usd, prompt_tokens=prompt, completion_tokens=self.answer_tokens)
 
 
-def states(traces=3, turns=12):
+def states(traces=3, turns=12, opening=20):
     found = []
     for t in range(traces):
-        messages = [{"role": "system", "content": WORDS * 20}, {"role": "user", "content": f"task {t}: " + WORDS}]
+        messages = [{"role": "system", "content": WORDS * opening}, {"role": "user", "content": f"task {t}: " + WORDS}]
         for i in range(turns):
             found.append(
                 {
@@ -69,8 +73,9 @@ def states(traces=3, turns=12):
     return found
 
 
-def teachers(server, *names):
-    return [Teacher(name=n, model=n, base_url=server.base_url, api_key_env=None, max_retries=0, **PRICES) for n in names]
+def teachers(server, *names, **changes):
+    fields = {"base_url": server.base_url, "api_key_env": None, "max_retries": 0, **PRICES, **changes}
+    return [Teacher(name=n, model=n, **fields) for n in names]
 
 
 def test_the_plan_is_what_real_servers_charge():
@@ -90,7 +95,7 @@ def test_the_plan_is_what_real_servers_charge():
         assert plan(steps, first=asked, scenarios=(cold,) * 3).usd.expected > 1.5 * ledger.spent_usd
     gate = Gate(rule="cascade", uncertain=0.5, audit=0.1)
     agrees = {3, 5, 8}
-    with TeacherServer(Endpoint(agrees=lambda turn: turn in agrees)) as server, Ledger() as ledger:
+    with TeacherServer(Endpoint(agrees=lambda sent: len(sent) // 2 in agrees)) as server, Ledger() as ledger:
         cheap, *dear = teachers(server, "cheap", "a", "b")
         found = asyncio.run(replay_in_tiers(given, cheap, dear, None, gate=gate, ledger=ledger))
         first = [d for d in found.first if d.reasons and d.reasons != ("audit",)]
@@ -101,6 +106,31 @@ def test_the_plan_is_what_real_servers_charge():
         assert tiered.usd.expected == pytest.approx(ledger.spent_usd, rel=0.1)
         assert tiered.teachers[0].usd.expected == pytest.approx(ledger.spent_by_teacher()["cheap"], rel=0.03)
         assert tiered.usd.expected < planned.usd.expected
+
+
+def test_windows_around_what_is_escalated_are_planned_for():
+    """Every combination of five answers of the cheap teacher comes once, so it disagrees at half of the states, in a world whose
+    caches look back one step: the plan and the bill of the real replay are the same expectation."""
+    turns, reach = 5, 1
+    given = states(traces=2**turns, turns=turns, opening=60)
+
+    def agrees(sent):
+        trace, turn = int(re.match(r"task (\d+)", sent[1]["content"])[1]), len(sent) // 2 - 1
+        return bool(trace >> turn & 1)
+
+    gate = Gate(rule="sweep", audit=0.0)
+    with TeacherServer(Endpoint(agrees=agrees, answer_tokens=100, reach=reach)) as server, Ledger() as ledger:
+        cheap, dear = teachers(server, "cheap", "dear", max_tokens=100)
+        pilot = asyncio.run(replay_trace(given[:turns], [dear], None))
+        known = dataclasses.replace(measured(EXPECTED, steps_of(given), pilot), hit_rate=1.0, disagrees=0.5)
+        planned = plan(steps_of(given), first=[cheap], second=[dear], gate=gate, scenarios=(known,) * 3, reach=reach).teachers
+        found = asyncio.run(replay_in_tiers(given, cheap, [dear], None, gate=gate, ledger=ledger, reach=reach))
+        spent = ledger.spent_by_teacher()
+    windows = sum(d.reasons == ("window",) for d in found.second)
+    assert windows >= 10
+    assert planned[0].usd.expected == pytest.approx(spent["cheap"], rel=0.02)
+    assert planned[1].usd.expected == pytest.approx(spent["dear"], rel=0.02)
+    assert planned[1].answers.expected == pytest.approx(len(given) / 2 + windows)
 
 
 def test_the_default_range_holds_what_real_servers_charge():
@@ -136,6 +166,45 @@ def test_the_expectation_is_the_mean_over_all_outcomes(sizes, reach):
                 last = i
         mean += weight * usd
     assert bill(steps, chances, tariff).usd == pytest.approx(mean)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 300_000), st.booleans(), st.sampled_from([0.0, 1.0, None]), st.booleans()),
+        min_size=1,
+        max_size=7,
+    ),
+    rule=st.sampled_from(["flat", "cascade", "sweep", "any"]),
+    audit=st.sampled_from([0.0, 0.4]),
+    seed=st.integers(0, 9),
+    reach=st.none() | st.integers(1, 2),
+)
+def test_what_is_planned_is_the_mean_over_all_that_the_cheap_teacher_may_say(sizes, rule, audit, seed, reach):
+    """Windows, audits and all: each outcome is what the gate itself asks then."""
+    steps = [
+        Step(state_id=f"{seed}#{i}", trace_id="t", prompt_bytes=b, extends=e, entropy=entropy, findings=("timeout",) * found)
+        for i, (b, e, entropy, found) in enumerate(sizes)
+    ]
+    gate = Gate(rule=rule, uncertain=0.5, audit=audit, seed=seed)
+    cheap, *dear = [
+        Teacher(name=n, model=n, usd_per_million_cache_write=w, **PRICES) for n, w in zip("xyz", (5, 6, 7), strict=True)
+    ]
+    scenario = dataclasses.replace(EXPECTED, disagrees=0.3, hit_rate=0.9)
+    lines = plan(steps, first=[cheap], second=dear, gate=gate, scenarios=(scenario,) * 3, reach=reach).teachers
+    first = gate.first(steps, window_tariff([cheap], reach))
+    asked = [d.state_id for d in first if d.reasons]
+    usd, answers = dict.fromkeys("yz", 0.0), 0.0
+    for outcome in itertools.product((True, False), repeat=len(asked)):
+        agrees = {name for name, agreed in zip(asked, outcome, strict=True) if agreed}
+        weight = 0.7 ** len(agrees) * 0.3 ** (len(asked) - len(agrees))
+        second = {d.state_id: 1.0 for d in gate.second(steps, first, agrees, window_tariff(dear, reach)) if d.reasons}
+        answers += weight * len(second)
+        for teacher in dear:
+            tariff = Tariff.of(teacher, hit_rate=0.9, reach=reach)
+            usd[teacher.name] += weight * bill(steps, second, tariff).usd
+    assert {line.teacher: line.usd.expected for line in lines[1:]} == pytest.approx(usd)
+    assert lines[1].answers.expected == pytest.approx(answers)
 
 
 def test_tokens_grow_with_the_square_of_the_steps():
