@@ -26,6 +26,7 @@ from composer_replication.replay_steps import steps_of
 from composer_replication.teachers import (
     Gate,
     Ledger,
+    OnTier,
     Question,
     Teacher,
     TeacherAnswer,
@@ -117,6 +118,7 @@ async def replay_in_tiers(
     same: Callable[[TraceState, TeacherAnswer], bool] | None = None,
     ledger: Ledger | Path | str | None = None,
     on_answer: Callable[[TeacherAnswer], None] | None = None,
+    on_tier: OnTier | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
     """The answers that `gate` wants: the cheap teacher's first, the dear ones' where it does not settle the matter, and an audit.
@@ -124,6 +126,7 @@ async def replay_in_tiers(
     Args:
         max_total_usd: one cap for all; see `replay_trace`.
         same: whether an answer is certainly the student's action; by default `same_action`. In doubt it must say no.
+        on_tier: called before each tier with its teachers and the number of states they are asked about.
         reach: how many steps after a prompt was sent the endpoints' caches find it (`Tariff.reach`); None for any number.
 
     Raises:
@@ -143,6 +146,7 @@ async def replay_in_tiers(
             ledger=kept,
             max_total_usd=max_total_usd,
             on_answer=on_answer,
+            on_tier=on_tier,
             reach=reach,
         )
 

@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from composer_replication.cli.gating import (
+    AuditOption,
+    CheapOption,
+    FindingsOption,
+    GateOption,
+    ReachOption,
+    SeedOption,
+    UncertainOption,
+    gate_of,
+    listed,
+    split_teachers,
+)
 from composer_replication.cli.replay_cmd import read_states
 from composer_replication.config import load_teachers
-from composer_replication.errors import ConfigError
 from composer_replication.observe import Terminal, usd
 
 if TYPE_CHECKING:
-    from composer_replication.teachers import Gate, Plan, Scenario, Teacher
+    from composer_replication.teachers import Plan, Scenario
     from composer_replication.teachers.planner import Range
 
-__all__ = ["GateOption", "gate_of", "plan", "split_teachers"]
-
-GateOption: TypeAlias = Literal["off", "flat", "cascade", "sweep", "any"]
+__all__ = ["plan"]
 
 
 def plan(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],
     teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
-    gate: Annotated[GateOption, typer.Option(help="Whom to ask where; off asks everybody about everything.")] = "off",
-    cheap: Annotated[str | None, typer.Option(help="Teacher that is asked first; the cheapest by default.")] = None,
-    uncertain: Annotated[float, typer.Option(help="Share of the states that count as uncertain.")] = 0.3,
-    findings: Annotated[bool, typer.Option(help="Whether a detector's finding is a ground.")] = True,
-    audit: Annotated[float, typer.Option(help="Chance that what is left out is asked all the same.")] = 0.05,
-    seed: Annotated[int, typer.Option(help="Of the audit's draws.")] = 0,
-    reach: Annotated[
-        int | None, typer.Option(min=1, help="Steps after which a prompt cache has forgotten; never by default.")
-    ] = None,
+    gate: GateOption = "off",
+    cheap: CheapOption = None,
+    uncertain: UncertainOption = 0.3,
+    findings: FindingsOption = True,
+    audit: AuditOption = 0.05,
+    seed: SeedOption = 0,
+    reach: ReachOption = None,
     bytes_per_token: Annotated[float | None, typer.Option(min=0.1, help="Known from a pilot.")] = None,
     answer_tokens: Annotated[float | None, typer.Option(min=0.0, help="Mean of an answer, known from a pilot.")] = None,
     hit_rate: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of known prefixes read from the cache.")] = None,
@@ -72,25 +78,6 @@ def plan(
         terminal.note(f"warning: {warning}")
 
 
-def gate_of(rule: GateOption, *, uncertain: float, findings: bool, audit: float, seed: int) -> Gate | None:
-    """The gate that options describe; None where it is off. Raises ConfigError."""
-    from composer_replication.teachers import Gate
-
-    return None if rule == "off" else Gate(rule=rule, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
-
-
-def split_teachers(teachers: Sequence[Teacher], gate: Gate | None, cheap: str | None) -> tuple[list[Teacher], list[Teacher]]:
-    """The teachers of the first and of the second tier; without a gate all are of the first. Raises ConfigError."""
-    from composer_replication.teachers import cheapest
-
-    if gate is None:
-        return list(teachers), []
-    if cheap is not None and cheap not in {t.name for t in teachers}:
-        raise ConfigError(f"--cheap {cheap}: no such teacher", fix=f"name one of: {', '.join(t.name for t in teachers)}")
-    name = cheapest(teachers).name if cheap is None else cheap
-    return [t for t in teachers if t.name == name], [t for t in teachers if t.name != name]
-
-
 def _scenarios(known: dict[str, float | None]) -> tuple[Scenario, Scenario, Scenario]:
     """The planner's, with what the user knows in place of its assumptions."""
     from composer_replication.teachers.planner import EXPECTED, HIGH, LOW
@@ -115,7 +102,7 @@ def _show(terminal: Terminal, planned: Plan, *, without_entropy: int) -> None:
     ]
     terminal.table(f"{planned.states} states", columns, cells)
     if planned.reasons:
-        terminal.note("asked first: " + ", ".join(f"{count} {reason}" for reason, count in planned.reasons.items()))
+        terminal.note(f"asked first: {listed(planned.reasons)}")
     if without_entropy:
         terminal.note(f"{without_entropy} states have no entropy: nobody measured how uncertain their agent was")
     total = planned.usd

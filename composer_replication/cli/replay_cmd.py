@@ -6,22 +6,37 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
+from composer_replication.cli.gating import (
+    AuditOption,
+    CheapOption,
+    FindingsOption,
+    GateOption,
+    ReachOption,
+    SeedOption,
+    UncertainOption,
+    gate_of,
+    listed,
+    split_teachers,
+    without_gate,
+)
 from composer_replication.config import load_teachers
 from composer_replication.errors import ConfigError, TeacherError
-from composer_replication.observe import Terminal, files, usd
+from composer_replication.observe import Phase, Terminal, files, usd
 from composer_replication.traces import TraceState
 from composer_replication.types import to_json
 
 if TYPE_CHECKING:
-    from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
+    from composer_replication.teachers import Gate, Ledger, Teacher, TeacherAnswer, TieredAnswers
 
 __all__ = ["read_states", "replay"]
 
@@ -32,8 +47,17 @@ EXIT_INCOMPLETE = TeacherError.exit_code
 def replay(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],
     teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for answers.jsonl, spend.json and ledger.sqlite.")],
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for answers.jsonl, decisions.jsonl, spend.json and ledger.sqlite.")
+    ],
     max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger in --out has paid or holds.")],
+    gate: GateOption = "off",
+    cheap: CheapOption = None,
+    uncertain: UncertainOption = 0.3,
+    findings: FindingsOption = True,
+    audit: AuditOption = 0.05,
+    seed: SeedOption = 0,
+    reach: ReachOption = None,
     bill: Annotated[
         Path | None,
         typer.Option(
@@ -44,12 +68,11 @@ def replay(
         bool, typer.Option("--json", help="Print the table as one JSON object, and all else to stderr.")
     ] = False,
 ) -> None:
-    """Ask every teacher what it would have done at every state.
+    """Ask every teacher what it would have done at every state, or at those that a gate chooses.
 
     Killed or repeated, it goes on where it was: what is in the ledger is not asked or paid for again. Exits with 0 when every
-    question has an answer and with 6 when some have none.
+    question has an answer and with 6 when some have none. `composer plan` with the same options says before what it will cost.
     """
-    from composer_replication.teacher_replay import replay_trace
     from composer_replication.teachers import Ledger, Teacher, check_teachers
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
@@ -57,28 +80,75 @@ def replay(
     billed = None if bill is None else list(_lines(bill, _Billed))
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd)
+    gated = gate_of(gate, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
+    if gated is None and reach is not None:
+        raise without_gate("reach")
+    tiers = split_teachers(chosen, gated, cheap)
     with Ledger(out / "ledger.sqlite") as ledger:
         if billed is not None:
             _reconcile(terminal, ledger, billed)
-        counts = {t.name: _Count() for t in chosen}
+        progress, found = _Progress(terminal, chosen, len(asked)), _Found(())
         try:
-            with terminal.phase(f"replay {len(asked)} states through {len(chosen)} teachers", len(asked) * len(chosen)) as shown:
-
-                def count(answer: TeacherAnswer) -> None:
-                    counts[answer.teacher].add(answer)
-                    shown.advance()
-
-                answers = asyncio.run(replay_trace(asked, chosen, max_usd, ledger=ledger, on_answer=count))
-            lines = [json.dumps(to_json(answer), ensure_ascii=False) + "\n" for answer in answers]
-            files.replace_file(out / "answers.jsonl", "".join(lines).encode(errors="surrogatepass"))
+            with progress:
+                found = asyncio.run(_ask(asked, tiers, gated, reach, max_usd, ledger, progress))
+            _write(out, found)
         finally:
-            spend = _spend(chosen, counts, ledger, len(asked), max_usd)
+            spend = _spend(chosen, progress.counts, ledger, max_usd)
+            if found.tiered is not None:
+                spend["gate"] = {"rule": gate, **_outcome(asked, found.tiered)}
             files.replace_file(out / "spend.json", (json.dumps(spend, indent=2) + "\n").encode())
             _show(terminal, spend)
             if json_output:
                 typer.echo(json.dumps(spend))
-    if any(answer.error is not None for answer in answers):
+    if any(answer.error is not None for answer in found.answers):
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+async def _ask(
+    states: Sequence[TraceState],
+    tiers: tuple[Sequence[Teacher], Sequence[Teacher]],
+    gate: Gate | None,
+    reach: int | None,
+    max_usd: float,
+    ledger: Ledger,
+    progress: _Progress,
+) -> _Found:
+    from composer_replication.teacher_replay import replay_in_tiers, replay_trace
+
+    first, second = tiers
+    if gate is None:
+        progress.begin(first, len(states))
+        return _Found(await replay_trace(states, first, max_usd, ledger=ledger, on_answer=progress.count))
+    tiered = await replay_in_tiers(
+        states,
+        first[0],
+        second,
+        max_usd,
+        gate=gate,
+        ledger=ledger,
+        on_answer=progress.count,
+        on_tier=progress.begin,
+        reach=reach,
+    )
+    return _Found(tiered.answers, tiered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    answers: Sequence[TeacherAnswer]
+    tiered: TieredAnswers | None = None
+    """With the gate's decisions; None without a gate."""
+
+
+def _write(out: Path, found: _Found) -> None:
+    lines = [json.dumps(to_json(answer), ensure_ascii=False) + "\n" for answer in found.answers]
+    files.replace_file(out / "answers.jsonl", "".join(lines).encode(errors="surrogatepass"))
+    if found.tiered is None:
+        (out / "decisions.jsonl").unlink(missing_ok=True)  # of an earlier replay with a gate: its answers are no longer there
+        return
+    decided = zip(found.tiered.first, found.tiered.second, strict=True)
+    rows = [{"state_id": one.state_id, "first": one.reasons, "second": two.reasons} for one, two in decided]
+    files.replace_file(out / "decisions.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 # --- what is read -------------------------------------------------------------------------------------------------------
@@ -153,6 +223,7 @@ def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> 
 class _Count:
     """One teacher's answers of this command."""
 
+    asked: int = 0
     answered: int = 0
     from_cache: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -171,13 +242,45 @@ class _Count:
         self.completion_tokens += answer.completion_tokens
 
 
-def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledger, states: int, max_usd: float) -> dict[str, Any]:
+class _Progress:
+    """A phase for each tier, and the count of what was asked and answered."""
+
+    def __init__(self, terminal: Terminal, teachers: Sequence[Teacher], states: int) -> None:
+        self.counts = {t.name: _Count() for t in teachers}
+        self._terminal = terminal
+        self._states = states
+        self._phases = ExitStack()
+        self._shown: Phase | None = None
+
+    def __enter__(self) -> None:
+        self._phases.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._phases.__exit__(kind, error, trace)
+
+    def begin(self, teachers: Sequence[Teacher], asked: int) -> None:
+        """The tier before is over; from now on these are asked about so many states."""
+        self._phases.close()
+        for teacher in teachers:
+            self.counts[teacher.name].asked = asked
+        some = "" if asked == self._states else f"{asked} of "
+        title = f"replay {some}{self._states} states through {', '.join(t.name for t in teachers)}"
+        self._shown = self._phases.enter_context(self._terminal.phase(title, asked * len(teachers)))
+
+    def count(self, answer: TeacherAnswer) -> None:
+        """One more is there."""
+        self.counts[answer.teacher].add(answer)
+        if self._shown is not None:
+            self._shown.advance()
+
+
+def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledger, max_usd: float) -> dict[str, Any]:
     """Plain JSON data. Counts and tokens are of this command's answers, those from the ledger included; money of the ledger."""
     spent, held = ledger.spent_by_teacher(), ledger.held_by_teacher()
     rows = [
         {
             "teacher": t.name,
-            "asked": states,
+            "asked": counts[t.name].asked,
             "answered": counts[t.name].answered,
             "from_cache": counts[t.name].from_cache,
             "failed": dict(sorted(counts[t.name].failed.items())),
@@ -191,6 +294,17 @@ def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledge
     ]
     total, kept = ledger.spent_usd, ledger.held_usd
     return {"teachers": rows, "paid_usd": total - kept, "held_usd": kept, "max_usd": max_usd}
+
+
+def _outcome(states: Sequence[TraceState], found: TieredAnswers) -> dict[str, Any]:
+    """Plain JSON data: why how many states were asked in each tier, and what the audit says of the others."""
+    from composer_replication.teacher_replay import extract_dpo_pairs
+
+    drawn = [s for s in states if s["state_id"] in found.audit.drawn]
+    pairs = {p["state_id"] for p in extract_dpo_pairs(drawn, found.answers)}
+    tiers = (found.first, found.second)
+    first, second = (dict(Counter(reason for d in tier for reason in d.reasons)) for tier in tiers)
+    return {"first": first, "second": second, "missed": to_json(found.missed(pairs)) if found.audit.chance else None}
 
 
 def _show(terminal: Terminal, spend: dict[str, Any]) -> None:
@@ -213,3 +327,15 @@ def _show(terminal: Terminal, spend: dict[str, Any]) -> None:
     terminal.table("teachers", columns, cells)
     total = f"${usd(spend['paid_usd'])} paid and ${usd(spend['held_usd'])} held for calls that may have been billed"
     terminal.note(f"{total}, of ${spend['max_usd']:g} at most")
+    if "gate" in spend:
+        _show_gate(terminal, spend["gate"])
+
+
+def _show_gate(terminal: Terminal, gate: dict[str, Any]) -> None:
+    terminal.note(f"asked first: {listed(gate['first']) or 'nothing'}; then: {listed(gate['second']) or 'nothing'}")
+    missed = gate["missed"]
+    if missed is not None:
+        terminal.note(
+            f"the audit asked about {missed['drawn']} of {missed['population']} states that the gate left out; {missed['found']} "
+            f"gave a pair, so about {missed['estimate']:.0f} would ({missed['low']} to {missed['high']} at 95 %)"
+        )

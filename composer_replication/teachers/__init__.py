@@ -12,7 +12,7 @@ from composer_replication.teachers.planner import Plan, Scenario, measured, plan
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer, TeacherPool, check_teachers
 from composer_replication.teachers.tariff import Bill, Step, Tariff, bill
 from composer_replication.teachers.teacher import Question, Teacher, wire_messages
-from composer_replication.teachers.tiers import TieredAnswers, ask_in_tiers, cheapest
+from composer_replication.teachers.tiers import OnTier, TieredAnswers, ask_in_tiers, cheapest
 from composer_replication.teachers.votes import cast_vote
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Gate",
     "Ledger",
     "Missed",
+    "OnTier",
     "Plan",
     "Question",
     "Reconciled",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from composer_replication.errors import BudgetExceededError, ConfigError
 from composer_replication.teachers.audit import Audit, Missed
@@ -14,7 +15,9 @@ from composer_replication.teachers.pool import BUDGET, OnAnswer, TeacherAnswer, 
 from composer_replication.teachers.tariff import Step, Tariff, window_tariff
 from composer_replication.teachers.teacher import Question, Teacher
 
-__all__ = ["TieredAnswers", "ask_in_tiers", "cheapest"]
+__all__ = ["OnTier", "TieredAnswers", "ask_in_tiers", "cheapest"]
+
+OnTier: TypeAlias = Callable[[Sequence[Teacher], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,7 @@ async def ask_in_tiers(
     ledger: Ledger,
     max_total_usd: float | None,
     on_answer: OnAnswer | None = None,
+    on_tier: OnTier | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
     """Ask what the gate wants to know.
@@ -70,24 +74,32 @@ async def ask_in_tiers(
             that are none; those never agree.
         max_total_usd: cap on everything the ledger has paid, both tiers together; what does not fit is answered with `BUDGET`.
         on_answer: see `TeacherPool.ask`.
+        on_tier: called before each tier with its teachers and the number of questions they will get.
         reach: of the endpoints' prompt caches (`Tariff.reach`).
 
     Raises:
-        ConfigError: teachers that cannot be asked (see `TeacherPool`).
+        ConfigError: teachers that cannot be asked (see `TeacherPool`), or there is none beside the cheap one.
         TeacherError: no teacher of a tier answered; BudgetExceededError when the cap left nothing for the first.
     """
+    if not dear:
+        raise ConfigError("a replay in tiers needs a cheap teacher and another", fix="name at least two teachers")
     if cheap in dear:
         raise ConfigError(f"teacher {cheap.name!r} stands in both tiers", fix="leave the cheap teacher out of the dear ones")
     async with TeacherPool([cheap, *dear], ledger=ledger, max_total_usd=max_total_usd) as pool:
         first = gate.first(steps, window_tariff([cheap], reach))
-        answered = await pool.ask(_chosen(questions, first), teachers=[cheap.name], on_answer=on_answer)
+        chosen = _chosen(questions, first)
+        if on_tier is not None:
+            on_tier([cheap], len(chosen))
+        answered = await pool.ask(chosen, teachers=[cheap.name], on_answer=on_answer)
         agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
         second = gate.second(steps, first, agreeing, window_tariff(dear, reach))
-        open_questions = _chosen(questions, second)
+        chosen = _chosen(questions, second)
+        if on_tier is not None:
+            on_tier(dear, len(chosen))
         try:
-            answered += await pool.ask(open_questions, teachers=[t.name for t in dear], on_answer=on_answer)
+            answered += await pool.ask(chosen, teachers=[t.name for t in dear], on_answer=on_answer)
         except BudgetExceededError:
-            answered += [_unpaid(q, t) for q in open_questions for t in dear]
+            answered += [_unpaid(q, t) for q in chosen for t in dear]
     place = {q.question_id: i for i, q in enumerate(questions)}
     return TieredAnswers(
         answers=tuple(sorted(answered, key=lambda a: place[a.question_id])),

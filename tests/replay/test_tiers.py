@@ -160,6 +160,8 @@ def test_what_nothing_is_left_for_is_told_apart():
             asyncio.run(replay_in_tiers(states(2), cheap, [cheap], None, gate=gate))
         with pytest.raises(ConfigError, match="at least two teachers"):
             asyncio.run(replay_trace(states(2), [cheap], None, gate=gate))
+        with pytest.raises(ConfigError, match="at least two teachers"):
+            asyncio.run(replay_in_tiers(states(2), cheap, [], None, gate=gate))
     refusing = TeacherServer(lambda body, number: Reply(status=200 if body["model"] == "cheap" else 404, content="hm"))
     with refusing as server, pytest.raises(TeacherError, match="no teacher answered"):
         run(server, states(2), Gate(rule="sweep", audit=0.0))
