@@ -19,6 +19,7 @@ from composer_replication.agreement import (
     compare,
     family_accuracies,
     files_seen,
+    why_no_pair,
 )
 from composer_replication.errors import ConfigError
 from composer_replication.teachers import TeacherAnswer, cast_vote
@@ -143,7 +144,7 @@ def find_disagreements(
     confidence: dict[str, float] = {}
     for state, (clusters, dissolved) in zip(states, clustered, strict=True):
         choice = choose(clusters, threshold=agreement_threshold, weights=weights)
-        reason = choice if isinstance(choice, str) else _why_no_pair(choice.cluster.student)
+        reason = choice if isinstance(choice, str) else why_no_pair(choice.cluster.student)
         if isinstance(choice, str) or reason:
             counts.dropped["the verdicts contradict each other" if isinstance(choice, str) and dissolved else reason] += 1
             continue
@@ -201,14 +202,6 @@ def _ballot(clusters: Sequence[Cluster]) -> Ballot:
     """A family whose teachers are of two minds has no vote."""
     said = Counter(family for cluster in clusters for family in cluster.families)
     return Ballot({family: i for i, cluster in enumerate(clusters) for family in cluster.families if said[family] == 1})
-
-
-def _why_no_pair(student: Verdict) -> str:
-    if student.same:
-        return "the student agrees"
-    if student.diff:
-        return ""
-    return student.why if student.method == "intent" else "undecided whether the student agrees"
 
 
 def same_action(state: TraceState, answer: TeacherAnswer) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.agreement.clusters import Choice, Cluster, Vote, choose, cluster_votes
+from composer_replication.agreement.clusters import Choice, Cluster, Vote, choose, cluster_votes, why_no_pair
 from composer_replication.agreement.compare import Scene, compare
 from composer_replication.agreement.reliability import Ballot, family_accuracies
 from composer_replication.agreement.seen import files_seen
@@ -21,4 +21,5 @@ __all__ = [
     "compare",
     "family_accuracies",
     "files_seen",
+    "why_no_pair",
 ]

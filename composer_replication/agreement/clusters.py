@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from composer_replication.agreement.verdict import Answer, Verdict
 
-__all__ = ["Choice", "Cluster", "Vote", "choose", "cluster_votes"]
+__all__ = ["Choice", "Cluster", "Vote", "choose", "cluster_votes", "why_no_pair"]
 
 _EQUAL = 1e-9
 
@@ -111,3 +111,12 @@ def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str,
         return "too few teachers agree"
     total = sum(weight for weight, _ in heavy)
     return Choice(best, heavy[0][0] / total * best.confidence)
+
+
+def why_no_pair(student: Verdict) -> str:
+    """Why an action and the student's are no pair, from the verdict on the two; empty when they are one."""
+    if student.same:
+        return "the student agrees"
+    if student.diff:
+        return ""
+    return student.why if student.method == "intent" else "undecided whether the student agrees"

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from composer_replication.actions import Call, canonical_action, canonical_text
+from composer_replication.actions import Call, canonical_action, canonical_text, render_action
+from composer_replication.disagreements import scene_of, student_action
 from composer_replication.errors import ConfigError
 from composer_replication.observe import files
 from composer_replication.prm.data import step_turns
 from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
 from composer_replication.teachers.rewards import weighted_reward
-from composer_replication.traces import state_id
+from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
 from composer_replication.transcript import Trace, Transcript, TranscriptTurn
 from composer_replication.types import ToolCall, Trajectory, Unscored
 
@@ -77,24 +78,52 @@ def vote_labels(
 ) -> StepLabels:
     """Labels from teachers: the share of their votes for the action the student took (`teachers.rewards.weighted_reward`).
 
+    Where the step's context shows files, actions are compared as for pairs; elsewhere by their canonical strings.
+
     Args:
-        votes: by trajectory id and turn. A step without votes gets no label.
+        votes: by trajectory id and turn. A step without votes, or where too much is undecided, gets no label.
         weights: by teacher, 1 for those not named.
 
     Raises:
         ConfigError: there are votes on a turn that does not exist, or a weight is negative.
     """
-    turns = {(t.trajectory_id, index): turn for t in transcripts for index, turn in enumerate(t.turns)}
+    known = {t.trajectory_id: t for t in transcripts}
     labels: StepLabels = {}
-    for (name, index), cast in votes.items():
-        if (name, index) not in turns:
-            raise ConfigError(
-                f"there are votes on turn {index} of {name!r}, which no trace has", fix="give the traces they are about"
-            )
-        reward = weighted_reward(cast, canonical_turn(turns[name, index]), weights=weights or {})
-        if not isinstance(reward, Unscored):
-            labels.setdefault(name, {})[index] = reward
+    for name, steps in _by_trajectory(votes).items():
+        states = {} if name not in known else {state["turn"]: state for state in _states(known[name])}
+        for turn, cast in steps.items():
+            if name not in known or not 0 <= turn < len(known[name].turns):
+                raise ConfigError(
+                    f"there are votes on turn {turn} of {name!r}, which no trace has", fix="give the traces they are about"
+                )
+            state = states.get(turn)
+            own = _action(known[name].turns[turn]) if state is None else student_action(state)
+            scene = None if state is None else scene_of(state)
+            reward = weighted_reward(cast, own, weights=weights or {}, scene=scene if scene is not None and scene.files else None)
+            if not isinstance(reward, Unscored):
+                labels.setdefault(name, {})[turn] = reward
     return labels
+
+
+def _by_trajectory(votes: Mapping[tuple[str, int], Sequence[Vote]]) -> dict[str, dict[int, Sequence[Vote]]]:
+    found: defaultdict[str, dict[int, Sequence[Vote]]] = defaultdict(dict)
+    for (name, turn), cast in votes.items():
+        found[name][turn] = cast
+    return found
+
+
+def _states(transcript: Transcript) -> list[TraceState]:
+    """Those of its turns whose context is known."""
+    if isinstance(transcript, Trajectory):
+        return states_from_trajectories([transcript])
+    return states_from_traces([transcript]) if isinstance(transcript, Trace) else []
+
+
+def _action(turn: TranscriptTurn) -> str:
+    """A turn's action as text; with a call that could not be parsed it is the turn's text."""
+    if any(call.error is not None for call in turn.tool_calls):
+        return turn.text
+    return render_action(turn.text, [Call(c.name, c.arguments) for c in turn.tool_calls])
 
 
 def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mapping[str, float] | None = None) -> StepLabels:

@@ -11,7 +11,8 @@ from composer_replication.errors import ConfigError
 from composer_replication.prm import outcome_labels, read_labels, vote_labels
 from composer_replication.prm.labels import canonical_turn
 from composer_replication.teachers import TeacherAnswer, Vote
-from composer_replication.types import ToolCall, Turn, Unscored, to_json
+from composer_replication.transcript import Trace, TraceTurn
+from composer_replication.types import Message, ToolCall, Turn, Unscored, to_json
 
 SIBLINGS = [
     trajectory("0/t/0", "t", ["a", "a"], reward=1.0),
@@ -63,6 +64,35 @@ def test_votes_for_the_students_action_are_its_label():
     assert vote_labels(SIBLINGS, votes, weights={"x": 2.0}) == {"0/t/0": {0: 0.5}}
     with pytest.raises(ConfigError, match="turn 7 of '0/t/0'"):
         vote_labels(SIBLINGS, {("0/t/0", 7): [vote("x", "a")]})
+
+
+def call(name, **arguments):
+    return {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_where_the_context_shows_the_file_an_edit_written_otherwise_is_the_students(seen):
+    """Two teachers make the student's edit in other words, a third makes another."""
+    own = {"path": "shop.py", "old": "return 0", "new": "return sum(prices)"}
+    read = Message(role="assistant", content="", tool_calls=[call("read_file", path="shop.py")])
+    shown = Message(role="tool", tool_call_id="c", content="def total(prices):\n    return 0\n")
+    task = Message(role="user", content="Repair it.")
+    turn = TraceTurn(
+        context=(task, read, shown) if seen else (task,),
+        text="",
+        tool_calls=(ToolCall(call_id="d", name="edit_file", arguments=own),),
+    )
+    trace = Trace(trajectory_id="t", format="test", turns=(turn,), messages=(task,))
+    edits = [
+        own | {"old": "0", "new": "(sum(prices))"},
+        own | {"old": "0", "new": "sum(prices)  # all"},
+        own | {"new": "return 1"},
+    ]
+    votes = [
+        Vote(teacher=name, family=name, action=json.dumps({"name": "edit_file", "arguments": made}))
+        for name, made in zip("xyz", edits, strict=True)
+    ]
+    assert vote_labels([trace], {("t", 0): votes}) == {"t": {0: pytest.approx(2 / 3 if seen else 0.0)}}
 
 
 def write(tmp_path, *lines):
