@@ -103,7 +103,7 @@ bench-agreement: env ## Measure how often the same action is seen to be the same
 bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-juicer's stock executor, in an environment of its own
 	@$(BIN)/nox --session bench-replaysim
 
-bench-replay: env ## Measure what the teacher pool adds to a call, and a replay from its ledger
+bench-replay: env ## Measure trace replay: the pool's overhead, its ledger as a cache, a gate's curve, agreement (the last two small)
 	@$(BIN)/python benchmarks/replay.py
 
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from measuring import emit
 
@@ -65,11 +66,11 @@ def names_in(forms: list[str]) -> set[str]:
     return {name for name in names for form in forms if name in form}
 
 
-def made_up(rows: list[dict[str, str]], rng: random.Random, *, near: bool) -> list[State]:
+def made_up(rows: list[dict[str, str]], rng: random.Random, *, near: bool, states: int) -> list[State]:
     """States, each with the answers of all teachers and of the student."""
     found = []
     groups = [group for group in worlds(rows) if near or names_in(group[0])]
-    for _ in range(STATES):
+    for _ in range(states):
         right, wrong = rng.choice(groups)
         if not near:
             elsewhere = [forms for forms, _ in groups if names_in(forms) and not names_in(forms) & names_in(right)]
@@ -129,38 +130,34 @@ def microseconds(rows: list[dict[str, str]], same: Callable[[str, str], Verdict]
     return round(1e6 * min(rounds) / len(rows), 1)
 
 
-def main() -> None:
-    """Measure and print."""
+def measure(states: int = STATES) -> dict[str, Any]:
+    """The figures, printed on the way; votes on so many states of each kind of mistake."""
     rows = [json.loads(line) for line in (TESTS / "pairs.jsonl").read_text("utf-8").splitlines()]
     found = Counter((row["class"], row["label"], cascade(row["one"], row["other"]).answer.value) for row in rows)
     for kind in sorted({row["class"] for row in rows}):
         print(f"{kind:22s}", {f"{label}: {answer}": n for (k, label, answer), n in sorted(found.items()) if k == kind})
     votes = {}
     for mistakes in ("elsewhere", "near"):
-        states = made_up(rows, random.Random(SEED), near=mistakes == "near")
+        answered = made_up(rows, random.Random(SEED), near=mistakes == "near", states=states)
         votes[mistakes] = {
-            "exact": voted(states, exact),
-            "canonical": voted(states, canonical),
-            "cascade": voted(states, cascade),
-            "cascade_weighted": voted(states, cascade, weighted=True),
+            "exact": voted(answered, exact),
+            "canonical": voted(answered, canonical),
+            "cascade": voted(answered, cascade),
+            "cascade_weighted": voted(answered, cascade, weighted=True),
         }
         for name, figures in votes[mistakes].items():
             print(f"{mistakes:10s}{name:22s}", figures)
     label = Counter((row["label"], cascade(row["one"], row["other"]).answer.value) for row in rows)
-    emit(
-        "agreement",
-        {
-            "pairs": len(rows),
-            "false_same": label["different", "same"],
-            "false_diff": label["same", "diff"],
-            "recall_same": round(label["same", "same"] / sum(n for (kind, _), n in label.items() if kind == "same"), 4),
-            "votes": votes,
-            "us_per_comparison": {
-                name: microseconds(rows, same) for name, same in (("canonical", canonical), ("cascade", cascade))
-            },
-        },
-    )
+    return {
+        "pairs": len(rows),
+        "false_same": label["different", "same"],
+        "false_diff": label["same", "diff"],
+        "recall_same": round(label["same", "same"] / sum(n for (kind, _), n in label.items() if kind == "same"), 4),
+        "states": states,
+        "votes": votes,
+        "us_per_comparison": {name: microseconds(rows, same) for name, same in (("canonical", canonical), ("cascade", cascade))},
+    }
 
 
 if __name__ == "__main__":
-    main()
+    emit("agreement", measure())

@@ -22,6 +22,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -70,7 +71,7 @@ class World:
     """Of the prompt cache, in steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """One step, with everybody's action: `right`, another way to write it, or an error."""
 
@@ -78,7 +79,7 @@ class State:
     student: str
     answers: Mapping[str, str]
 
-    @property
+    @cached_property
     def pair(self) -> str:
         """`valuable`, `false`, or nothing, when all teachers are asked."""
         votes = [Vote(teacher=t, family=t, action=a) for t, a in self.answers.items()]
@@ -302,6 +303,23 @@ def worlds() -> Iterator[tuple[str, World]]:
             yield f"{name} = {value}", dataclasses.replace(World(), **{name: value})
 
 
+def section() -> dict[str, Any]:
+    """The world as assumed, with one seed and cached prices: each policy's curve and what it saves."""
+    found = curves(World(), 1)
+    print(f"{'policy':16s}{'saved at 90 % kept':>20s}{'kept at 60 % saved':>20s}")
+    figures: dict[str, Any] = {"states": TRACES * STEPS, "seeds": 1, "saved_at_90_kept": {}, "kept_at_60_saved": {}, "curves": {}}
+    for name, points in found.items():
+        saved, kept = saved_at(points, 0.9, PRICES["cached"]), kept_at(points, 0.6, PRICES["cached"])
+        print(f"{name:16s}{_percent(saved):>20s}{_percent(kept):>20s}")
+        figures["saved_at_90_kept"][name], figures["kept_at_60_saved"][name] = saved, kept
+        figures["curves"][name] = [[round(p[PRICES["cached"]], 3), round(p["valuable"], 3)] for p in points]
+    return {name: rounded(value) for name, value in figures.items()}
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
 def rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4)
@@ -333,7 +351,7 @@ def main() -> None:
         }
         table[label] = row
         cells = [(row[n]["saved"]["cached"][f"{KEPT[1]:g}"], row[n]["most_kept"]) for n in columns]
-        print(f"{label:22s}" + "".join(f"{'-' if s is None else f'{s:.0%}':>13s} ({k:.2f})" for s, k in cells), flush=True)
+        print(f"{label:22s}" + "".join(f"{_percent(s):>13s} ({k:.2f})" for s, k in cells), flush=True)
     naive = measure(states := states_of(World(), 0), everything(states), World())
     figures = {
         "states": TRACES * STEPS,
