@@ -65,7 +65,7 @@ LIGHT = (
 )
 
 
-@pytest.mark.parametrize("room", [*LIGHT, "teacher_replay", "replaysim", "cli"])
+@pytest.mark.parametrize("room", [*LIGHT, "teacher_replay", "replaysim", "cli", "prm", "prm.labels", "prm.options"])
 def test_importing_a_room_without_mathematics_imports_no_torch(room: str) -> None:
     assert "torch" not in loaded_after(f"import composer_replication.{room}")
 

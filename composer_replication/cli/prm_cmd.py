@@ -40,7 +40,9 @@ def train(
     batch_size: Annotated[int, typer.Option(min=1, help="Traces of an optimizer step.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="The highest of the schedule.")] = 1e-4,
     held_out: Annotated[float, typer.Option(help="Share of the tasks to measure on.")] = 0.2,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Leave out steps that end further in a trace.")] = 8192,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Leave out steps that end beyond it, or beyond the model's limit.")
+    ] = 8192,
     save_every: Annotated[int, typer.Option(min=1, help="Optimizer steps between checkpoints.")] = 100,
     seed: Annotated[int, typer.Option(help="Of the split, the head's first weights and the order of traces.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
@@ -51,7 +53,9 @@ def train(
     Whole tasks are held out. OUT then holds the model (model/), its measures (summary.json), the held-out steps' probabilities
     (held_out.jsonl) and their ROC and calibration (held_out.svg).
     """
-    from composer_replication.prm import PrmOptions, encode, read_transcripts, start_prm, train_prm
+    from composer_replication.prm import PrmOptions, encode, held_out_tasks, read_transcripts
+    from composer_replication.prm.data import task_of
+    from composer_replication.prm.options import model_config
 
     options = PrmOptions(
         epochs=epochs,
@@ -62,9 +66,13 @@ def train(
         save_every=save_every,
         seed=seed,
     )
+    model_config(model, device)
     terminal = Terminal()
     found = read_transcripts(traces)
     known = _labels(labels, found)
+    held_out_tasks([task_of(t) for t in found if t.trajectory_id in known], held_out, seed=seed)
+    from composer_replication.prm import start_prm, train_prm  # these take seconds to import: what is wrong is told before
+
     network, tokenizer = start_prm(model, device=device, seed=seed)
     renderer = ChatRenderer(tokenizer)
     with terminal.phase("read the traces", len(found)) as shown:
@@ -82,7 +90,15 @@ def train(
 def _labels(labels: str, found: Sequence[Trajectory | Trace]) -> StepLabels:
     from composer_replication.prm import outcome_labels, read_labels
 
-    return outcome_labels(found) if labels == "outcome" else read_labels(Path(labels), found)
+    if labels != "outcome":
+        return read_labels(Path(labels), found)
+    known = outcome_labels(found)
+    if not known:
+        raise ConfigError(
+            f"--labels outcome: none of the {len(found)} traces has a reward, so no step has a label",
+            fix="name a JSONL file of labels or of teachers' answers with --labels, or give traces with rewards",
+        )
+    return known
 
 
 def _is_number(summary: dict[str, Any], name: str) -> bool:
@@ -96,7 +112,9 @@ def score(
     traces: Annotated[Path, typer.Argument(help="JSONL file of trajectories or traces.")],
     model: Annotated[str, typer.Option(help="Folder `model` that `composer prm train` wrote.")],
     out: Annotated[Path | None, typer.Option(help="Write the scores there; to stdout by default.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Steps that end further in a trace get no score.")] = 8192,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Steps that end beyond it, or beyond the model's limit, get no score.")
+    ] = 8192,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
 ) -> None:
     """Write one JSON line per trajectory: the probability that each turn is good, their product and their minimum.
@@ -104,9 +122,13 @@ def score(
     A turn without a score is null, and so are product and minimum then. On stderr: the mean reward of the trajectories that the
     model likes best of each task, beside that of all.
     """
-    from composer_replication.prm import load_prm, read_transcripts
+    from composer_replication.prm import read_transcripts
+    from composer_replication.prm.options import model_config
 
+    model_config(model, device)
     found = read_transcripts(traces)
+    from composer_replication.prm import load_prm  # takes seconds to import: what is wrong is told before
+
     network, tokenizer = load_prm(model, device=device)
     rows = _score(network, ChatRenderer(tokenizer), found, max_tokens)
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -123,10 +145,13 @@ def _score(
     from composer_replication.prm import encode, fit, trajectory_score
     from composer_replication.prm import score as score_steps
     from composer_replication.prm.data import step_turns
+    from composer_replication.prm.model import limit_of
 
-    window = getattr(network.config.get_text_config(), "max_position_embeddings", None) or max_tokens
-    examples, _ = fit([e for t in found for e in encode(t, renderer)], min(max_tokens, window))
     terminal = Terminal(Console(stderr=True))
+    encoded, limit = [e for t in found for e in encode(t, renderer)], limit_of(network, max_tokens)
+    examples, dropped = fit(encoded, limit.tokens)
+    if dropped:
+        terminal.note(limit.left_out(dropped, encoded))
     with terminal.phase("score", len(examples)) as shown:
         scores = score_steps(network, examples, pad_id=renderer.tokenizer.pad_token_id, on_done=shown.advance)
     by_turn = {
@@ -155,9 +180,10 @@ def _score(
 
 def _compare(found: Sequence[Trajectory | Trace], rows: Sequence[dict[str, Any]]) -> None:
     from composer_replication.prm import best_of
+    from composer_replication.prm.data import task_of
 
     rewards = {t.trajectory_id: t.reward for t in found if isinstance(t.reward, int | float)}
-    tasks = {t.trajectory_id: t.task_id for t in found}
+    tasks = {t.trajectory_id: task_of(t) for t in found}
     scores = {r["trajectory_id"]: r["product"] for r in rows if r["product"] is not None and r["trajectory_id"] in rewards}
     if not scores:
         return

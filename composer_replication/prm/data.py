@@ -15,10 +15,10 @@ from composer_replication.observe import files
 from composer_replication.tokens import ChatRenderer, assistant_message
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.traces.store import trace_from_json
-from composer_replication.transcript import Trace, TraceTurn
+from composer_replication.transcript import Trace, TraceTurn, Transcript
 from composer_replication.types import Message, Trajectory, trajectory_from_json
 
-__all__ = ["IGNORED", "Example", "Step", "encode", "fit", "held_out_tasks", "read_transcripts", "step_turns"]
+__all__ = ["IGNORED", "Example", "Limit", "Step", "encode", "fit", "held_out_tasks", "read_transcripts", "step_turns", "task_of"]
 
 IGNORED = -100.0
 """Label of a position that is no judged step."""
@@ -141,7 +141,28 @@ def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence
     if not steps:
         return []
     kept = tuple(ids[: steps[-1].end + 1])
-    return [Example(trajectory_id=transcript.trajectory_id, task_id=transcript.task_id, input_ids=kept, steps=tuple(steps))]
+    return [Example(trajectory_id=transcript.trajectory_id, task_id=task_of(transcript), input_ids=kept, steps=tuple(steps))]
+
+
+def task_of(transcript: Transcript) -> str:
+    """Its task. One that names none, as another agent's log does, is a task of its own: nobody knows what it shares one with."""
+    return transcript.task_id or transcript.trajectory_id
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How far into a trace steps are judged."""
+
+    tokens: int
+    whose: str
+    """What sets it."""
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens ({self.whose})"
+
+    def left_out(self, dropped: int, examples: Sequence[Example]) -> str:
+        """What to say of the steps that `fit` dropped of `examples`."""
+        return f"{dropped} of {sum(len(e.steps) for e in examples)} steps end beyond {self} and are left out"
 
 
 def fit(examples: Sequence[Example], max_tokens: int) -> tuple[list[Example], int]:

@@ -14,7 +14,7 @@ from composer_replication.actions import Call, canonical_action, canonical_text,
 from composer_replication.disagreements import scene_of, student_action
 from composer_replication.errors import ConfigError
 from composer_replication.observe import files
-from composer_replication.prm.data import step_turns
+from composer_replication.prm.data import step_turns, task_of
 from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
 from composer_replication.teachers.rewards import weighted_reward
 from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
@@ -25,6 +25,8 @@ __all__ = ["StepLabels", "canonical_turn", "outcome_labels", "read_labels", "vot
 
 StepLabels: TypeAlias = dict[str, dict[int, float]]
 """Trajectory id -> turn -> label."""
+
+_WRITE = 'write {"trajectory_id": "...", "turn": 0, "label": 1}, or name the answers.jsonl of `composer replay`'
 
 
 def outcome_labels(
@@ -57,7 +59,7 @@ def outcome_labels(
 
 def _prefixes(transcript: Transcript) -> Iterator[tuple[str, ...]]:
     """Task and canonical actions up to and including each turn."""
-    prefix: tuple[str, ...] = (transcript.task_id,)
+    prefix: tuple[str, ...] = (task_of(transcript),)
     for turn in transcript.turns:
         prefix = (*prefix, canonical_turn(turn))
         yield prefix
@@ -131,11 +133,13 @@ def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mappi
     turn, as in the `answers.jsonl` of `composer replay`; those of one turn are its votes (`vote_labels`).
 
     Raises:
-        ConfigError: there is no such file, a line is neither, a step is labelled twice, or a line is about no trace.
+        ConfigError: there is no such file, it labels no step, a line is neither, a step is labelled twice, or a line is about no
+            trace.
         StorageError: the file is damaged.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", fix='name a JSONL file of labels or answers, or say "outcome"')
+    number = 0
     states = {state_id(t.trajectory_id, i): (t, i) for t in transcripts for i in range(len(t.turns))}
     labels: StepLabels = {}
     votes: defaultdict[tuple[str, int], list[Vote]] = defaultdict(list)
@@ -145,7 +149,7 @@ def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mappi
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"{path}, line {number}: no label ({type(error).__name__}: {error})",
-                fix='write {"trajectory_id": "...", "turn": 0, "label": 1}, or name the answers.jsonl of `composer replay`',
+                fix=_WRITE,
             ) from error
         if state not in states:
             raise ConfigError(
@@ -162,6 +166,9 @@ def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mappi
         votes[step] += [vote] if isinstance(vote, Vote) else []
     for name, found in vote_labels(transcripts, votes, weights=weights).items():
         labels.setdefault(name, {}).update(found)
+    if not labels:
+        what = f"none of its {number} lines is a vote on a step" if number else "it is empty"
+        raise ConfigError(f"{path} labels no step: {what}", fix=_WRITE)
     return labels
 
 

@@ -6,6 +6,7 @@ came before it alone, and scoring a finished trace gives the scores that its beg
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -15,13 +16,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.causal_lm import evaluating
-from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
-from composer_replication.prm.data import IGNORED, Example
+from composer_replication.prm.data import IGNORED, Example, Limit
+from composer_replication.prm.options import model_config
 from composer_replication.trainer.models import load_model
 
-__all__ = ["load_prm", "make_prm", "parts", "score", "start_prm", "step_logits"]
+__all__ = ["limit_of", "load_prm", "make_prm", "parts", "score", "start_prm", "step_logits"]
 
+_LOADER = logging.getLogger("transformers.modeling_utils")
 _LABELS = {0: "bad step", 1: "good step"}
 _HEAD = {"num_labels": 2, "id2label": _LABELS, "label2id": {name: i for i, name in _LABELS.items()}}
 
@@ -47,24 +49,56 @@ def start_prm(path: str, *, device: str = "auto", seed: int = 0) -> tuple[PreTra
     """A pretrained model with a new head, or a process reward model to train on; with its tokenizer.
 
     Raises:
+        ConfigError: `device` is none.
         ModelError: it cannot be loaded, has no token classification head, is not causal, or has no chat template.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the head
-        model, tokenizer = load_model(ModelConfig(path=path, device=device), AutoModelForTokenClassification, **_HEAD)
-    return _causal(model, path), tokenizer
+        model, tokenizer = load_model(model_config(path, device), _NewHead, **_HEAD)
+    return _causal(model, path), _told_of_lengths(tokenizer)
 
 
 def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A trained process reward model and its tokenizer.
 
     Raises:
-        ModelError: as `start_prm`, or it is not one that `composer prm train` wrote, so its head would say nothing.
+        ConfigError, ModelError: as `start_prm`, or it is not one that `composer prm train` wrote, so its head would say nothing.
     """
-    model, tokenizer = load_model(ModelConfig(path=path, device=device), AutoModelForTokenClassification)
+    model, tokenizer = load_model(model_config(path, device), AutoModelForTokenClassification)
     if model.config.id2label != _LABELS:
         raise ModelError(f"{path} is no process reward model", fix="name the folder `model` that `composer prm train` wrote")
-    return _causal(model, path), tokenizer
+    return _causal(model, path), _told_of_lengths(tokenizer)
+
+
+class _NewHead:
+    """`AutoModelForTokenClassification` without transformers' report, where that only says that the head is new."""
+
+    @staticmethod
+    def from_pretrained(path: str, **options: Any) -> PreTrainedModel:
+        reports: list[logging.LogRecord] = []
+
+        def hold(record: logging.LogRecord) -> bool:
+            held = "LOAD REPORT" in record.getMessage()
+            reports.extend([record] if held else [])
+            return not held
+
+        _LOADER.addFilter(hold)
+        try:
+            model, found = cast(Any, AutoModelForTokenClassification).from_pretrained(path, output_loading_info=True, **options)
+            body = f"{model.base_model_prefix}."
+            if not any(key.startswith(body) for key in (*found["missing_keys"], *found["unexpected_keys"])):
+                reports.clear()
+        finally:
+            _LOADER.removeFilter(hold)
+            for report in reports:
+                _LOADER.handle(report)
+        return cast(PreTrainedModel, model)
+
+
+def _told_of_lengths(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, which need not warn that a trace is longer than the model reads: such steps are left out and counted."""
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
 
 
 def _no_head(name: str, error: Exception) -> ModelError:
@@ -82,6 +116,12 @@ def _causal(model: PreTrainedModel, name: str) -> PreTrainedModel:
     if not torch.allclose(one, other, atol=1e-5):
         raise ModelError(f"{name} is not causal: the score of a step would depend on what follows it", fix="take a causal model")
     return model
+
+
+def limit_of(model: PreTrainedModel, max_tokens: int) -> Limit:
+    """`max_tokens`, or the positions the model has where these are fewer."""
+    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Limit(max_tokens, "max_tokens") if window is None or window >= max_tokens else Limit(window, "the model's limit")
 
 
 def pad(examples: Sequence[Example], pad_id: int) -> dict[str, Tensor]:

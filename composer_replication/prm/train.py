@@ -32,45 +32,15 @@ from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import Terminal, files
 from composer_replication.prm.data import IGNORED, Example, fit, held_out_tasks
 from composer_replication.prm.evaluate import Judged, judge, metrics_of, picture
-from composer_replication.prm.model import pad, parts, step_logits
+from composer_replication.prm.model import limit_of, pad, parts, step_logits
+from composer_replication.prm.options import PrmOptions
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.models import save_policy
 
-__all__ = ["PrmLearner", "PrmOptions", "train_prm"]
+__all__ = ["PrmLearner", "train_prm"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrmOptions:
-    """How to train.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-
-    epochs: int = 3
-    batch_size: int = 16
-    """Traces of an optimizer step; its loss is the mean over all their labelled steps."""
-    learning_rate: float = 1e-4
-    """The highest: reached after a twentieth of the steps, a tenth of it at the end."""
-    weight_decay: float = 0.01
-    held_out: float = 0.2
-    """Share of the tasks that are measured on and never trained on."""
-    max_tokens: int = 8192
-    """Steps that end further in a trace are left out."""
-    tokens_at_once: int = 16_384
-    """Most tokens of one forward pass, padding counted. It changes no gradient."""
-    save_every: int = 100
-    """Optimizer steps between checkpoints."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        least = {"epochs": 1, "batch_size": 1, "max_tokens": 1, "tokens_at_once": 1, "save_every": 1}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} is {getattr(self, name)}", fix=f"give at least {low}")
-        for name in ("learning_rate", "weight_decay"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ConfigError(f"{name} is {getattr(self, name)}", fix="give a finite number of at least 0")
+_FEW_STEPS = 30
+"""Fewer held-out steps measure little: a share of 30 is known to a sixth at best."""
 
 
 class PrmLearner:
@@ -138,6 +108,8 @@ class _Run:
     held_out: Sequence[Example]
     out: Path
     options: PrmOptions
+    dropped: int
+    """Steps beyond the limit."""
 
     @property
     def per_epoch(self) -> int:
@@ -180,8 +152,8 @@ def train_prm(
         resume: go on from the newest checkpoint, where there is one.
 
     Raises:
-        ConfigError: the labels are of fewer than two tasks or of one kind only, `out` holds a run and `resume` is False, or it
-            was begun with other data, another model or other options.
+        ConfigError: no step has a label or none is within the limit, the labels are of fewer than two tasks or of one kind only,
+            `out` holds a run and `resume` is False, or it was begun with other data, another model or other options.
         ModelError: the gradient is not finite.
         CheckpointError: the newest checkpoint is damaged.
         StorageError: `out` cannot be written.
@@ -190,7 +162,7 @@ def train_prm(
     with files.storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     with files.exclusive(out):
-        run, dropped = _prepare(model, tokenizer, examples, out, options)
+        run = _prepare(model, tokenizer, examples, out, options, terminal)
         fingerprint = _fingerprint(run)
         learner = PrmLearner(model, options, steps=run.steps, pad_id=run.pad_id)
         finished = _begin(run, learner, fingerprint, resume=resume)
@@ -202,46 +174,78 @@ def train_prm(
             while learner.version < run.steps:
                 _step(run, learner, fingerprint, terminal)
                 shown.advance()
-        return _finish(run, dropped)
+        return _finish(run)
 
 
 def _prepare(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], out: Path, options: PrmOptions
-) -> tuple[_Run, int]:
-    """The run, and how many steps are too far into their traces."""
-    window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    fitting, dropped = fit(examples, min(options.max_tokens, window or options.max_tokens))
-    labelled = [e for e in fitting if any(step.label is not None for step in e.steps)]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[Example],
+    out: Path,
+    options: PrmOptions,
+    terminal: Terminal,
+) -> _Run:
+    """The run, after saying what it leaves out and what little it measures. Raises ConfigError."""
+    limit = limit_of(model, options.max_tokens)
+    fitting, dropped = fit(examples, limit.tokens)
+    if dropped:
+        terminal.note(limit.left_out(dropped, examples))
+    labelled = _labelled(fitting)
+    if not labelled and _labelled(examples):
+        raise ConfigError(
+            f"every labelled step ends beyond {limit}",
+            fix="raise max_tokens, take a model that reads more, or shorten traces",
+        )
+    if not labelled:
+        raise ConfigError("no step has a label", fix="label steps of the traces that are given")
     chosen = held_out_tasks([e.task_id for e in labelled], options.held_out, seed=options.seed)
-    train = [e for e in labelled if e.task_id not in chosen]
+    train, held_out = ([e for e in labelled if (e.task_id in chosen) == side] for side in (False, True))
     kinds = {step.label >= 0.5 for e in train for step in e.steps if step.label is not None}
     if len(kinds) < 2:
         raise ConfigError(
             f"every labelled step of the tasks to train on is {'good' if kinds == {True} else 'bad'}",
             fix="give traces with good and bad steps; there is nothing to tell apart",
         )
-    return _Run(model, tokenizer, train, [e for e in labelled if e.task_id in chosen], out, options), dropped
+    measured = sum(step.label is not None for e in held_out for step in e.steps)
+    if measured < _FEW_STEPS:
+        terminal.note(f"warning: only {measured} held-out steps are measured; raise held_out or give more traces to learn much")
+    return _Run(model, tokenizer, train, held_out, out, options, dropped)
 
 
-def _fingerprint(run: _Run) -> str:
-    """SHA-256 over data, options and the model before training."""
-    told = hashlib.sha256(json.dumps([dataclasses.asdict(run.options), weights_digest(run.model)]).encode())
+def _labelled(examples: Sequence[Example]) -> list[Example]:
+    return [e for e in examples if any(step.label is not None for step in e.steps)]
+
+
+def _fingerprint(run: _Run) -> dict[str, Any]:
+    """What a run is begun with: its options, and SHA-256 over the model before training, the traces and their labels."""
+    traces, labels = hashlib.sha256(), hashlib.sha256()
     for example in (*run.train, *run.held_out):
-        told.update(json.dumps([example.task_id, example.input_ids, example.labels()]).encode())
-    return told.hexdigest()
+        traces.update(json.dumps([example.task_id, example.input_ids]).encode())
+        labels.update(json.dumps(example.labels()).encode())
+    return {
+        "options": dataclasses.asdict(run.options),
+        "model": weights_digest(run.model),
+        "traces": traces.hexdigest(),
+        "labels": labels.hexdigest(),
+    }
 
 
-def _begin(run: _Run, learner: PrmLearner, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In words; empty when a run can go on. Other options change the rest too, so they are named alone."""
+    old, new = before["options"], now["options"]
+    options = [f"{name} {old.get(name)}, not {value}" for name, value in new.items() if old.get(name) != value]
+    return ", ".join(options) or ", ".join(f"other {part}" for part in ("model", "traces", "labels") if before[part] != now[part])
+
+
+def _begin(run: _Run, learner: PrmLearner, fingerprint: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """Bring learner and metrics to where the newest checkpoint was written; the summary of a run that is finished."""
     metrics, saved = run.out / "metrics.jsonl", latest_checkpoint(run.out / "ckpt")
     if not resume and (saved is not None or (metrics.exists() and metrics.stat().st_size > 0)):
         raise ConfigError(f"{run.out} already holds a run", fix="continue it with --resume, or name another folder")
     if saved is not None:
-        if read_checkpoint(saved)["fingerprint"] != fingerprint:
-            raise ConfigError(
-                f"{run.out} was begun with other traces, labels, model or options",
-                fix="resume with the same, or name another folder",
-            )
+        other = _differences(read_checkpoint(saved)["fingerprint"], fingerprint)
+        if other:
+            raise ConfigError(f"{run.out} was begun with {other}", fix="resume with the same, or name another folder")
         load_checkpoint(saved, learner)
     kept = [line for line in files.read_lines(metrics) if line["step"] <= learner.version]
     files.replace_file(metrics, "".join(files.dump_line(line) + "\n" for line in kept).encode())
@@ -252,7 +256,7 @@ def _begin(run: _Run, learner: PrmLearner, fingerprint: str, *, resume: bool) ->
     return found
 
 
-def _step(run: _Run, learner: PrmLearner, fingerprint: str, terminal: Terminal) -> None:
+def _step(run: _Run, learner: PrmLearner, fingerprint: Mapping[str, Any], terminal: Terminal) -> None:
     """One optimizer step, what it measured, and a checkpoint when one is due. The checkpoint comes last: what is logged before it
     and lost is logged again."""
     metrics = run.out / "metrics.jsonl"
@@ -268,7 +272,7 @@ def _step(run: _Run, learner: PrmLearner, fingerprint: str, terminal: Terminal) 
         save_checkpoint(run.out / "ckpt", learner.version, learner, run.tokenizer, {"fingerprint": fingerprint})
 
 
-def _finish(run: _Run, dropped: int) -> dict[str, Any]:
+def _finish(run: _Run) -> dict[str, Any]:
     """Write what the run is for."""
     judged = run.judge()
     with files.storage_errors(run.out / "model"):
@@ -284,7 +288,7 @@ def _finish(run: _Run, dropped: int) -> dict[str, Any]:
         "held_out_tasks": sorted({e.task_id for e in run.held_out}),
         "held_out_traces": len(run.held_out),
         "held_out_steps": len(judged),
-        "steps_too_long": dropped,
+        "steps_too_long": run.dropped,
         **metrics_of(judged, interval=True),
     }
     files.replace_file(run.out / "summary.json", (files.dump_line(summary) + "\n").encode())

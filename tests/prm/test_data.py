@@ -87,6 +87,12 @@ def test_a_context_that_was_rewritten_begins_an_example_of_its_own():
     assert second.input_ids == RENDERER.prompt_ids([summary]) + RENDERER.assistant_ids(answer)
 
 
+def test_a_transcript_that_names_no_task_is_a_task_of_its_own():
+    found = [*encode(trajectory("x", "", ["a"]), RENDERER), *encode(trajectory("y", "", ["a"]), RENDERER)]
+    assert [e.task_id for e in found] == ["x", "y"]
+    assert len(held_out_tasks([e.task_id for e in found], 0.5)) == 1
+
+
 def test_ids_of_another_tokenizer_are_refused():
     other = ChatRenderer(byte_level_tokenizer(["read the file " * 20], vocab_size=270))
     with pytest.raises(ConfigError, match="0/t/0: its token ids are those of another tokenizer"):

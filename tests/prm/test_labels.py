@@ -38,6 +38,11 @@ def test_hard_estimation_asks_whether_one_succeeded():
     assert outcome_labels(SIBLINGS, estimate="hard")["0/t/1"] == {0: 1.0, 1: 0.0}
 
 
+def test_transcripts_that_name_no_task_are_no_siblings():
+    found = [trajectory("x", "", ["a"], reward=1.0), trajectory("y", "", ["a"], reward=0.0)]
+    assert outcome_labels(found) == {"x": {0: 1.0}, "y": {0: 0.0}}
+
+
 def test_too_few_siblings_make_no_label():
     assert outcome_labels(SIBLINGS, at_least=2) == {"0/t/0": {0: 0.5}, "0/t/1": {0: 0.5}, "0/t/2": {0: 0.5}}
 
@@ -141,6 +146,14 @@ GOOD = {"trajectory_id": "0/t/0", "turn": 0, "label": 1}
 def test_bad_lines_are_named(tmp_path, line, said):
     with pytest.raises(ConfigError, match=f"line 2: {said}"):
         read_labels(write(tmp_path, GOOD, line), SIBLINGS)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"), [((), "it is empty"), ((answer("0/t/0#0", "x", "a", error="HTTP 500"),), "none of its 1 lines is a vote")]
+)
+def test_a_file_without_a_label_is_named(tmp_path, lines, why):
+    with pytest.raises(ConfigError, match=rf"labels\.jsonl labels no step: {why}"):
+        read_labels(write(tmp_path, *lines), SIBLINGS)
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import pytest
 import torch
 from prm_world import RENDERER, TOKENIZER, config, corpus, model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig, ViTConfig
 
 from composer_replication.errors import ModelError
@@ -106,6 +110,37 @@ def test_a_policy_gets_a_new_head_and_is_no_reward_model(tmp_path):
     assert not torch.equal(one.score.weight, other.score.weight)
     with pytest.raises(ModelError, match="no process reward model"):
         load_prm(str(tmp_path))
+
+
+@pytest.fixture
+def said():
+    """What transformers logs."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("transformers").addHandler(handler)
+    yield records
+    logging.getLogger("transformers").removeHandler(handler)
+
+
+def test_that_the_head_is_new_is_no_news_but_missing_weights_are(tmp_path, said):
+    with torch.random.fork_rng():
+        save_policy(AutoModelForCausalLM.from_config(config()), TOKENIZER, tmp_path)
+    start_prm(str(tmp_path))
+    assert said == []
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if "q_proj" not in name}, tmp_path / "model.safetensors", {"format": "pt"})
+    start_prm(str(tmp_path))
+    assert ["LOAD REPORT" in text and "q_proj" in text for text in said] == [True]
+
+
+def test_a_trace_longer_than_the_tokenizer_expects_is_no_news(tmp_path, said):
+    save_policy(model(), TOKENIZER, tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "model_max_length": 4}))
+    for tokenizer in (start_prm(str(tmp_path))[1], load_prm(str(tmp_path))[1]):
+        assert len(tokenizer.encode("longer than that")) > tokenizer.model_max_length == 4
+    assert said == []
 
 
 def test_a_model_that_reads_ahead_is_refused():

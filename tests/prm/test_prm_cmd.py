@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from prm_world import TOKENIZER, config, corpus
 from transformers import AutoModelForCausalLM
 
 from composer_replication.trainer.models import save_policy
-from composer_replication.types import to_json
+from composer_replication.types import Unscored, to_json
 
 
 def composer(*words, cwd):
@@ -47,6 +48,7 @@ TRAIN = ("train", "--traces", "traces.jsonl", "--model", "policy", "--out", "out
 def test_a_policy_becomes_a_reward_model(trained):
     folder, run = trained
     assert "auroc" in run.stdout
+    assert run.stderr == ""
     assert json.loads((folder / "out" / "summary.json").read_text())["prm/held_out/auroc"] > 0.9
 
 
@@ -67,6 +69,7 @@ def test_traces_are_scored_turn_by_turn(trained):
         assert row["min"] == min(row["turns"])
     assert "of each of 12 tasks" in run.stderr
     printed = prm("score", "traces.jsonl", "--model", "out/model", "--max-tokens", "120", cwd=folder)
+    assert "24 of 48 steps end beyond 120 tokens (max_tokens) and are left out" in printed.stderr
     cut = [json.loads(line) for line in printed.stdout.splitlines()]
     assert [row["turns"][0] for row in cut] == pytest.approx([row["turns"][0] for row in rows], abs=1e-5)
     assert all(row["turns"][1] is None and row["product"] is None and row["min"] is None for row in cut)
@@ -87,6 +90,10 @@ def test_resuming_what_is_finished_and_starting_over(trained):
     ("words", "code", "said"),
     [
         (("train", "--traces", "none.jsonl", "--model", "policy", "--out", "x"), 2, "none.jsonl"),
+        ((*TRAIN[:-1], "x", "--labels", "empty.jsonl"), 2, "empty.jsonl labels no step"),
+        (("train", "--traces", "unscored.jsonl", *TRAIN[3:-1], "x"), 2, "none of the 24 traces has a reward"),
+        ((*TRAIN[:-1], "x", "--device", "gpu"), 2, "device is 'gpu'\n  fix: give device as auto, cpu, cuda or cuda:N"),
+        (("score", "traces.jsonl", "--model", "out/model", "--device", "cuda:x"), 2, "device is 'cuda:x'"),
         ((*TRAIN[:-1], "x", "--labels", "none.jsonl"), 2, "none.jsonl"),
         ((*TRAIN[:-1], "x", "--held-out", "1.5"), 2, "held_out is 1.5"),
         ((*TRAIN[:-1], "x", "--learning-rate", "-1"), 2, "learning_rate"),
@@ -97,7 +104,35 @@ def test_resuming_what_is_finished_and_starting_over(trained):
 )
 def test_what_cannot_be_done_is_said(trained, words, code, said):
     folder, _ = trained
+    (folder / "empty.jsonl").touch()
+    unscored = [to_json(dataclasses.replace(t, reward=Unscored("nobody graded it"))) for t in corpus(tasks=12)[0]]
+    (folder / "unscored.jsonl").write_text("".join(json.dumps(t) + "\n" for t in unscored))
     run = prm(*words, cwd=folder)
     assert run.returncode == code, run.stderr
     assert said in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_traces_that_name_no_task_are_trained_on(trained, tmp_path):
+    folder, _ = trained
+    found = [to_json(dataclasses.replace(t, task_id="")) for t in corpus(tasks=12)[0]]
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(t) + "\n" for t in found))
+    words = ("--labels", str(folder / "labels.jsonl"), "--model", str(folder / "policy"), "--epochs", "1")
+    run = prm("train", "--traces", "traces.jsonl", *words, "--out", "out", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert len(json.loads((tmp_path / "out" / "summary.json").read_text())["held_out_tasks"]) == 5
+
+
+@pytest.mark.parametrize(
+    "words", [("train", "--model", "m", "--out", "out", "--traces", "none"), ("score", "none", "--model", "m")]
+)
+def test_a_file_that_is_not_there_is_told_before_torch_is_imported(tmp_path, words):
+    code = """if True:
+        import sys
+        from composer_replication.cli import main
+        try:
+            main()
+        except SystemExit as ended:
+            print(ended.code, "torch" in sys.modules)"""
+    run = subprocess.run([sys.executable, "-c", code, "prm", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["2", "False"], run.stderr

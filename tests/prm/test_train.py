@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -22,14 +24,16 @@ from composer_replication.prm.train import PrmLearner
 QUICK = PrmOptions(epochs=2, batch_size=4, learning_rate=1e-2, save_every=3, held_out=0.25)
 
 
-def examples(**sizes):
+def examples(*, flip=False, **sizes):
+    """With `flip` what was good is bad."""
     found, labels = corpus(**sizes)
-    return [e for t in found for e in encode(t, RENDERER, labels[t.trajectory_id])]
+    known = {name: {i: 1.0 - v if flip else v for i, v in steps.items()} for name, steps in labels.items()}
+    return [e for t in found for e in encode(t, RENDERER, known[t.trajectory_id])]
 
 
-def train(out, *, options=QUICK, resume=False, network=None, **sizes):
-    quiet = Terminal(Console(file=io.StringIO()))
-    return train_prm(network or model(), TOKENIZER, examples(**sizes), out, options, resume=resume, terminal=quiet)
+def train(out, *, options=QUICK, resume=False, network=None, told=None, **sizes):
+    terminal = Terminal(Console(file=told or io.StringIO(), width=200))
+    return train_prm(network or model(), TOKENIZER, examples(**sizes), out, options, resume=resume, terminal=terminal)
 
 
 def test_it_learns_what_a_step_is_worth_on_tasks_it_has_not_seen(tmp_path):
@@ -108,19 +112,21 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "said"),
     [
-        {"options": PrmOptions(epochs=3, batch_size=4, learning_rate=1e-2, save_every=3, held_out=0.25)},
-        {"seed": 1},
-        {"network": 1},
+        ({"options": dataclasses.replace(QUICK, epochs=3, seed=4)}, "with epochs 2, not 3, seed 0, not 4$"),
+        ({"seed": 1}, "with other traces, other labels$"),
+        ({"network": 1}, "with other model$"),
+        ({"flip": True}, "with other labels$"),
     ],
 )
-def test_another_run_is_not_resumed(tmp_path, changed):
+def test_another_run_is_not_resumed_and_what_differs_is_named(tmp_path, changed, said):
     train(tmp_path)
     if "network" in changed:
         changed = {"network": model(seed=1)}
-    with pytest.raises(ConfigError, match="other traces, labels, model or options"):
+    with pytest.raises(ConfigError) as told:
         train(tmp_path, resume=True, **changed)
+    assert re.search(said, told.value.message)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
@@ -138,15 +144,30 @@ def test_labels_of_one_kind_teach_nothing(tmp_path):
     good = [e for t in found for e in encode(t, RENDERER, dict.fromkeys(range(2), 1.0))]
     with pytest.raises(ConfigError, match="is good"):
         train_prm(model(), TOKENIZER, good, tmp_path, QUICK)
-    with pytest.raises(ConfigError, match="0 task"):
+    with pytest.raises(ConfigError, match="no step has a label"):
         train_prm(model(), TOKENIZER, [e for t in found for e in encode(t, RENDERER)], tmp_path / "none", QUICK)
 
 
 def test_steps_beyond_the_window_are_left_out_and_counted(tmp_path):
     window = sorted(len(e.input_ids) for e in examples())[0] - 1
-    summary = train(tmp_path, network=model(max_position_embeddings=window))
+    told = io.StringIO()
+    summary = train(tmp_path, network=model(max_position_embeddings=window), told=told)
+    assert f"20 of 40 steps end beyond {window} tokens (the model's limit) and are left out" in told.getvalue()
     assert summary["steps_too_long"] == 20
     assert summary["steps"] + summary["held_out_steps"] == 20
+
+
+def test_a_limit_that_no_labelled_step_is_within_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"every labelled step ends beyond 3 tokens \(max_tokens\)"):
+        train(tmp_path, options=PrmOptions(max_tokens=3))
+
+
+@pytest.mark.parametrize(("tasks", "warned"), [(28, True), (32, False)])
+def test_few_held_out_steps_are_warned_of(tmp_path, tasks, warned):
+    """A quarter of the tasks is held out, with four steps each."""
+    told = io.StringIO()
+    train(tmp_path, options=dataclasses.replace(QUICK, epochs=1, batch_size=64), told=told, tasks=tasks)
+    assert ("warning: only 28 held-out steps are measured" in told.getvalue()) == warned
 
 
 def test_a_gradient_that_is_not_finite_is_an_error(tmp_path):
@@ -158,7 +179,15 @@ def test_a_gradient_that_is_not_finite_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"batch_size": 0}, {"learning_rate": -1.0}, {"weight_decay": float("nan")}, {"save_every": 0}]
+    "wrong",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"learning_rate": -1.0},
+        {"weight_decay": float("nan")},
+        {"save_every": 0},
+        {"held_out": 1.0},
+    ],
 )
 def test_options_out_of_range_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
