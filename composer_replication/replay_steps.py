@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
-from composer_replication.teachers import Step, wire_messages
+from composer_replication.teachers import Step
+from composer_replication.teachers.teacher import prompt_bytes
 from composer_replication.traces import TraceState
 from composer_replication.types import Finding
 
@@ -22,7 +22,7 @@ def steps_of(states: Sequence[TraceState]) -> list[Step]:
             Step(
                 state_id=state["state_id"],
                 trace_id=trace,
-                prompt_bytes=_prompt_bytes(state),
+                prompt_bytes=prompt_bytes(state["messages"], state.get("tools", ())),
                 extends=_continues(latest.get(trace), state),
                 entropy=state.get("student_entropy"),
                 findings=tuple(state.get("findings", ())),
@@ -55,11 +55,6 @@ def with_evidence(
             copy["student_entropy"] = entropy
         marked.append(copy)
     return marked
-
-
-def _prompt_bytes(state: TraceState) -> int:
-    sent = json.dumps([wire_messages(state["messages"]), list(state.get("tools", ()))], ensure_ascii=False)
-    return len(sent.encode(errors="surrogatepass"))
 
 
 def _continues(before: TraceState | None, state: TraceState) -> bool:

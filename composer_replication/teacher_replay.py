@@ -35,6 +35,7 @@ from composer_replication.teachers import (
     ask_in_tiers,
     cheapest,
 )
+from composer_replication.teachers.pool import answer_key
 from composer_replication.traces import TraceState
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "DPOPair",
     "Disagreements",
     "TraceState",
+    "count_known",
     "extract_dpo_pairs",
     "find_disagreements",
     "pairs_to_token_pairs",
@@ -149,6 +151,12 @@ async def replay_in_tiers(
             on_tier=on_tier,
             reach=reach,
         )
+
+
+def count_known(states: Sequence[TraceState], teachers: Sequence[Teacher], ledger: Ledger) -> int:
+    """How many of all teachers' answers to all states the ledger has already."""
+    questions = [_question(s) for s in states]
+    return sum(ledger.find(answer_key(t, q)) is not None for t in teachers for q in questions)
 
 
 def _question(state: TraceState) -> Question:

@@ -57,20 +57,25 @@ def plan(
 ) -> None:
     """Print what a replay will cost, per teacher and in all: at the least, expected, and at the most.
 
-    Asks nobody. Exits with 6 when the expected cost is above --max-usd.
+    Asks nobody. Exits with 6 when --max-usd does not do for the expected cost.
     """
     from composer_replication.replay_steps import steps_of
-    from composer_replication.teachers import Teacher, warn_of_cap
+    from composer_replication.teachers import Teacher, check_teachers, warn_of_cap
     from composer_replication.teachers import plan as plan_replay
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
-    steps = steps_of(read_states(states))
+    check_teachers(chosen, max_usd, keys=False)
+    asked_about = read_states(states)
+    steps = steps_of(asked_about)
     asked = gate_of(gate, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
     first, second = split_teachers(chosen, asked, cheap)
     known = {"bytes_per_token": bytes_per_token, "answer_tokens": answer_tokens, "hit_rate": hit_rate, "disagrees": disagrees}
     planned = plan_replay(steps, first=first, second=second, gate=asked, scenarios=_scenarios(known), reach=reach)
     _show(terminal, planned, without_entropy=sum(s.entropy is None for s in steps) if asked is not None else 0)
+    toolless = sum(not state.get("tools") for state in asked_about)
+    if toolless:
+        terminal.note(f"warning: {toolless} of {len(asked_about)} states name no tools: teachers can only answer them in words")
     if json_output:
         typer.echo(json.dumps(dataclasses.asdict(planned)))
     warning = warn_of_cap(planned, max_usd)
@@ -107,6 +112,8 @@ def _show(terminal: Terminal, planned: Plan, *, without_entropy: int) -> None:
         terminal.note(f"{without_entropy} states have no entropy: nobody measured how uncertain their agent was")
     total = planned.usd
     terminal.note(f"expected to cost ${usd(total.expected)}, between ${usd(total.low)} and ${usd(total.high)}")
+    ample, held = f"${usd(planned.ample_usd)}", f"${usd(planned.call_usd)}"
+    terminal.note(f"a cap of {ample} lets every call through, up to that high cost: {held} of it is held while one is under way")
 
 
 def _count(answers: Range) -> str:

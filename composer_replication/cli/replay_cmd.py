@@ -85,6 +85,7 @@ def replay(
         raise without_gate("reach")
     tiers = split_teachers(chosen, gated, cheap)
     with Ledger(out / "ledger.sqlite") as ledger:
+        _resume(terminal, ledger, asked, chosen)
         if billed is not None:
             _reconcile(terminal, ledger, billed)
         progress, found = _Progress(terminal, chosen, len(asked)), _Found(())
@@ -185,6 +186,9 @@ def read_states(path: Path) -> list[TraceState]:
     states = [cast(TraceState, state.model_dump(exclude_unset=True)) for state in _lines(path, _State)]
     if not states:
         raise ConfigError(f"{path} has no states", fix="write one JSON object a line: state_id, messages, student_action")
+    twice = [name for name, count in Counter(s["state_id"] for s in states).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{path}: two states have the state_id {twice[0]!r}", fix="give every state a state_id of its own")
     return states
 
 
@@ -202,6 +206,15 @@ def _lines(path: Path, kind: type[_Line]) -> Iterator[_Line]:
                 where = ".".join(str(part) for part in first["loc"])
                 message = f"{path}, line {number}: {where + ': ' if where else ''}{first['msg'].lower()}"
                 raise ConfigError(message, fix=f"correct {where or 'that line'}") from None
+
+
+def _resume(terminal: Terminal, ledger: Ledger, states: Sequence[TraceState], teachers: Sequence[Teacher]) -> None:
+    """Say what an earlier replay left."""
+    from composer_replication.teacher_replay import count_known
+
+    known = count_known(states, teachers, ledger)
+    if known:
+        terminal.note(f"{known} of {len(states) * len(teachers)} answers are in the ledger")
 
 
 def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> None:

@@ -71,6 +71,13 @@ class Plan:
     usd: Range
     reasons: Mapping[Reason, int]
     """Why the first tier asks, in numbers of states; empty without a gate."""
+    call_usd: float
+    """The most that one call can cost: a pool makes it only when that fits under the cap beside what is spent."""
+
+    @property
+    def ample_usd(self) -> float:
+        """A cap that lets every call through, should the replay cost no more than the high estimate."""
+        return self.usd.high + self.call_usd
 
 
 def plan(
@@ -108,7 +115,8 @@ def plan(
         lines.append(_line(2, teacher, bills))
     total = sum((line.usd for line in lines), Range(low=0.0, expected=0.0, high=0.0))
     reasons = Counter(reason for d in decisions for reason in d.reasons)
-    return Plan(states=len(steps), teachers=tuple(lines), usd=total, reasons=dict(reasons))
+    dearest = max((t.bound_usd(s.prompt_bytes) or 0.0 for t in (*first, *second) for s in steps), default=0.0)
+    return Plan(states=len(steps), teachers=tuple(lines), usd=total, reasons=dict(reasons), call_usd=dearest)
 
 
 def _tariff(teacher: Teacher, scenario: Scenario, reach: int | None) -> Tariff:
@@ -151,20 +159,21 @@ def measured(scenario: Scenario, steps: Sequence[Step], answers: Sequence[Teache
 
 
 def warn_of_cap(planned: Plan, max_total_usd: float | None, *, spent_usd: float = 0.0) -> str | None:
-    """What to say of a cap that the high estimate exceeds; None when nothing.
+    """What to say of a cap that does not let every call through at the high estimate; None when nothing.
 
     Raises:
-        BudgetExceededError: the cap is below the expected cost.
+        BudgetExceededError: it does not at the expected cost.
     """
     if max_total_usd is None:
         return None
     left = max_total_usd - spent_usd
-    if left < planned.usd.expected:
+    needed, held = planned.usd.expected + planned.call_usd, f"${usd(planned.call_usd)} of it held while a call is under way"
+    if left < needed:
         raise BudgetExceededError(
-            f"${usd(left)} is left under the cap and the replay is expected to cost ${usd(planned.usd.expected)} "
-            f"(${usd(planned.usd.low)} to ${usd(planned.usd.high)})",
+            f"${usd(left)} is left under the cap and the replay is expected to need ${usd(needed)}, "
+            f"{held} (it costs ${usd(planned.usd.low)} to ${usd(planned.usd.high)})",
             fix="raise the cap, replay fewer states, close the gate further or ask cheaper teachers",
         )
-    if left < planned.usd.high:
-        return f"the cap leaves ${usd(left)}, and the replay may cost up to ${usd(planned.usd.high)}"
+    if left < planned.ample_usd:
+        return f"the cap leaves ${usd(left)}, and the replay may need up to ${usd(planned.ample_usd)}, {held}"
     return None

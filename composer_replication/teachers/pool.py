@@ -24,7 +24,7 @@ from composer_replication.teachers.reply import Price, Reply, parse_call, price_
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types import ToolCall
 
-__all__ = ["BUDGET", "TeacherAnswer", "TeacherPool", "check_teachers"]
+__all__ = ["BUDGET", "TeacherAnswer", "TeacherPool", "answer_key", "check_teachers"]
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class TeacherPool:
             StorageError: the ledger cannot be written.
         """
         asked = self._named(teachers)
-        jobs = [_Job(t, q, _key(t, q)) for q in questions for t in asked]
+        jobs = [_Job(t, q, answer_key(t, q)) for q in questions for t in asked]
         traces: defaultdict[tuple[str, str], list[_Job]] = defaultdict(list)
         for i, job in enumerate(jobs):
             record = self.ledger.find(job.key)
@@ -325,8 +325,12 @@ async def _all(walks: Sequence[Any]) -> None:
         raise
 
 
-def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> None:
-    """Refuse, before anything is asked, what could not be asked or paid for. Raises ConfigError."""
+def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, keys: bool = True) -> None:
+    """Refuse, before anything is asked, what could not be asked or paid for. Raises ConfigError.
+
+    Args:
+        keys: whether the teachers' keys have to be in the environment.
+    """
     if not teachers:
         raise ConfigError("there are no teachers to ask", fix="name at least one teacher")
     if max_total_usd is not None and not 0 <= max_total_usd < math.inf:
@@ -340,14 +344,15 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None) -> 
                 f"teacher {teacher.name!r} has no price, so the cap of ${max_total_usd} could not be kept",
                 fix="set usd_per_million_input and usd_per_million_output of this teacher (0 for a local endpoint)",
             )
-        if teacher.api_key_env is not None and not os.environ.get(teacher.api_key_env):
+        if keys and teacher.api_key_env is not None and not os.environ.get(teacher.api_key_env):
             raise ConfigError(
                 f"teacher {teacher.name!r} needs a key and {teacher.api_key_env} is not set",
                 fix=f"export {teacher.api_key_env}=..., or set its api_key_env to an empty string for an endpoint without keys",
             )
 
 
-def _key(teacher: Teacher, question: Question) -> str:
+def answer_key(teacher: Teacher, question: Question) -> str:
+    """Under which a ledger keeps the teacher's answer."""
     return request_key(endpoint=teacher.base_url, request=teacher.request(question), sample=question.sample)
 
 

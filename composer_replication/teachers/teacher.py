@@ -12,7 +12,7 @@ from composer_replication.config import TeacherConfig
 from composer_replication.errors import ConfigError
 from composer_replication.types import Message, ToolSchema
 
-__all__ = ["Question", "Teacher", "wire_messages"]
+__all__ = ["Question", "Teacher", "prompt_bytes", "wire_messages"]
 
 _HIDDEN_PROMPT_TOKENS = 512
 """Allowance for what endpoints add to a prompt by themselves, e.g. instructions on tool calls."""
@@ -23,7 +23,7 @@ class Teacher:
     """An outside model that is asked and never trained.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or `base_url` is no address of HTTP.
     """
 
     name: str
@@ -76,6 +76,10 @@ class Teacher:
         ]
         if wrong:
             raise ConfigError(f"teacher {self.name!r}: {wrong[0]} is out of range", fix=f"correct {wrong[0]} of this teacher")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"teacher {self.name!r}: base_url is {self.base_url!r}", fix="begin base_url with http:// or https://"
+            )
 
     @classmethod
     def of(cls, config: TeacherConfig) -> Self:
@@ -111,8 +115,11 @@ class Teacher:
         A tokenizer makes no more tokens than there are UTF-8 bytes, none is dearer than one that is written to a cache or not in
         it, and `max_tokens` bounds the completion.
         """
-        sent = json.dumps([wire_messages(question.messages), list(question.tools)], ensure_ascii=False)
-        most = len(sent.encode(errors="surrogatepass")) + _HIDDEN_PROMPT_TOKENS
+        return self.bound_usd(prompt_bytes(question.messages, question.tools))
+
+    def bound_usd(self, sent_bytes: int) -> float | None:
+        """`most_expensive` of a question whose prompt has that many `prompt_bytes`."""
+        most = sent_bytes + _HIDDEN_PROMPT_TOKENS
         bounds = [
             self.price(most, self.max_tokens, cached=cached, written=written)
             for cached, written in ((0, 0), (most, 0), (0, most))
@@ -171,6 +178,11 @@ class Question:
     the endpoint's cache. Empty for a question of its own."""
     step: int = 0
     """Place in the trace."""
+
+
+def prompt_bytes(messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[ToolSchema]) -> int:
+    """UTF-8 bytes of messages and tools as they are sent."""
+    return len(json.dumps([wire_messages(messages), list(tools)], ensure_ascii=False).encode(errors="surrogatepass"))
 
 
 def wire_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:

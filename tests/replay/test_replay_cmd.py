@@ -93,6 +93,8 @@ def test_answers_and_a_table_and_then_nothing_is_asked_again(files, tmp_path):
         assert again.exit_code == 6
         assert len(server.requests) == 7
         assert "1 refused" in again.output
+        assert "are in the ledger" not in result.stderr
+        assert again.output.startswith("5 of 6 answers are in the ledger\n")
 
 
 def test_complete_is_zero_and_shown(files, tmp_path):
@@ -144,6 +146,7 @@ def test_a_bill_frees_what_is_held(files, tmp_path):
         ([json.dumps(state(0) | {"messages": [{"role": "robot", "content": ""}]})], r"line 1: messages\.0\.role: "),
         ([json.dumps(state(0) | {"messages": []})], r"line 1: messages: "),
         (["", " "], r"has no states"),
+        ([json.dumps(state(0)), json.dumps(state(0))], r"two states have the state_id 's0'"),
     ],
 )
 def test_states_that_are_none_are_named(tmp_path, lines, message):
@@ -151,6 +154,13 @@ def test_states_that_are_none_are_named(tmp_path, lines, message):
     path.write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=message):
         read_states(path)
+
+
+def test_states_of_one_id_are_refused_before_anything_is_written(files, tmp_path):
+    with TeacherServer(lambda body, n: Reply(content="x")) as server:
+        with pytest.raises(ConfigError, match="two states have the state_id"):
+            run(*files(server, states=[state(0), state(0)]), "--max-usd", 1)
+        assert (server.requests, (tmp_path / "out").exists()) == ([], False)
 
 
 def test_states_keep_what_they_say(tmp_path):
@@ -183,6 +193,7 @@ def test_a_missing_file_is_told_before_a_missing_key(tmp_path, monkeypatch):
         ("teachers = []", "teachers = "),
         ('[[teachers]]\nname = "a"\nmodle = "m"', r"unknown key 'teachers\.0\.modle'"),
         ("[[teachers]", "not valid TOML"),
+        ('[[teachers]]\nname = "a"\nmodel = "m"\nbase_url = "localhost:80/v1"', "teacher 'a': base_url is 'localhost:80/v1'"),
     ],
 )
 def test_teachers_that_are_none_are_named(files, tmp_path, text, message):

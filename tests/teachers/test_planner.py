@@ -19,7 +19,19 @@ from composer_replication.cli.plan_cmd import plan as plan_command
 from composer_replication.errors import BudgetExceededError, ConfigError
 from composer_replication.replay_steps import steps_of
 from composer_replication.teacher_replay import replay_in_tiers, replay_trace
-from composer_replication.teachers import Gate, Ledger, Step, Tariff, Teacher, bill, measured, plan, warn_of_cap
+from composer_replication.teachers import (
+    Failure,
+    Gate,
+    Ledger,
+    Question,
+    Step,
+    Tariff,
+    Teacher,
+    bill,
+    measured,
+    plan,
+    warn_of_cap,
+)
 from composer_replication.teachers.planner import EXPECTED, HIGH, LOW, Range
 from composer_replication.teachers.tariff import window_tariff
 
@@ -144,6 +156,23 @@ def test_the_default_range_holds_what_real_servers_charge():
             assert planned.usd.low < planned.usd.expected < planned.usd.high
 
 
+def test_the_cap_it_names_lets_every_call_through_and_a_little_less_does_not():
+    """Six calls of half a cent, one after the other, and a tenth of a dollar is held for each."""
+    given = states(traces=1, turns=6)
+    known = dataclasses.replace(EXPECTED, answer_tokens=200)
+    with TeacherServer(lambda body, number: Reply(content="x", cost=200 * 25.0 / 1e6)) as server:
+        free = {"usd_per_million_input": 0.0, "usd_per_million_cache_read": 0.0}
+        asked = [dataclasses.replace(t, **free) for t in teachers(server, "a")]
+        planned = plan(steps_of(given), first=asked, scenarios=(known, known, known))
+        assert planned.usd.high == pytest.approx(0.03)
+        questions = [Question(question_id="q", messages=s["messages"]) for s in given]
+        assert planned.call_usd == max(asked[0].most_expensive(q) for q in questions)
+        enough = asyncio.run(replay_trace(given, asked, planned.ample_usd))
+        assert [a.failure for a in enough] == [None] * 6
+        short = asyncio.run(replay_trace(given, asked, planned.ample_usd - 0.01))
+        assert [a.failure for a in short] == [None] * 5 + [Failure.BUDGET]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 5000), st.booleans(), st.sampled_from([0.0, 0.3, 1.0])), min_size=1, max_size=6),
@@ -222,17 +251,40 @@ def test_a_cap_below_the_expectation_is_refused_and_one_below_the_most_is_warned
     steps = steps_of(states())
     planned = plan(steps, first=[Teacher(name="a", model="a", **PRICES)])
     assert warn_of_cap(planned, None) is None
-    assert warn_of_cap(planned, planned.usd.high) is None
-    assert "may cost up to" in warn_of_cap(planned, planned.usd.expected)
-    small = dataclasses.replace(planned, usd=Range(low=1e-5, expected=2.34e-5, high=0.5))
-    with pytest.raises(BudgetExceededError, match=r"\$0\.0000 is left .* to cost \$0\.000023 \(\$0\.000010 to \$0\.5000\)"):
+    enough = planned.usd.expected + planned.call_usd
+    assert warn_of_cap(planned, planned.ample_usd) is None
+    assert "may need up to" in warn_of_cap(planned, enough)
+    small = dataclasses.replace(planned, usd=Range(low=1e-5, expected=2.34e-5, high=0.5), call_usd=1e-6)
+    told = r"\$0\.0000 is left .* to need \$0\.000024, \$0\.0000010 of it held .* \(it costs \$0\.000010 to \$0\.5000\)"
+    with pytest.raises(BudgetExceededError, match=told):
         warn_of_cap(small, 0.0)
-    with pytest.raises(BudgetExceededError, match="is expected to cost"):
-        warn_of_cap(planned, planned.usd.expected * 0.99)
+    with pytest.raises(BudgetExceededError, match="is expected to need"):
+        warn_of_cap(planned, enough * 0.99)
     with pytest.raises(BudgetExceededError):
-        warn_of_cap(planned, planned.usd.high, spent_usd=planned.usd.high)
+        warn_of_cap(planned, planned.ample_usd, spent_usd=planned.ample_usd)
     with pytest.raises(ConfigError, match="has no price"):
         plan(steps, first=[Teacher(name="a", model="a")])
+
+
+def test_the_command_refuses_what_a_replay_refuses(command, tmp_path):
+    states_file, teachers_file = tmp_path / "states.jsonl", tmp_path / "teachers.toml"
+    whole = states_file.read_text()
+    states_file.write_text(whole + whole.splitlines()[0] + "\n")
+    assert "states.jsonl: two states have the state_id 't0#0'" in str(command().exception)
+    states_file.write_text(whole)
+    teachers_file.write_text(TEACHERS.replace('"big"', '"small"'))
+    assert "two teachers have one name" in str(command().exception)
+
+
+def test_the_command_warns_of_states_without_tools_and_names_a_cap_that_does(command, tmp_path):
+    shown = command()
+    assert "warning: 36 of 36 states name no tools" in shown.output
+    planned = json.loads(command("--json").stdout.splitlines()[-1])
+    assert f"a cap of ${planned['usd']['high'] + planned['call_usd']:.4f} lets every call through" in shown.output
+    tools = [{"type": "function", "function": {"name": "read_file"}}]
+    lines = [json.dumps(json.loads(line) | {"tools": tools}) for line in (tmp_path / "states.jsonl").read_text().splitlines()]
+    (tmp_path / "states.jsonl").write_text("\n".join(lines))
+    assert "name no tools" not in command().output
 
 
 TEACHERS = """
@@ -294,7 +346,8 @@ def test_the_command_ends_with_the_code_of_a_budget(command):
     assert isinstance(refused.exception, BudgetExceededError)
     assert refused.exception.exit_code == 6
     assert "big" in refused.output
-    warned = command("--max-usd", str(json.loads(command("--json").stdout.splitlines()[-1])["usd"]["expected"] * 1.01))
+    whole = json.loads(command("--json").stdout.splitlines()[-1])
+    warned = command("--max-usd", str(whole["usd"]["expected"] + whole["call_usd"] + 0.001))
     assert warned.exit_code == 0
     assert "warning: the cap leaves" in warned.output
     assert isinstance(command("--gate", "cascade", "--cheap", "nobody").exception, ConfigError)
