@@ -42,6 +42,7 @@ PACKAGES = (
     "pyrsistent==0.20.0",
     "itsdangerous==2.2.0",
     "tomlkit==0.13.3",
+    "click==8.2.1",
 )
 GROUPS = (3, 10)
 """Fewest and most functions of the group tasks."""
