@@ -157,12 +157,17 @@ class _Player:
         elif not ours and (number(step, "llm_call_count") or 1) > 1:
             details[INCOMPLETE] = "several model calls in one step"
         reasoning = string(step, "reasoning_content")
-        self._recorder.answer(text, calls, reasoning=reasoning, details=details)
+        self._recorder.answer(text, calls, reasoning=reasoning, details=details, whole=bool(ours))
 
     def _results(self, step: Mapping[str, Any], calls: list[ToolCall] | tuple[()]) -> Iterator[ToolResult]:
-        results = objects_in(section(step, "observation").get("results"))
+        told = section(step, "observation").get("results")
+        results = objects_in(told)
+        if isinstance(told, list) and len(results) < len(told):
+            self._missing = self._missing or "result"
         for place, result in enumerate(results):
             text, missing = text_of(result.get("content"))
+            if result.get("subagent_trajectory_ref") and not text:
+                missing = "subagent"
             self._missing = self._missing or missing
             ours = section(result, "extra", KEY)
             if ours:

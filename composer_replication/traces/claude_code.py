@@ -29,6 +29,7 @@ from composer_replication.types import Message
 __all__ = ["READER", "ClaudeCodeReader"]
 
 SIDE_CHAIN = "lines of side chains (subagents)"
+BROKEN = "a line that is missing or cannot be read"
 TWICE = "lines that a resumed session repeats"
 NOTICE = "errors that the program tells in the model's place"
 FILLER = "answers that the program made up: kept as context"
@@ -57,6 +58,7 @@ class ClaudeCodeReader:
         for item in objects(path):
             if isinstance(item, Problem):
                 yield item
+                session.lose()
             else:
                 session.add(item[1])
         leaves = session.leaves()
@@ -84,6 +86,8 @@ class _Unit:
     parent: str
     lines: list[dict[str, Any]] = field(default_factory=list)
     results: bool = False
+    torn: bool = False
+    """A line of it, or one right before it, is missing or cannot be read."""
 
 
 class _Session:
@@ -97,6 +101,14 @@ class _Session:
         self._answers: dict[str, _Unit] = {}
         self._calls: dict[str, _Unit] = {}
         self._results: dict[int, _Unit] = {}
+        self._answer: _Unit | None = None
+        self._lost = False
+
+    def lose(self) -> None:
+        """A line cannot be read: it may have been a part of the last answer, or what the next line goes on from."""
+        self._lost = True
+        if self._answer is not None:
+            self._answer.torn = True
 
     def add(self, line: dict[str, Any]) -> None:
         """Take one line."""
@@ -110,8 +122,14 @@ class _Session:
             self.dropped[TWICE] += 1
             return
         unit = self._unit(line)
+        unit.torn = unit.torn or self._lost or (bool(unit.lines) and self._unknown(line))
+        self._lost = False
         unit.lines.append(line)
         self._of[uuid] = unit
+
+    def _unknown(self, line: Mapping[str, Any]) -> bool:
+        parent = string(line, "parentUuid")
+        return bool(parent) and parent not in self._of
 
     def _unit(self, line: Mapping[str, Any]) -> _Unit:
         role, parent = self._role(line), string(line, "parentUuid")
@@ -119,13 +137,15 @@ class _Session:
         if role == "assistant":
             name = string(line, "message", "id") or string(line, "uuid")
             unit = self._answers.get(name) or self._new(role, parent)
-            self._answers[name] = unit
+            self._answers[name] = self._answer = unit
             for block in objects_in(content):
                 self._calls[string(block, "id")] = unit
             return unit
         answered = [self._calls.get(string(b, "tool_use_id")) for b in objects_in(content) if b.get("type") == "tool_result"]
         asked = next((unit for unit in answered if unit), None) if role == "user" else None
         if asked is None:
+            if role == "user" and answered and self._answer is not None:
+                self._answer.torn = True  # the result of a call that the log does not hold
             return self._new(role, parent)
         unit = self._results.get(asked.number) or self._new("user", string(asked.lines[-1], "uuid"))
         unit.results = True
@@ -188,13 +208,14 @@ class _Session:
         return self._results.get(unit.number)
 
     def named(self, uuids: Any) -> list[_Unit]:
-        """The units of these lines, each once, in their order."""
+        """The units of these lines, each once, in their order; an empty one for what the log does not hold."""
         names = [uuid for uuid in uuids if isinstance(uuid, str)] if isinstance(uuids, list) else []
-        return list({unit.number: unit for unit in map(self._of.get, names) if unit}.values())
+        none = _Unit(-1, "", "")
+        return list({unit.number: unit for unit in (self._of.get(name, none) for name in names)}.values())
 
     def torn(self, root: _Unit) -> bool:
         """Whether something stood before the root that the log does not hold."""
-        return bool(root.parent) and root.parent not in self._of
+        return root.torn or (bool(root.parent) and root.parent not in self._of)
 
 
 def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: set[int]) -> Trace:
@@ -205,6 +226,7 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
     kept: dict[str, Any] = {}
     for unit in ways:
         before = len(recorder.context)
+        missing = missing or (BROKEN if unit.torn else "")
         if unit.role == "compaction":
             kept = section(unit.lines[0], "compactMetadata", "preservedMessages")
             recorder.restart(())

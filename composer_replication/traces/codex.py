@@ -52,6 +52,7 @@ class CodexReader:
         for item in objects(path):
             if isinstance(item, Problem):
                 yield item
+                player.lose("a line that cannot be read")
             else:
                 player.line(item[1])
         player.close()
@@ -106,6 +107,12 @@ class _Player:
                 self._compacted(payload)
             case "response_item":
                 self._item(payload, line)
+
+    def lose(self, what: str) -> None:
+        """Something stood here; it may have been a part of the answer that is open, or the end of the last one."""
+        self._lost = self._lost or what
+        if not self._open:
+            self.recorder.doubt(what)
 
     def _event(self, payload: Mapping[str, Any]) -> None:
         if payload.get("type") == "token_count":

@@ -8,6 +8,7 @@ calls are native (`tool_calls`); the older `function_call` and role `function` a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,10 @@ def play_messages(recorder: Recorder, messages: list[Any]) -> str:
             reasoning = string(message, "reasoning_content") or string(message, "reasoning")
             recorder.answer(text, calls, reasoning=reasoning, details=details)
         elif role == "tool":
-            call_id = string(message, "tool_call_id") or string(message, "name")
+            name = string(message, "name")
+            call_id = string(message, "tool_call_id") or (name if recorder.call(name) else recorder.waiting(name))
             result = told_result(recorder.call(call_id), call_id, text)
-            recorder.result(result)
+            recorder.result(result if result.name else replace(result, name=name))
         elif role in ("system", "user"):
             recorder.say(Message(role=role, content=text))
         else:

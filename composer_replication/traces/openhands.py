@@ -10,6 +10,7 @@ their schemas.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,9 @@ ERROR = "[An error occurred during execution.]\n"
 MALFORMED = "_openhands_malformed_tool_call"
 MAX_OUTPUT = 30_000
 """Characters beyond which the SDK shortens a terminal's output."""
+LOST = "lost"
+"""Stands for an event that the folder does not hold, or that cannot be read."""
+_NUMBER = re.compile(r"(?<=\Aevent-)\d{1,9}")
 _BROWSER = "output of a kind whose rendering is not known"
 
 
@@ -54,16 +58,22 @@ class OpenHandsReader:
     def read(self, path: Path) -> Iterator[Item]:
         events = sorted(path.glob(EVENTS))
         records: list[dict[str, Any]] = []
+        expected = 0
         for file in events or sorted(path.glob(COMPLETIONS)):
+            number = int(found[0]) if (found := _NUMBER.search(file.name)) else expected
+            if events and number > expected:
+                records.append({"kind": LOST})
+            expected = number + 1
             try:
                 value = document(file)
             except UnreadableError as error:
                 yield Problem(file, str(error))
-                continue
+                value = {"kind": LOST}
             if isinstance(value, dict):
                 records.append(value)
             else:
                 yield Problem(file, "not a JSON object")
+                records.append({"kind": LOST})
         yield from _conversation(path, records) if events else _completions(path, records)
 
 
@@ -103,6 +113,9 @@ class _View:
     def event(self, event: dict[str, Any]) -> None:
         """Play one event."""
         kind, name = string(event, "kind"), string(event, "id")
+        if kind == LOST:  # what is open may be missing an action
+            self._lost = "an event"
+            return
         if kind == "ActionEvent":
             if self._open and string(self._open[0], "llm_response_id") != string(event, "llm_response_id"):
                 self.close()
@@ -259,10 +272,12 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
 def _request(recorder: Recorder, record: Mapping[str, Any]) -> str:
     """Play one request and its answer. Returns what is wrong with it, or an empty text."""
     told = Recorder()
-    messages = [m for m in record["messages"] if isinstance(m, dict)]
-    problem = play_messages(told, [{**m, "tool_calls": m.get("tool_calls") or []} for m in messages])
+    sent = [{**m, "tool_calls": m.get("tool_calls") or []} if isinstance(m, dict) else m for m in record["messages"]]
+    problem = play_messages(told, [*sent, {"role": "assistant", "content": ""}])
     if problem:
         return problem
+    told.context.pop()
+    missing = told.turns()[-1].details.get(INCOMPLETE)
     answers = [place for place, message in enumerate(told.context) if message["role"] == "assistant"]
     for message in told.context[answers[-1] :] if answers else []:
         if message["role"] == "tool":
@@ -283,6 +298,7 @@ def _request(recorder: Recorder, record: Mapping[str, Any]) -> str:
         timestamp=number(record, "timestamp"),
         usage=section(record, "response", "usage"),
         model=string(record, "response", "model"),
+        **{INCOMPLETE: missing},
     )
     recorder.answer(text_of(answer.get("content"))[0], calls, reasoning=string(answer, "reasoning_content"), details=details)
     return ""

@@ -12,8 +12,10 @@ from composer_replication.tokens.tool_calls import load_json
 from composer_replication.transcript import TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult
 
-__all__ = ["RAW", "Recorder", "assistant", "native_call", "tool_message", "wire_call"]
+__all__ = ["INCOMPLETE", "RAW", "Recorder", "assistant", "native_call", "tool_message", "wire_call"]
 
+INCOMPLETE = "incomplete"
+"""Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is no state."""
 RAW = "raw_arguments"
 """Detail of a turn: `{call_id: text}` of calls whose arguments are no JSON object."""
 
@@ -59,6 +61,38 @@ class _Open:
     results: list[ToolResult] = field(default_factory=list)
 
 
+class _Hole:
+    """What is missing in a conversation that grows: looked at only once where it goes on from the one before."""
+
+    def __init__(self) -> None:
+        self._seen: list[Message] = []
+        self._calls: dict[str, None] = {}
+        self._unanswered: dict[str, None] = {}
+        self._stray = False
+
+    def of(self, context: Sequence[Message], known: Mapping[str, Any]) -> str:
+        """What is missing in `context`, or an empty text; `known` are the ids of calls that it may not show."""
+        if list(context[: len(self._seen)]) != self._seen:
+            self._seen, self._calls, self._unanswered, self._stray = [], {}, {}, False
+        for message in context[len(self._seen) :]:
+            if message["role"] == "assistant":
+                ids = [str(call.get("id")) for call in message.get("tool_calls", ())]
+                self._calls.update(dict.fromkeys(ids))
+                self._unanswered.update(dict.fromkeys(ids))
+            elif message["role"] == "tool":
+                self._answered(message.get("tool_call_id", ""), known)
+        self._seen = list(context)
+        return "the result of a call" if self._unanswered else "the call of a result" if self._stray else ""
+
+    def _answered(self, call_id: str, known: Mapping[str, Any]) -> None:
+        if call_id in self._unanswered:
+            del self._unanswered[call_id]
+        elif not call_id and self._unanswered:
+            del self._unanswered[next(iter(self._unanswered))]
+        elif call_id and call_id not in self._calls and call_id not in known:
+            self._stray = True
+
+
 class Recorder:
     """One conversation while it is played back."""
 
@@ -66,6 +100,7 @@ class Recorder:
         self.context: list[Message] = list(messages)
         """What the model has seen so far."""
         self._turns: list[_Open] = []
+        self._hole = _Hole()
         self._asked: dict[str, _Open] = {}
 
     def say(self, message: Message) -> None:
@@ -86,6 +121,7 @@ class Recorder:
         message: Message | None = None,
         shown: bool = True,
         counted: bool = True,
+        whole: bool = False,
     ) -> None:
         """The model answers to what it has seen.
 
@@ -94,10 +130,14 @@ class Recorder:
             message: how the model sees its answer later, where its calls are not native.
             shown: it sees its answer later at all.
             counted: this is a turn; else it is one of another trace, and here only context.
+            whole: the context is known to be what the model saw. Else a call in it without a result, or a result without a
+                call, marks the turn `incomplete`: no interface takes such a conversation, so the log lost something.
         """
         pairs = list(calls)
         raw = {call.call_id: broken for call, broken in pairs if broken is not None}
         told = {**(details or {}), **({RAW: raw} if raw else {})}
+        if not whole and INCOMPLETE not in told and (hole := self._hole.of(self.context, self._asked)):
+            told[INCOMPLETE] = hole
         turn = _Open(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
         if counted:
             self._turns.append(turn)
@@ -109,6 +149,13 @@ class Recorder:
         """The call of that id, if the model made one."""
         turn = self._asked.get(call_id)
         return next((call for call in turn.calls if call.call_id == call_id), None) if turn else None
+
+    def waiting(self, name: str) -> str:
+        """The id of the last answer's first call that has no result yet, of the tool `name` where it called that; else empty."""
+        turn = next(reversed(self._asked.values()), None)
+        answered = {result.call_id for result in turn.results} if turn else set()
+        ids = {call.call_id: call.name for call in turn.calls if call.call_id not in answered} if turn else {}
+        return next((call_id for call_id, called in ids.items() if called == name), next(iter(ids), ""))
 
     def result(self, result: ToolResult, message: Message | None = None) -> None:
         """A call is answered; `message` is how the model reads that, where it is no tool message."""
@@ -122,6 +169,11 @@ class Recorder:
             turn = self._turns[-1]
         if turn is not None:
             turn.results.append(result)
+
+    def doubt(self, what: str) -> None:
+        """Something is missing that may have been a part of the last answer, unless its calls have been answered."""
+        if self._turns and not self._turns[-1].results:
+            self._turns[-1].details.setdefault(INCOMPLETE, what)
 
     def forget_last(self, response_id: str) -> bool:
         """Take the last turn back if its `response_id` is this one: it answered something else than its context."""

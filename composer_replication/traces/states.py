@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from typing import Any, Required, TypedDict
 
 from composer_replication.actions import Call, render_action
-from composer_replication.traces.recorder import RAW, wire_call
+from composer_replication.traces.recorder import INCOMPLETE, RAW, wire_call
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolSchema
 
 __all__ = ["INCOMPLETE", "TEXT_ACTIONS", "TraceState", "state_id", "states_from_traces"]
 
-INCOMPLETE = "incomplete"
-"""Detail of a turn: what of its context the log does not hold. Such a turn is no state."""
 TEXT_ACTIONS = "text_actions"
 """Detail of a trace, true when the agent writes its actions in its text instead of calling tools: then the text is the action."""
 

@@ -115,6 +115,8 @@ class _Player:
         details = present(seconds=step.get("execution_time"), state=step.get("state"), thought=string(step, "thought"))
         if not told:
             details[INCOMPLETE] = NO_QUERY
+        elif missing := _missing(query):
+            details[INCOMPLETE] = missing
         self.recorder.answer(text, calls, details=details, message=spoken)
         read = objects_in(after.get("query"))[len(told) + 1 :] if told else []
         said = text_of(step.get("observation"))[0]
@@ -133,6 +135,12 @@ class _Player:
 
     def _shared(self, message: Message) -> Message:
         return self._known.setdefault(repr(message), message)
+
+
+def _missing(query: Any) -> str:
+    """What of a query is not in its messages."""
+    lost = next((part for message in objects_in(query) if (part := text_of(message.get("content"))[1])), "")
+    return f"a part of a message: {lost}" if lost else "a message" if len(objects_in(query)) < len(query) else ""
 
 
 def _opening(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
