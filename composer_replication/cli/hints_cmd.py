@@ -16,6 +16,7 @@ from rich.table import Table
 
 from composer_replication.cli.transcripts import Batch, read_transcripts
 from composer_replication.config import load_teachers
+from composer_replication.errors import TeacherError, TraceError
 from composer_replication.hints import (
     DEFAULT_GENERATORS,
     Detector,
@@ -29,12 +30,14 @@ from composer_replication.hints import (
     load_rules,
 )
 from composer_replication.hints import explain as explain_one
-from composer_replication.teachers import Teacher
-from composer_replication.trainer.judging import ask_teacher
-from composer_replication.transcript import Transcript
+from composer_replication.teachers import Ledger, Teacher
+from composer_replication.trainer.judging import Answered, ask_teacher
+from composer_replication.transcript import Trace, Transcript
 from composer_replication.types import Finding, Hint, to_json
 
 __all__ = ["app"]
+
+_Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
 
 app = typer.Typer(no_args_is_help=True, help="Look at the hint channel's findings and hints.")
 
@@ -68,25 +71,47 @@ def explain(
     detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
     if lint:
         detectors.append(LintChanged())
-    ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd)
-    style = load_rules(rules) if rules is not None else ()
-    if style:
-        detectors.append(StyleRules(style, ask))
+    asked: Counter[Answered] = Counter()
+    ask = None if teachers is None else ask_teacher(Teacher.of(load_teachers(teachers)[0]), ledger, max_usd, asked)
+    style = StyleRules(load_rules(rules) if rules is not None else (), ask)
+    if style.rules:
+        detectors.append(style)
     generators = generators_named([*DEFAULT_GENERATORS, "sibling", "consensus", *(["judge"] if ask else [])], ask)
     explained = [one for batch in read_transcripts(traces) for one in _explain(batch, detectors, generators, per_trajectory)]
+    if not explained:
+        raise TraceError(f"no transcripts in {traces}", fix="name a run that has rolled out something, or traces")
     if as_json:
         typer.echo(json.dumps({"traces": [_as_json(*one) for one in explained], "counts": _counts(explained)}, indent=1))
-        return
+    else:
+        _show(explained, rules, style)
+    if ask is not None:
+        _tell_asked(asked, style, ledger, max_usd)
+
+
+def _show(explained: Sequence[_Explained], rules: Path | None, style: StyleRules) -> None:
     console = Console()
     for one in explained:
         _print(console, *one)
     _print_counts(console, explained)
-    asked = sum(isinstance(rule, JudgeRule) for rule in style)
-    if asked and ask is None:
-        console.print(f"{asked} rules of {rules} need --teachers and were not looked at", soft_wrap=True, highlight=False)
+    judged = sum(isinstance(rule, JudgeRule) for rule in style.rules)
+    if judged and style.ask is None:
+        console.print(f"{judged} rules of {rules} need --teachers and were not looked at", soft_wrap=True, highlight=False)
 
 
-_Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
+def _tell_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_usd: float) -> None:
+    """Say on stderr what was asked and what it cost. Exits with 6 where the cap or the teacher left something out."""
+    missing = asked["over the cap"] + asked["failed"]
+    why = f"not asked, cap ${max_usd:g}" if asked["over the cap"] else "not answered, the teacher failed"
+    for name, turns in style.unanswered.items():
+        typer.echo(f"rule {name}: {turns} turns {why}", err=True)
+    if hints := missing - style.unanswered.total():
+        typer.echo(f"hints by the judge: {hints} {why}", err=True)
+    with Ledger(ledger) as kept:
+        paid, held = kept.spent_usd - kept.held_usd, kept.held_usd
+    spent = f"${paid:.4f} paid and ${held:.4f} held in {ledger}, of ${max_usd:g} at most"
+    typer.echo(f"{asked['answered']} questions were answered; {spent}", err=True)
+    if missing:
+        raise typer.Exit(TeacherError.exit_code)
 
 
 def _explain(batch: Batch, detectors: Sequence[Detector], generators: Sequence[HintGenerator], most: int) -> Iterator[_Explained]:
@@ -129,12 +154,13 @@ def _print(console: Console, batch: str, one: Transcript, said: list[tuple[Findi
     if not said:
         return
     reward = "" if one.reward is None else f", reward {to_json(one.reward)}"
-    title = f"{batch}: {one.trajectory_id} ({len(one.turns)} turns{reward})"
+    log = one.details.get("log") if isinstance(one, Trace) else None
+    title = f"{log or batch}: {one.trajectory_id} ({len(one.turns)} turns{reward})"
     console.print(escape(title), style="bold", soft_wrap=True, highlight=False)
     for finding, hint in said:
         about = ", ".join(f"{key} {value}" for key, value in _evidence(finding).items())
         sure = "" if finding.confidence == 1.0 else f", {finding.confidence:.0%} sure"
-        lines = [f"  turn {finding.turn + 1}: {finding.kind}{sure}{f' ({_short(about, 200)})' if about else ''}"]
+        lines = [f"  turn {finding.turn}: {finding.kind}{sure}{f' ({_short(about, 200)})' if about else ''}"]
         told = _short(hint.text.replace("\n", " / "), 400)
         if hint.dropped is None:
             lines.append(f"    said, by {hint.source}: {told}")

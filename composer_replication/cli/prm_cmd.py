@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from composer_replication.cli.kinds import refuse_other_kind
 from composer_replication.errors import ConfigError
 from composer_replication.observe import Terminal, files, mean_and_se
 from composer_replication.tokens import ChatRenderer
@@ -68,6 +69,7 @@ def train(
     )
     model_config(model, device)
     terminal = Terminal()
+    refuse_other_kind(traces, "a file of transcripts")
     found = read_transcripts(traces)
     known = _labels(labels, found)
     held_out_tasks([task_of(t) for t in found if t.trajectory_id in known], held_out, seed=seed)
@@ -126,6 +128,7 @@ def score(
     from composer_replication.prm.options import model_config
 
     model_config(model, device)
+    refuse_other_kind(traces, "a file of transcripts")
     found = read_transcripts(traces)
     from composer_replication.prm import load_prm  # takes seconds to import: what is wrong is told before
 

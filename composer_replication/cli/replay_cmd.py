@@ -29,6 +29,7 @@ from composer_replication.cli.gating import (
     split_teachers,
     without_gate,
 )
+from composer_replication.cli.kinds import refuse_other_kind
 from composer_replication.config import load_teachers
 from composer_replication.errors import ConfigError, TeacherError
 from composer_replication.observe import Phase, Terminal, files, usd
@@ -182,7 +183,8 @@ class _Billed(BaseModel):
 
 
 def read_states(path: Path) -> list[TraceState]:
-    """The states of a file of JSON lines. Raises ConfigError, which names line and field."""
+    """The states of a file of JSON lines. Raises ConfigError, which names line and field, or what the file is instead."""
+    refuse_other_kind(path, "states")
     states = [cast(TraceState, state.model_dump(exclude_unset=True)) for state in _lines(path, _State)]
     if not states:
         raise ConfigError(f"{path} has no states", fix="write one JSON object a line: state_id, messages, student_action")

@@ -10,16 +10,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from composer_replication.cli.kinds import refuse_other_kind
 from composer_replication.errors import TraceError
 from composer_replication.observe.files import replace_file
 from composer_replication.traces import Import, import_traces, read_traces, readers, states_from_traces, write_atif
-from composer_replication.traces.importing import TRACES, load_tools
+from composer_replication.traces.importing import ACCOUNT, TRACES, load_tools
+from composer_replication.traces.states import lacks_tools
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Logs of any agent as traces: import them, look at states, export.")
 
-_Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces import` wrote.")]
+_Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces import` wrote, or the traces.jsonl in it.")]
+_TOLD = 10
+"""Files and lines that cannot be read, and are told one by one."""
 
 
 @app.command("import")
@@ -29,18 +33,35 @@ def import_(
     format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed without.")] = None,  # noqa: A002 (the option's name)
     tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
     redact: Annotated[bool, typer.Option("--redact/--no-redact", help="Replace credentials by [REDACTED:kind].")] = True,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier import in OUT although it has traces that this one has not.")
+    ] = False,
 ) -> None:
     """Read logs of Claude Code, Codex, OpenHands, SWE-agent, mini-swe-agent, Harbor (ATIF), chat datasets and our own runs.
 
-    What cannot be read is told, one line each, and stops nothing. Exits with 9 when nothing was a trace.
+    What cannot be read is told and stops nothing. An earlier import in OUT is replaced by one that has all of its traces. Exits
+    with 9 when nothing was a trace.
     """
-    done = import_traces(path, out, format=format, tools=load_tools(tools) if tools else (), redact=redact)
-    for problem in done.problems:
+    given = load_tools(tools) if tools else ()
+    done = import_traces(path, out, format=format, tools=given, redact=redact, overwrite=overwrite)
+    for problem in done.problems[:_TOLD]:
         typer.echo(f"not read: {problem}", err=True)
+    if len(done.problems) > _TOLD:
+        kept = f": all are in {out / ACCOUNT}" if done.traces else ""
+        typer.echo(f"not read: {len(done.problems) - _TOLD} more{kept}", err=True)
     Console().print(_table(done))
     if not done.traces:
-        raise TraceError(f"nothing at {path} is a trace", fix=f"known formats: {', '.join(readers())}; force one with --format")
+        stays = f"; the earlier import in {out} stays as it is" if (out / TRACES).exists() else ""
+        raise TraceError(
+            f"nothing at {path} is a trace{stays}", fix=f"known formats: {', '.join(readers())}; force one with --format"
+        )
     typer.echo(f"{done.traces.total()} traces with {done.turns.total()} turns in {out / TRACES}")
+    _tell_toolless(done.toolless_states, done.states)
+
+
+def _tell_toolless(without: int, states: int) -> None:
+    if without:
+        typer.echo(f"{without} of {states} states name no tools: give `composer traces import --tools FILE`", err=True)
 
 
 def _table(done: Import) -> Table:
@@ -61,7 +82,7 @@ def export(
     atif: Annotated[Path, typer.Option(file_okay=False, help="Folder for one ATIF file per trace.")],
 ) -> None:
     """Write traces in Harbor's Agent Trajectory Interchange Format; importing them again loses nothing."""
-    written = write_atif(read_traces(folder / TRACES), atif)
+    written = write_atif(read_traces(_file(folder)), atif)
     typer.echo(f"{len(written)} ATIF trajectories in {atif}")
 
 
@@ -70,9 +91,23 @@ def states(
     folder: _Folder,
     out: Annotated[Path, typer.Option(help="File of JSON lines, one state each.")],
 ) -> None:
-    """Write every turn whose exact context is known as a state that teachers can re-answer."""
-    traces = list(read_traces(folder / TRACES))
+    """Write every turn whose exact context is known as a state that teachers can re-answer. Exits with 9 when there is none."""
+    traces = list(read_traces(_file(folder)))
     found = states_from_traces(traces)
+    if not found:
+        raise TraceError(
+            f"no states: of {sum(len(trace.turns) for trace in traces)} turns none has an exact context", fix=_NO_STATES
+        )
     replace_file(out, b"".join(json.dumps(state).encode() + b"\n" for state in found))
     left = sum(len(trace.turns) for trace in traces) - len(found)
     typer.echo(f"{len(found)} states in {out}" + (f"; {left} turns left out, whose context is incomplete" if left else ""))
+    _tell_toolless(sum(len(states_from_traces([trace])) for trace in traces if lacks_tools(trace)), len(found))
+
+
+_NO_STATES = "import logs that hold what the model saw: docs/traces.md says what each format lacks"
+
+
+def _file(folder: Path) -> Path:
+    """The file of traces that is meant; raises ConfigError that names the command for what is something else."""
+    refuse_other_kind(folder, "imported traces")
+    return folder if folder.is_file() else folder / TRACES

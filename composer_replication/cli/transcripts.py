@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from composer_replication.errors import ConfigError
+from composer_replication.cli.kinds import refuse_other_kind
+from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.traces.importing import TRACES
 from composer_replication.traces.store import trace_from_json
@@ -33,8 +34,10 @@ def read_transcripts(path: Path) -> Iterator[Batch]:
     """The transcripts at `path`, one batch per step of a run.
 
     Raises:
-        ConfigError: there is nothing there, or a line of it is none of these.
+        ConfigError: there is nothing there, it is something else, or a line of it is none of these.
+        StorageError: the file ends in the middle of a line.
     """
+    refuse_other_kind(path, "transcripts")
     if (path / TRACES).is_file():
         path = path / TRACES
     if path.is_dir():
@@ -63,8 +66,18 @@ def _lines(path: Path) -> Iterator[Transcript]:
         try:
             data = json.loads(line)
             yield trace_from_json(data) if "format" in data else trajectory_from_json(data)
+        except json.JSONDecodeError as error:
+            if number > text.count("\n"):
+                raise StorageError(
+                    f"{path}, line {number}: the file ends in the middle of it", fix="the file is damaged: make it again"
+                ) from error
+            raise _unknown(path, number, error) from error
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: neither a trajectory nor a trace ({type(error).__name__}: {error})",
-                fix="name a file with one trajectory or imported trace a line",
-            ) from error
+            raise _unknown(path, number, error) from error
+
+
+def _unknown(path: Path, number: int, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path}, line {number}: neither a trajectory nor a trace ({type(error).__name__}: {error})",
+        fix="name a file with one trajectory or imported trace a line",
+    )

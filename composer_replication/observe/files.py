@@ -19,7 +19,7 @@ from typing import Any
 
 from composer_replication.errors import ConfigError, StorageError
 
-__all__ = ["append_line", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
+__all__ = ["append_line", "cure", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
 
 _BLOCK = 1 << 16
 
@@ -30,15 +30,25 @@ def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        safe = "" if action == "read" else ". Every file already complete in the run directory is intact"
+        in_run = any((folder / _OF_RUNS).is_file() for folder in (path, *path.parents))
+        safe = ". Every file already complete in the run directory is intact" if in_run and action != "read" else ""
+        again = "continue from the last checkpoint with `composer train RUN.toml --resume`" if in_run else "run the command again"
         raise StorageError(
-            f"cannot {action} {path}: {error.strerror or error}{safe}",
-            fix=f"{_cure(path, action)}, then continue from the last checkpoint with `composer train RUN.toml --resume`",
+            f"cannot {action} {path}: {error.strerror or error}{safe}", fix=f"{cure(path, error, action)}, then {again}"
         ) from error
 
 
-def _cure(path: Path, action: str) -> str:
+_OF_RUNS = "metrics.jsonl"
+"""What every run directory has (`observe.run_dir`)."""
+
+
+def cure(path: Path, error: OSError, action: str = "write") -> str:
     """What to do about `path`, with the free space where it can be read."""
+    if isinstance(error, IsADirectoryError) or (action != "read" and path.is_dir() and isinstance(error, FileExistsError)):
+        return f"{path} is a folder: name a file"
+    above = next((p for p in path.parents if p.exists()), Path("/"))
+    if isinstance(error, NotADirectoryError | FileExistsError) and not above.is_dir():
+        return f"{above} is a file: name a folder"
     folder = next((p for p in path.parents if p.is_dir()), Path("/"))
     if action == "read":
         return f"make {path} readable"
@@ -131,25 +141,29 @@ def _cut_torn_line(descriptor: int) -> int:
     return end
 
 
-def read_lines(path: Path) -> Iterator[Any]:
-    """The JSON value of each line of `path`, ignoring a torn last line; nothing when the file is missing.
+def read_lines(path: Path, *, appended: bool = True) -> Iterator[Any]:
+    """The JSON value of each line of `path`; nothing when the file is missing.
+
+    Args:
+        appended: lines are added one by one, so a torn last one is ignored. A file that was written at once is damaged by one.
 
     Raises:
-        StorageError: the file cannot be read, or a line before the last is not JSON (damaged storage).
+        StorageError: the file cannot be read, or a line that is not ignored is not JSON (damaged storage).
     """
     if not path.exists():
         return
     with storage_errors(path, "read"), path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
-            if not line.endswith(b"\n"):
+            torn = not line.endswith(b"\n")
+            if torn and appended:
                 return
             try:
-                yield json.loads(line)
+                value = json.loads(line)
             except ValueError as error:
-                raise StorageError(
-                    f"{path}, line {number}: not JSON ({error})",
-                    fix="the file is damaged: restore it from a copy, or delete that line if the run may lose it",
-                ) from error
+                what = "the file ends in the middle of it" if torn else f"not JSON ({error})"
+                cure = "restore it from a copy, or delete that line if the run may lose it" if appended else "make it again"
+                raise StorageError(f"{path}, line {number}: {what}", fix=f"the file is damaged: {cure}") from error
+            yield value
 
 
 def dump_line(record: Mapping[str, Any]) -> str:

@@ -13,10 +13,12 @@ from typing import Any
 
 from composer_replication.errors import ConfigError
 from composer_replication.observe.files import replace_file
-from composer_replication.traces.fields import section, string
+from composer_replication.traces.fields import objects_in, section, string
+from composer_replication.traces.openhands import TWIN, Twins
 from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.redact import Redactor
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, peek
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
+from composer_replication.traces.states import INCOMPLETE, lacks_tools
 from composer_replication.traces.store import write_traces
 from composer_replication.transcript import Trace
 from composer_replication.types import ToolSchema
@@ -36,6 +38,10 @@ class Import:
     """Number of turns by format."""
     dropped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """By format, how often something was left out for which reason."""
+    states: int = 0
+    """Number of turns whose exact context is known."""
+    toolless_states: int = 0
+    """Number of these whose agent called tools that neither its log nor `tools` names."""
     problems: list[Problem] = field(default_factory=list)
     """What could not be read, in the order in which it was met."""
     redacted: Counter[str] = field(default_factory=Counter)
@@ -47,34 +53,39 @@ class Import:
             "traces": dict(self.traces),
             "turns": dict(self.turns),
             "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()},
+            "states": self.states,
+            "toolless_states": self.toolless_states,
             "problems": [str(problem) for problem in self.problems],
             "redacted": dict(self.redacted),
         }
 
 
 def import_traces(
-    path: Path,
-    out: Path,
+    path: Path | str,
+    out: Path | str,
     *,
     format: str | None = None,  # noqa: A002
     tools: Sequence[ToolSchema] = (),
     redact: bool = True,
+    overwrite: bool = False,
 ) -> Import:
     """Read everything at `path` that is a log of an agent, and write it to `out`.
 
     Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account; none where
-    nothing was a trace.
+    nothing was a trace. A trace's `details` name its log as `log`, from `path` on.
 
     Args:
         path: a file, or a folder that is searched; links are not followed.
         format: name of the reader for every file; each is guessed without it.
         tools: for traces whose logs do not name their tools.
         redact: replace credentials by `[REDACTED:kind]`.
+        overwrite: replace an earlier import in `out` also when it has traces, or turns of one, that this one has not.
 
     Raises:
-        ConfigError: nothing is at `path`, or no reader is called `format`.
+        ConfigError: nothing is at `path`, no reader is called `format`, or an earlier import in `out` would lose something.
         StorageError: `out` cannot be written.
     """
+    path, out = Path(path), Path(out)
     if not path.exists():
         raise ConfigError(f"there is nothing at {path}", fix="name a log of an agent, or a folder of them")
     forced = reader_for(format) if format else None
@@ -84,31 +95,67 @@ def import_traces(
     first = next(traces, None)
     if first is None:
         return account
-    write_traces(out / TRACES, itertools.chain([first], traces))
+    held = {} if overwrite else _held(out / TRACES)
+    write_traces(out / TRACES, _guarded(itertools.chain([first], traces), held, out / TRACES))
     if redactor:
         account.redacted = redactor.counts
     replace_file(out / ACCOUNT, json.dumps(account.to_json(), indent=1).encode() + b"\n")
     return account
 
 
+def _held(path: Path) -> dict[str, int]:
+    """Number of turns of each trace of an earlier import, as far as it can be read."""
+    if not path.is_file():
+        return {}
+    records = (item[1] for item in objects(path) if not isinstance(item, Problem))
+    return {string(record, "trajectory_id"): len(objects_in(record.get("turns"))) for record in records}
+
+
+def _guarded(traces: Iterator[Trace], held: dict[str, int], path: Path) -> Iterator[Trace]:
+    """The same traces; raises at their end when `path` held one that is not among them, or more of it."""
+    left = dict(held)
+    for trace in traces:
+        if left.get(trace.trajectory_id, 0) <= len(trace.turns):
+            left.pop(trace.trajectory_id, None)
+        yield trace
+    if left:
+        raise ConfigError(
+            f"{path} has {len(held)} traces of an earlier import, and {len(left)} of them are not in this one or are longer than "
+            f"in it, e.g. {min(left)}",
+            fix="name another folder with --out, import everything at once, or give --overwrite to lose them",
+        )
+
+
 def _traces(
     path: Path, forced: Reader | None, tools: tuple[ToolSchema, ...], redactor: Redactor | None, account: Import
 ) -> Iterator[Trace]:
     names: Counter[str] = Counter()
+    twins = Twins()
     for place, reader in _places(path, forced, account):
         for item in reader.read(place):
             if isinstance(item, Problem):
                 account.problems.append(item)
             elif isinstance(item, Dropped):
                 account.dropped[reader.name][item.reason] += item.count
+            elif reader.name == "openhands" and twins.has(item):
+                account.dropped[reader.name][TWIN] += 1
             else:
                 names[item.trajectory_id] += 1
                 if names[item.trajectory_id] > 1:
                     item = replace(item, trajectory_id=f"{item.trajectory_id}~{names[item.trajectory_id]}")
                 account.traces[reader.name] += 1
                 account.turns[reader.name] += len(item.turns)
-                given = replace(item, tools=tools) if tools and not item.tools else item
+                given = replace(item, tools=item.tools or tools, details={"log": _from(path, place), **item.details})
+                exact = sum(INCOMPLETE not in turn.details for turn in given.turns)
+                account.states += exact
+                account.toolless_states += exact if lacks_tools(given) else 0
                 yield redactor.redact(given) if redactor else given
+
+
+def _from(path: Path, place: Path) -> str:
+    """The name of a log below the path that was imported."""
+    below = os.path.relpath(place, path.resolve() if path.is_symlink() else path)
+    return place.name if below == "." else below
 
 
 def _places(path: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:

@@ -26,13 +26,14 @@ from composer_replication.traces.states import INCOMPLETE
 from composer_replication.transcript import Trace
 from composer_replication.types import Message, ToolCall, ToolResult
 
-__all__ = ["COMPLETIONS", "EVENTS", "READER", "OpenHandsReader"]
+__all__ = ["COMPLETIONS", "EVENTS", "READER", "TWIN", "OpenHandsReader", "Twins"]
 
 EVENTS, COMPLETIONS = "event-*.json", "*.json"
 ERROR = "[An error occurred during execution.]\n"
 MALFORMED = "_openhands_malformed_tool_call"
 MAX_OUTPUT = 30_000
 """Characters beyond which the SDK shortens a terminal's output."""
+TWIN = "conversations that are there twice, as events and as completions"
 LOST = "lost"
 """Stands for an event that the folder does not hold, or that cannot be read."""
 _NUMBER = re.compile(r"(?<=\Aevent-)\d{1,9}")
@@ -81,6 +82,26 @@ def _is_completion(record: Mapping[str, Any]) -> bool:
     return isinstance(record.get("messages"), list) and isinstance(record.get("response"), dict) and "timestamp" in record
 
 
+def _named(path: Path) -> str:
+    return path.parent.name if path.name in ("events", "completions") else path.name
+
+
+class Twins:
+    """Knows conversations again: those whose opening is the same, and whose every turn is among the turns of one before."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, list[set[str]]] = {}
+
+    def has(self, trace: Trace) -> bool:
+        """Whether `trace` is one that was asked about before, or a part of it; else it is remembered."""
+        turns = {repr((turn.text, [(call.call_id, call.name) for call in turn.tool_calls])) for turn in trace.turns}
+        known = self._seen.setdefault(repr(trace.messages), [])
+        if any(turns <= other for other in known):
+            return True
+        known.append(turns)
+        return False
+
+
 # --- events
 
 
@@ -93,7 +114,7 @@ def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
         yield Problem(path, "a conversation without an answer of the model")
         return
     yield Trace(
-        trajectory_id=path.parent.name if path.name == "events" else path.name,
+        trajectory_id=_named(path),
         format=READER.name,
         turns=view.recorder.turns(),
         messages=view.recorder.opening,
@@ -260,7 +281,7 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
             if problem:
                 yield Problem(path, problem)
         yield Trace(
-            trajectory_id=path.name + (f"/{place}" if place else ""),
+            trajectory_id=_named(path) + (f"/{place}" if place else ""),
             format=READER.name,
             turns=recorder.turns(),
             messages=recorder.opening,

@@ -11,7 +11,7 @@ from composer_replication.traces.recorder import INCOMPLETE, RAW, wire_call
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolSchema
 
-__all__ = ["INCOMPLETE", "TEXT_ACTIONS", "TraceState", "state_id", "states_from_traces"]
+__all__ = ["INCOMPLETE", "TEXT_ACTIONS", "TraceState", "lacks_tools", "state_id", "states_from_traces"]
 
 TEXT_ACTIONS = "text_actions"
 """Detail of a trace, true when the agent writes its actions in its text instead of calling tools: then the text is the action."""
@@ -52,6 +52,11 @@ def states_from_traces(traces: Iterable[Trace]) -> list[TraceState]:
     return [
         _state(trace, index, turn) for trace in traces for index, turn in enumerate(trace.turns) if INCOMPLETE not in turn.details
     ]
+
+
+def lacks_tools(trace: Trace) -> bool:
+    """Whether the agent called tools that its log does not name: a teacher that is shown no tools cannot call them."""
+    return not trace.tools and not trace.details.get(TEXT_ACTIONS) and any(turn.tool_calls for turn in trace.turns)
 
 
 def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:

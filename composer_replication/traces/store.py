@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.errors import ConfigError, StorageError
-from composer_replication.observe.files import read_lines
+from composer_replication.observe.files import cure, read_lines
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json, to_json
 
 __all__ = ["context_from", "context_steps", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
 
 
-def write_traces(path: Path, traces: Iterable[Trace]) -> int:
+def write_traces(path: Path | str, traces: Iterable[Trace]) -> int:
     """Write `traces` to `path`, one JSON line each, atomically, and return how many there were.
 
     A line grows with the messages of its trace, not with the sum of its contexts. `details` must be JSON data.
@@ -25,6 +25,7 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
     Raises:
         StorageError: it could not be written; what was at `path` is still there.
     """
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
     count = 0
     try:
@@ -37,24 +38,24 @@ def write_traces(path: Path, traces: Iterable[Trace]) -> int:
             os.fsync(stream.fileno())
         temporary.replace(path)
     except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}", fix=cure(path, error)) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}", fix="free space or make the folder writable, and import again"
-        ) from error
     return count
 
 
-def read_traces(path: Path) -> Iterator[Trace]:
+def read_traces(path: Path | str) -> Iterator[Trace]:
     """The traces of a file that `write_traces` wrote.
 
     Raises:
         ConfigError: there is no such file, or a line is no trace.
-        StorageError: the file cannot be read, or a line is not JSON.
+        StorageError: the file cannot be read, or a line is not JSON, as where the file ends in the middle of one.
     """
+    path = Path(path)
     if not path.is_file():
         raise ConfigError(f"there are no traces at {path}", fix="name a folder that `composer traces import ... --out` wrote")
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path, appended=False), start=1):
         try:
             yield trace_from_json(line)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -34,9 +34,9 @@ def write(path, transcripts):
 
 def test_trajectories_are_explained_turn_by_turn(tmp_path):
     said = explain(write(tmp_path / "t.jsonl", [FAILING]))
-    assert "turn 1: path_not_found" in said
+    assert "turn 0: path_not_found" in said
     assert "said, by template: Hint: there is no a.py. List the files first." in said
-    assert "turn 2: tests_failed" in said
+    assert "turn 1: tests_failed" in said
     assert "not said: nothing to say about tests_failed" in said
     assert "not said: after an earlier error [template: Hint: nothing was run after" in said
     assert "1 transcripts, 3 turns; nothing was found in 0 transcripts" in said
@@ -80,7 +80,7 @@ def test_rules_of_ones_own(tmp_path):
         '[[rule]]\nname = "j"\njudge = "Is it rude?"\nmessage = "Be kind."\n'
     )
     said = explain(write(tmp_path / "t.jsonl", [FAILING]), "--rules", rules)
-    assert "turn 2: style" in said
+    assert "turn 1: style" in said
     assert "Hint: No y." in said
     assert "1 rules of" in said
 

@@ -84,6 +84,7 @@ def test_states_are_turns_whose_context_is_known():
     recorder.answer("", [native_call("c0", "bash", '{"command": "ls"}')])
     recorder.result(ToolResult(call_id="c0", name="bash", content="a.py"))
     recorder.answer("", [native_call("c1", "bash", '{"command": ')])
+    recorder.result(ToolResult(call_id="c1", name="bash", content="what?"))
     recorder.answer("I cannot see it", details={"incomplete": "an image"})
     recorder.answer("done")
     trace = Trace(trajectory_id="t", format="test", turns=recorder.turns(), task_id="task")

@@ -56,3 +56,22 @@ def test_explain_asks_the_judge_of_style_rules(tmp_path):
         result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     (finding,) = json.loads(result.stdout)["traces"][0]["findings"]
     assert (finding["kind"], finding["hint"], finding["source"]) == ("style", "Hint: Be kind.", "template")
+
+
+@pytest.mark.parametrize(("cap", "code"), [(0, 6), (1, 0)])
+def test_explain_says_what_it_asked_and_what_it_cost(tmp_path, cap, code):
+    turns = (TraceTurn(context=(), text="Nonsense, fool."), TraceTurn(context=(), text="Well."))
+    (tmp_path / "t.jsonl").write_text(json.dumps(to_json(Trace(trajectory_id="t", format="x", turns=turns))))
+    (tmp_path / "style.toml").write_text('[[rule]]\nname = "kind"\njudge = "Is it rude?"\nmessage = "Be kind."\n')
+    with TeacherServer(lambda body, n: Reply(content="No.")) as server:
+        fields = {"name": "j", "model": "m", "base_url": server.base_url, "api_key_env": ""}
+        prices = {"usd_per_million_input": 1.0, "usd_per_million_output": 1.0}
+        lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in {**fields, **prices}.items())
+        (tmp_path / "teachers.toml").write_text(f"[[teachers]]\n{lines}\n")
+        words = ["hints", "explain", tmp_path / "t.jsonl", "--rules", tmp_path / "style.toml", "--max-usd", cap]
+        words += ["--teachers", tmp_path / "teachers.toml", "--ledger", tmp_path / "ledger.sqlite"]
+        result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == code
+    assert ("rule kind: 2 turns not asked, cap $0" in result.stderr) == (cap == 0)
+    assert f"{2 * cap} questions were answered; $" in result.stderr
+    assert f"of ${cap} at most" in result.stderr

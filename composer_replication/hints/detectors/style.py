@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -65,11 +66,13 @@ class StyleRules:
 
     Args:
         ask: who answers the questions of the rules that have one; they are not looked at without.
+        unanswered: number of turns about which nothing was answered, by the name of the rule; `detect` counts there.
     """
 
     rules: Sequence[PatternRule | JudgeRule]
     ask: Ask | None = None
     kinds: tuple[str, ...] = ("style",)
+    unanswered: Counter[str] = field(default_factory=Counter)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -93,6 +96,8 @@ class StyleRules:
             return None
         calls = "\n".join(f"call {s.call.name} with {dict(s.call.arguments)}"[:2_000] for s in steps if s.call is not None)
         answer = self.ask(f"One turn of a coding agent:\n\n{text[:4_000]}\n{calls}\n\n{rule.question} Answer yes or no.")
+        if answer is None:
+            self.unanswered[rule.name] += 1
         if answer is None or not re.match(r"\W*yes\b", answer, re.IGNORECASE):
             return None
         return Finding(kind="style", turn=turn, confidence=0.8, evidence={"rule": rule.name, "message": rule.message})
