@@ -32,7 +32,7 @@ function hintView(hint) {
 function pairView(pair, open) {
   const votes = Object.entries(pair.votes);
   return el('details', { class: 'pair', open }, el('summary', {}, `Replay pair ${pair.pair_id}: `, plural(votes.length, 'teacher vote')),
-    el('p', { class: 'small' }, [['state', pair.state_id], ['trajectory', pair.trajectory_id], ['turn', pair.turn == null ? null : pair.turn + 1]]
+    el('p', { class: 'small' }, [['state', pair.state_id], ['trajectory', pair.trajectory_id], ['turn', pair.turn]]
       .filter(([, v]) => v != null).map(([k, v]) => `${k}: ${v}`).join(' \u00b7 ')),
     el('div', { class: 'sides' },
       el('div', {}, el('h6', {}, badge('passed', 'chosen')), block(pair.chosen, 'reply')),
@@ -44,7 +44,7 @@ function turnView(turn, index, pairs) {
   const confidence = turn.logprob == null ? '' : ` \u00b7 mean log-prob ${number(turn.logprob)}`;
   const body = el('div', { class: 'body' }, block(turn.text, 'sampled'), turn.calls.map(callView), turn.results.map(resultView));
   return el('article', { class: `turn${turn.hints.length ? ' found' : ''}${told(turn).length ? ' hinted' : ''}` },
-    el('h5', {}, `Turn ${index + 1}`, told(turn).length ? badge('error', 'error turn') : null,
+    el('h5', {}, `Turn ${index}`, told(turn).length ? badge('error', 'error turn') : null,
       el('span', { class: 'small' }, `${plural(turn.tokens, 'sampled token')}${confidence} \u00b7 ${plural(turn.observed, 'observed token')}`)),
     el('div', { class: 'columns' }, body, turn.hints.length ? el('div', { class: 'hints' }, turn.hints.map(hintView)) : null),
     pairs.map((pair) => pairView(pair, false)));
