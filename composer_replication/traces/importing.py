@@ -15,6 +15,7 @@ from composer_replication.errors import ConfigError
 from composer_replication.observe.files import replace_file
 from composer_replication.traces.fields import objects_in, section, string
 from composer_replication.traces.openhands import TWIN, Twins
+from composer_replication.traces.own import READER as OWN
 from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
@@ -72,7 +73,7 @@ def import_traces(
     """Read everything at `path` that is a log of an agent, and write it to `out`.
 
     Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account; none where
-    nothing was a trace. A trace's `details` name its log as `log`, from `path` on.
+    nothing was a trace. A foreign trace's `details` name its log as `log`, from `path` on.
 
     Args:
         path: a file, or a folder that is searched; links are not followed.
@@ -132,6 +133,7 @@ def _traces(
     names: Counter[str] = Counter()
     twins = Twins()
     for place, reader in _places(path, forced, account):
+        log = {"log": _from(path, place)} if reader.name != OWN.name else {}  # ids of ours say where they are from
         for item in reader.read(place):
             if isinstance(item, Problem):
                 account.problems.append(item)
@@ -145,7 +147,7 @@ def _traces(
                     item = replace(item, trajectory_id=f"{item.trajectory_id}~{names[item.trajectory_id]}")
                 account.traces[reader.name] += 1
                 account.turns[reader.name] += len(item.turns)
-                given = replace(item, tools=item.tools or tools, details={"log": _from(path, place), **item.details})
+                given = replace(item, tools=item.tools or tools, details={**log, **item.details})
                 exact = sum(INCOMPLETE not in turn.details for turn in given.turns)
                 account.states += exact
                 account.toolless_states += exact if lacks_tools(given) else 0

@@ -90,12 +90,12 @@ class Twins:
     """Knows conversations again: those whose opening is the same, and whose every turn is among the turns of one before."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, list[set[str]]] = {}
+        self._seen: dict[int, list[set[int]]] = {}
 
     def has(self, trace: Trace) -> bool:
         """Whether `trace` is one that was asked about before, or a part of it; else it is remembered."""
-        turns = {repr((turn.text, [(call.call_id, call.name) for call in turn.tool_calls])) for turn in trace.turns}
-        known = self._seen.setdefault(repr(trace.messages), [])
+        turns = {hash((turn.text, *((call.call_id, call.name) for call in turn.tool_calls))) for turn in trace.turns}
+        known = self._seen.setdefault(hash(repr(trace.messages)), [])
         if any(turns <= other for other in known):
             return True
         known.append(turns)

@@ -35,7 +35,8 @@ def trace_from_trajectory(trajectory: Trajectory) -> Trace:
         understood = any(call.error is None for call in turn.tool_calls)
         text = content if understood or not turn.tool_calls else turn.text.strip()
         shown = tuple(call for call in turn.tool_calls if call.error is None)
-        recorder.answer(text, [(call, None) for call in turn.tool_calls], details=_ids(turn), message=assistant(text, shown, {}))
+        calls, spoken = [(call, None) for call in turn.tool_calls], assistant(text, shown, {})
+        recorder.answer(text, calls, details=_ids(turn), message=spoken, whole=True)  # we know what we sent
         for result in turn.results:
             recorder.result(result)
     return Trace(

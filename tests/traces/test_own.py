@@ -49,6 +49,11 @@ def test_states_are_those_of_the_trajectory():
     assert states_from_traces([trace_from_trajectory(TRAJECTORY)]) == states_from_trajectories([TRAJECTORY])
 
 
+def test_our_own_contexts_are_exact_also_where_a_call_has_no_result():
+    asked = replace(TRAJECTORY.turns[0], results=())
+    assert len(states_from_trajectories([replace(TRAJECTORY, turns=(asked, TRAJECTORY.turns[1]))])) == 2
+
+
 def test_a_run_directory_is_read_whole(tmp_path):
     run = RunDir.create(tmp_path / "run")
     run.write_trajectories(
