@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.console import Console
 
 from composer_replication.cli.gating import (
@@ -31,6 +31,7 @@ from composer_replication.cli.gating import (
 )
 from composer_replication.cli.kinds import refuse_other_kind
 from composer_replication.config import load_teachers
+from composer_replication.config.lines import read_models
 from composer_replication.errors import ConfigError, TeacherError
 from composer_replication.observe import Phase, Terminal, files, usd
 from composer_replication.traces import TraceState
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_states", "replay"]
 
+_MONEY = ("USD in ledger", "held in ledger")
+"""All that the ledger has booked, of earlier commands too, beside columns of this command alone."""
 EXIT_INCOMPLETE = TeacherError.exit_code
 """Some questions have no answer; the same command asks them again."""
 
@@ -78,7 +81,7 @@ def replay(
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
     asked = read_states(states)
-    billed = None if bill is None else list(_lines(bill, _Billed))
+    billed = None if bill is None else [line for _, line in read_models(bill, TypeAdapter(_Billed))]
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd)
     gated = gate_of(gate, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
@@ -93,6 +96,7 @@ def replay(
         try:
             with progress:
                 found = asyncio.run(_ask(asked, tiers, gated, reach, max_usd, ledger, progress))
+            _tell_replaced(terminal, out / "answers.jsonl", found.answers)
             _write(out, found)
         finally:
             spend = _spend(chosen, progress.counts, ledger, max_usd)
@@ -156,9 +160,6 @@ def _write(out: Path, found: _Found) -> None:
 # --- what is read -------------------------------------------------------------------------------------------------------
 
 
-_Line = TypeVar("_Line", bound=BaseModel)
-
-
 class _Message(BaseModel):
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "user", "assistant", "tool"]
@@ -177,6 +178,11 @@ class _State(BaseModel):
     findings: list[str] = []
 
 
+class _Answered(BaseModel):
+    question_id: str
+    teacher: str
+
+
 class _Billed(BaseModel):
     call_id: str
     usd: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -185,29 +191,13 @@ class _Billed(BaseModel):
 def read_states(path: Path) -> list[TraceState]:
     """The states of a file of JSON lines. Raises ConfigError, which names line and field, or what the file is instead."""
     refuse_other_kind(path, "states")
-    states = [cast(TraceState, state.model_dump(exclude_unset=True)) for state in _lines(path, _State)]
+    states = [cast(TraceState, state.model_dump(exclude_unset=True)) for _, state in read_models(path, TypeAdapter(_State))]
     if not states:
         raise ConfigError(f"{path} has no states", fix="write one JSON object a line: state_id, messages, student_action")
     twice = [name for name, count in Counter(s["state_id"] for s in states).items() if count > 1]
     if twice:
         raise ConfigError(f"{path}: two states have the state_id {twice[0]!r}", fix="give every state a state_id of its own")
     return states
-
-
-def _lines(path: Path, kind: type[_Line]) -> Iterator[_Line]:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield kind.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"])
-                message = f"{path}, line {number}: {where + ': ' if where else ''}{first['msg'].lower()}"
-                raise ConfigError(message, fix=f"correct {where or 'that line'}") from None
 
 
 def _resume(terminal: Terminal, ledger: Ledger, states: Sequence[TraceState], teachers: Sequence[Teacher]) -> None:
@@ -229,6 +219,23 @@ def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> 
         f"the bill: of ${usd(before)} held, {done.billed} calls were billed and {done.free} were not; {done.corrected} paid "
         f"calls had another price; {done.unknown} calls are of another ledger; ${usd(ledger.spent_usd)} is spent"
     )
+
+
+def _tell_replaced(terminal: Terminal, path: Path, answers: Sequence[TeacherAnswer]) -> None:
+    """Say what the file loses when it is written anew."""
+    if not path.is_file():
+        return
+    try:
+        before = [(line.question_id, line.teacher) for _, line in read_models(path, TypeAdapter(_Answered))]
+    except ConfigError:
+        terminal.note(f"{path} held no answers and is replaced")
+        return
+    lost = len(set(before) - {(answer.question_id, answer.teacher) for answer in answers})
+    if lost:
+        terminal.note(
+            f"{len(before)} answers replaced by {len(answers)} in {path}: {lost} are to other states or by other teachers; they "
+            "stay in the ledger, and a command with all of them writes them again at no cost"
+        )
 
 
 # --- what came of it ----------------------------------------------------------------------------------------------------
@@ -323,7 +330,7 @@ def _outcome(states: Sequence[TraceState], found: TieredAnswers) -> dict[str, An
 
 
 def _show(terminal: Terminal, spend: dict[str, Any]) -> None:
-    columns = ("teacher", "asked", "answered", "from cache", "failed", "prompt tokens", "cached", "answer tokens", "USD", "held")
+    columns = ("teacher", "asked", "answered", "from cache", "failed", "prompt tokens", "cached", "answer tokens", *_MONEY)
     cells = [
         (
             row["teacher"],

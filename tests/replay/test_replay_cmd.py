@@ -203,3 +203,18 @@ def test_teachers_that_are_none_are_named(files, tmp_path, text, message):
         with pytest.raises(ConfigError, match=message):
             run(*arguments, "--max-usd", 1)
         assert server.requests == []
+
+
+def test_answers_that_a_file_loses_are_told(files, tmp_path):
+    """Fewer states into the same folder: the file shrinks, the ledger does not, and the money is labelled as the ledger's."""
+    with TeacherServer(lambda body, n: Reply(content="x", cost=0.01)) as server:
+        first = run(*files(server), "--max-usd", 5)
+        assert "replaced" not in first.output
+        assert "replaced" not in run(*files(server), "--max-usd", 5).output
+        fewer = run(*files(server, states=[state(0)]), "--max-usd", 5)
+        assert "6 answers replaced by 2 in " in fewer.output.replace("\n", " ")
+        assert "4 are to other states" in fewer.output.replace("\n", " ")
+        assert "USD in ledger" in fewer.output
+        (tmp_path / "out" / "answers.jsonl").write_text("no json\n")
+        assert "held no answers and is replaced" in run(*files(server), "--max-usd", 5).output.replace("\n", " ")
+    assert len(answers(tmp_path)) == 6
