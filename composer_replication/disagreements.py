@@ -41,11 +41,33 @@ __all__ = [
 
 
 def check_states(states: Sequence[TraceState]) -> None:
-    """Raises ConfigError when two states have one id."""
+    """Raises ConfigError when an entry is no `TraceState`, or two states have one id."""
+    for index, state in enumerate(states):
+        problem = _problem_of(state)
+        if problem is not None:
+            raise ConfigError(
+                f"states[{index}]{problem}",
+                fix="a state has state_id, messages (what the agent had seen, in the OpenAI form) and student_action",
+            )
     counts = Counter(s["state_id"] for s in states)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise ConfigError(f"two states have the id {repeated[0]!r}", fix="give every state an id of its own")
+
+
+def _problem_of(state: Any) -> str | None:
+    """What keeps a value from being a state, to follow its name; None when nothing does."""
+    if not isinstance(state, Mapping):
+        return f" is {type(state).__name__!r}, no dict"
+    for key, kind in (("state_id", str), ("messages", Sequence), ("student_action", str)):
+        if key not in state:
+            return f" has no {key}"
+        if not isinstance(state[key], kind) or (key != "student_action" and not state[key]):
+            return f".{key} is {state[key]!r:.60}"
+    for place, message in enumerate(state["messages"]):
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            return f".messages[{place}] is no dict with role and content"
+    return None
 
 
 class DPOPair(TypedDict):
@@ -78,6 +100,8 @@ class Disagreements:
     """What a vote of each family weighed."""
     undecided: tuple[tuple[str, str], ...]
     """Actions that no method could compare; a judge may (`teachers.judge_pairs`)."""
+    clusters: int
+    """Groups of two votes or more, or of votes and the student's action, that are one action (SAME)."""
     dissolved: int
     """Clusters that contradicted themselves, and were none."""
 
@@ -121,7 +145,7 @@ def find_disagreements(
         weights: of a family's vote; `fitted` are accuracies told from how the families agree (`agreement.family_accuracies`).
 
     Raises:
-        ConfigError: two states of one id, or a threshold below one.
+        ConfigError: an entry is no state, two states of one id, or a threshold below one.
         SandboxError: a scene's box broke.
     """
     check_states(states)
@@ -158,6 +182,7 @@ def find_disagreements(
         methods=dict(counts.methods),
         weights={family: weights.get(family, 1.0) for family in sorted(families)},
         undecided=tuple(sorted(counts.undecided)),
+        clusters=sum(len(c.votes) > 1 or c.student.same for clusters, _ in clustered for c in clusters),
         dissolved=sum(dissolved for _, dissolved in clustered),
     )
 

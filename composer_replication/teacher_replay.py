@@ -34,6 +34,7 @@ from composer_replication.teachers import (
     TieredAnswers,
     ask_in_tiers,
     cheapest,
+    read_answers,
 )
 from composer_replication.teachers.pool import answer_key
 from composer_replication.traces import TraceState
@@ -47,6 +48,7 @@ __all__ = [
     "extract_dpo_pairs",
     "find_disagreements",
     "pairs_to_token_pairs",
+    "read_answers",
     "replay_in_tiers",
     "replay_trace",
 ]
@@ -96,7 +98,7 @@ async def replay_trace(
         gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also tells why.
 
     Raises:
-        ConfigError: two states of one id, or teachers that cannot be asked (see `TeacherPool`).
+        ConfigError: an entry is no state, two states of one id, or teachers that cannot be asked (see `TeacherPool`).
         TeacherError: no teacher answered anything; BudgetExceededError when the cap is the reason.
     """
     if gate is not None:

@@ -38,8 +38,8 @@ INTERRUPTED = 130
 
 _EXIT_CODES = (
     "Exit codes: 2 usage or configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, "
-    "8 a channel is off under strict, 9 nothing is a trace, 10 the verdict is no (grade, rollout) or nothing is left (pairs), "
-    "11 a program that does the work died (data-juicer, Ray), 130 interrupted."
+    "8 a channel is off under strict, 9 nothing is a trace or a pair, 10 the verdict is no (grade, rollout) or nothing is left "
+    "(pairs), 11 a program that does the work died (data-juicer, Ray), 130 interrupted."
 )
 
 

@@ -1,4 +1,4 @@
-"""`composer pairs`: preference pairs before they are trained on."""
+"""`composer pairs`: from teachers' answers to preference pairs, and what of them is worth training on."""
 
 from __future__ import annotations
 
@@ -13,26 +13,80 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.actions import parse_action
+from composer_replication.cli.options import refuse_overwriting
+from composer_replication.cli.replay_cmd import read_states
 from composer_replication.errors import ConfigError
 
 if TYPE_CHECKING:
+    from composer_replication.disagreements import Disagreements
     from composer_replication.replaysim import NormalizeReport
     from composer_replication.replaysim.pairs_file import BadLine
     from composer_replication.replaysim.recipe import Operator
+    from composer_replication.teachers import TeacherAnswer
+    from composer_replication.traces import TraceState
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Preference pairs, as lines of JSON.", no_args_is_help=True)
 
+EXIT_NO_PAIRS = 9
 EXIT_NOTHING_LEFT = 10
 _MOST_BAD_LINES = 10
 _EXAMPLE_LENGTH = 40
 _PIPED_WIDTH = 160
 
 
-@app.callback()
-def _top() -> None:
-    """Make `normalize` a command of its own, though it is the only one."""
+@app.command()
+def extract(
+    states: Annotated[Path, typer.Argument(help="The states that were replayed, as `composer replay` read them.")],
+    answers: Annotated[Path, typer.Argument(help="The answers.jsonl that `composer replay` wrote.")],
+    out: Annotated[Path, typer.Option(help="File for the pairs, one per line, in JSON; replaced whole.")],
+    threshold: Annotated[int, typer.Option(min=1, help="Families of teachers that must choose the same action.")] = 2,
+) -> None:
+    """Make a preference pair of every state where enough teachers agree on another action than the student's.
+
+    Exits with 9 when no state gives one.
+    """
+    from composer_replication.disagreements import find_disagreements
+    from composer_replication.replaysim.pairs_file import write_pairs
+    from composer_replication.teachers import read_answers
+
+    refuse_overwriting({"STATES": states, "ANSWERS": answers}, {"--out": out})
+    given, told = read_states(states), read_answers(answers)
+    known = {state["state_id"] for state in given}
+    strange = sum(answer.question_id not in known for answer in told)
+    if strange == len(told):
+        raise ConfigError(f"none of the {strange} answers in {answers} is to a state of {states}", fix="name the states replayed")
+    found = find_disagreements(given, told, threshold)
+    by_id = {state["state_id"]: state for state in given}
+    extra = {name: {"tools": by_id[name].get("tools", []), "confidence": weight} for name, weight in found.confidence.items()}
+    write_pairs(out, ({**pair, **extra[pair["state_id"]]} for pair in found.pairs))
+    _show_found(given, told, strange, found)
+    typer.echo(f"{len(found.pairs)} pairs of {len(given)} states: {out}")
+    if not found.pairs:
+        families = {answer.family or answer.teacher for answer in told if answer.error is None}
+        if len(families) < threshold:
+            typer.echo(f"the answers are of {len(families)} families and --threshold is {threshold}: lower it", err=True)
+        raise typer.Exit(EXIT_NO_PAIRS)
+
+
+def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], strange: int, found: Disagreements) -> None:
+    """What became of the states, a number and its meaning in a row."""
+    answered = {answer.question_id for answer in answers if answer.error is None} & {state["state_id"] for state in states}
+    table = Table("", "", box=box.SIMPLE_HEAD, show_header=False)
+    rows = [
+        ("states", len(states)),
+        ("answered by a teacher", len(answered)),
+        ("SAME clusters", found.clusters),
+        ("clusters dissolved for contradicting themselves", found.dissolved),
+        ("undecided comparisons", len(found.undecided)),
+        ("pairs", len(found.pairs)),
+        *((f"no pair: {reason}", count) for reason, count in sorted(found.dropped.items())),
+        *((f"no vote: {reason}", count) for reason, count in sorted(found.abstained.items())),
+    ]
+    for name, count in [*rows, *([("answers to other states", strange)] if strange else [])]:
+        table.add_row(escape(name), str(count))
+    Console().print(table)
 
 
 @app.command()
@@ -53,8 +107,11 @@ def normalize(
     A line that is no pair is refused with FILE:LINE, and nothing is written. Exits with 10 when no pair is left.
     """
     from composer_replication.replaysim import DJNormalizer
+    from composer_replication.replaysim.builtin import states_lost
     from composer_replication.replaysim.pairs_file import read_pairs, write_pairs
+    from composer_replication.replaysim.recipe import DEDUPLICATOR
 
+    refuse_overwriting({"PAIRS": pairs, "--recipe": recipe}, {"--out": out, "--dropped": dropped})
     normalizer = DJNormalizer(recipe, backend, ray_address=ray_address)
     given, bad = read_pairs(pairs)
     _tell_bad_lines(bad, skip=skip_bad_lines)
@@ -66,6 +123,9 @@ def normalize(
         marked = zip(given, report.dropped_by, strict=True)
         write_pairs(dropped, ({**pair, "dropped_by": by} for pair, by in marked if by is not None))
     _print(report, normalizer.operators, given)
+    lost = states_lost(normalizer.operators, given, report.dropped_by)
+    if lost:
+        typer.echo(f"{lost} dropped although their states differ; remove {DEDUPLICATOR} from the recipe for agents", err=True)
     skipped = f", {len(bad)} lines skipped" if bad else ""
     typer.echo(f"{report.kept} of {report.given} pairs kept{skipped}: {out}")
     if not report.kept:

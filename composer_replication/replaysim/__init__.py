@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.replaysim.normalize import replay_and_normalize_trace
+from composer_replication.replaysim.normalize import replay_and_normalize_trace, replay_and_normalize_trace_sync
 from composer_replication.replaysim.normalizer import DJNormalizer, NormalizeReport
 from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_to_normalized, dpo_pair_to_dj_record
 
@@ -13,4 +13,5 @@ __all__ = [
     "dj_record_to_normalized",
     "dpo_pair_to_dj_record",
     "replay_and_normalize_trace",
+    "replay_and_normalize_trace_sync",
 ]

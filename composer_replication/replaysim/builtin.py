@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from composer_replication.errors import ConfigError
 from composer_replication.replaysim.backend import in_turn
 from composer_replication.replaysim.recipe import DEDUPLICATOR, KNOWN_OPERATORS, Operator
 from composer_replication.replaysim.special_characters import SPECIAL_CHARACTERS
 
-__all__ = ["BuiltinBackend"]
+__all__ = ["BuiltinBackend", "states_lost"]
 
 _NON_CHARACTERS = re.compile(rf"(?:[^\S\x1c-\x1f]|\d|[{re.escape(string.punctuation)}])+")
 _BLANKS = dict.fromkeys(map(ord, " \n\t"), " ")
@@ -64,11 +67,38 @@ def _keep(operator: Operator, texts: Sequence[str]) -> list[bool]:
         return [first <= statistic(text) <= second for text in texts]
     seen: set[str] = set()
     kept = []
-    for text in texts:
-        fingerprint = _fingerprint(text, lowercase=bool(first), ignore_non_character=bool(second))
+    for fingerprint in _fingerprints(operator, texts):
         kept.append(fingerprint not in seen)
         seen.add(fingerprint)
     return kept
+
+
+def _fingerprints(operator: Operator, texts: Sequence[str]) -> Iterator[str]:
+    lowercase, marks = map(bool, {**KNOWN_OPERATORS[DEDUPLICATOR], **operator.parameters}.values())
+    return (_fingerprint(text, lowercase=lowercase, ignore_non_character=marks) for text in texts)
+
+
+def states_lost(operators: Sequence[Operator], pairs: Sequence[Mapping[str, Any]], dropped_by: Sequence[str | None]) -> int:
+    """Pairs that the deduplicator dropped for the text of a pair at ANOTHER state: in another conversation the same action is no
+    duplicate.
+
+    Args:
+        dropped_by: `NormalizeReport.dropped_by`.
+    """
+    lost = 0
+    for operator in operators:
+        if operator.name == DEDUPLICATOR:
+            alike: defaultdict[str, list[int]] = defaultdict(list)
+            for index, fingerprint in enumerate(_fingerprints(operator, [pair[operator.text_key] for pair in pairs])):
+                if dropped_by[index] in (None, operator.title):
+                    alike[fingerprint].append(index)
+            for indices in alike.values():
+                seen: set[str] = set()
+                for index in indices if len(indices) > 1 else ():
+                    conversation = json.dumps(pairs[index]["state_messages"], sort_keys=True)
+                    lost += dropped_by[index] is not None and conversation not in seen
+                    seen.add(conversation)
+    return lost
 
 
 def _fingerprint(text: str, *, lowercase: bool, ignore_non_character: bool) -> str:

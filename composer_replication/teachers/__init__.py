@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.agreement import Vote
+from composer_replication.teachers.answers import read_answers
 from composer_replication.teachers.audit import Audit, Missed
 from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
@@ -44,6 +45,7 @@ __all__ = [
     "judge_pairs",
     "measured",
     "plan",
+    "read_answers",
     "request_key",
     "warn_of_cap",
     "wire_messages",

@@ -184,7 +184,7 @@ def test_4e(endpoint, states):
 
 
 def test_4e_sync_sibling(endpoint, states):
-    from composer_replication.replaysim.normalize import replay_and_normalize_trace_sync
+    from composer_replication.replaysim import replay_and_normalize_trace_sync
 
     actions, pairs = replay_and_normalize_trace_sync(
         states=states, teachers=composer_replication.DEFAULT_TEACHERS, agreement_threshold=3, max_total_usd=10.0

@@ -46,7 +46,8 @@ def write(tmp_path):
 def test_the_table_counts_what_every_operator_dropped(write, tmp_path):
     out, dropped = tmp_path / "out.jsonl", tmp_path / "dropped.jsonl"
     done = composer(write(*PAIRS, b""), "--out", out, "--dropped", dropped)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == "1 dropped although their states differ; remove document_deduplicator from the recipe for agents\n"
     rows = [line.split() for line in done.stdout.splitlines() if "_filter" in line or "_dedup" in line]
     filters = [f"{name}_filter" for name in ("text_length", "words_num", "special_characters")]
     expected = [(name, field) for name in filters for field in ("chosen", "rejected")]
@@ -152,3 +153,34 @@ def test_a_file_that_is_missing_or_cannot_be_written_is_named(write, tmp_path):
     assert refused.returncode == 7
     assert "cannot write" in refused.stderr
     assert "--resume" not in refused.stderr
+
+
+def test_the_same_action_at_the_same_state_is_no_loss(write, tmp_path):
+    """Only duplicates of another state's pair are lost to an agent."""
+    again = pair(0, GOOD + "!") | {"state_id": "resampled"}
+    done = composer(write(PAIRS[0], again), "--out", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 of 2 pairs kept" in done.stdout
+    three = composer(write(PAIRS[0], again, pair(1, GOOD), pair(2, GOOD)), "--out", tmp_path / "out.jsonl")
+    assert three.stderr.startswith("2 dropped although their states differ")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("pairs.jsonl", "--out", "./pairs.jsonl"), "--out and PAIRS are the same file"),
+        (("pairs.jsonl", "--out", "link.jsonl"), "--out and PAIRS are the same file"),
+        (("pairs.jsonl", "--out", "out.jsonl", "--dropped", "sub/../pairs.jsonl"), "--dropped and PAIRS are the same file"),
+        (("pairs.jsonl", "--out", "out.jsonl", "--dropped", "out.jsonl"), "--dropped and --out are the same file"),
+        (("pairs.jsonl", "--recipe", "own.yaml", "--out", "own.yaml"), "--out and --recipe are the same file"),
+    ],
+)
+def test_what_is_read_is_not_written(write, tmp_path, names, told):
+    before = write(*PAIRS).read_bytes()
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "pairs.jsonl")
+    (tmp_path / "sub").mkdir()
+    done = composer(*(name if name.startswith("--") else tmp_path / name for name in names))
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert (tmp_path / "pairs.jsonl").read_bytes() == before
+    assert not (tmp_path / "out.jsonl").exists()
