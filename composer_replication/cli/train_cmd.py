@@ -6,7 +6,7 @@ import asyncio
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.console import Console
 from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
 from composer_replication.errors import ConfigError
 from composer_replication.observe import Terminal
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.pairs_file import FilePairs
 
 __all__ = ["train"]
 
@@ -76,6 +79,7 @@ def _check(config: RunConfig) -> None:
     from composer_replication.sandbox import open_sandbox
     from composer_replication.tokens import ChatRenderer
     from composer_replication.trainer.models import load_policy
+    from composer_replication.trainer.pairs_file import file_pairs
     from composer_replication.trainer.preflight import check_run, prove_solutions
 
     console = Console()
@@ -83,22 +87,24 @@ def _check(config: RunConfig) -> None:
     checked = check_run(config)
     prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
     model, tokenizer = load_policy(config.model)
-    ChatRenderer(tokenizer)
-    TransformersEngine(model, tokenizer)
+    renderer = ChatRenderer(tokenizer)
+    window = TransformersEngine(model, tokenizer).context_window
     console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
     held_out = ", ".join(task.spec.task_id for task in checked.held_out) or "none, so pass@1 is not measured"
     console.print(f"tasks: {len(checked.train)} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
     for arm in config.arms:
-        _say(console, arm, resolve_arm(config, arm), len(checked.train))
+        variant = resolve_arm(config, arm)
+        _say(console, arm, variant, len(checked.train), file_pairs(variant, renderer, window))
     console.print("no rollout was made")
 
 
-def _say(console: Console, arm: str, config: RunConfig, tasks: int) -> None:
+def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FilePairs | None) -> None:
     """One arm's channels and rollouts in a line."""
+    from composer_replication.trainer.preflight import NO_SOURCE
+
     loss, teachers = config.loss, len(config.teachers)
-    replay = (
-        "off (weight 0)" if loss.replay.weight == 0 else f"{teachers} teachers" if teachers else "off (the run names no teachers)"
-    )
+    sources = [*([f"{teachers} teachers"] if teachers else []), *([str(pairs)] if pairs else [])]
+    replay = "off (weight 0)" if loss.replay.weight == 0 else " and ".join(sources) or f"off ({NO_SOURCE})"
     hint = "off (weight 0)" if loss.hint.weight == 0 else "on"
     practice = config.steps * config.rollout.groups * config.rollout.group_size
     traces = tasks * loss.replay.traces_per_task if loss.replay.weight > 0 and teachers else 0

@@ -20,6 +20,7 @@ __all__ = ["load_config", "load_teachers", "resolve_arm", "to_toml"]
 
 _SHARED = ("name", "out", "threads", "model", "tasks", "sandbox", "arms", "rollout.env_workers")
 """What all arms of a run have in common."""
+_PAIRS = "loss.replay.pairs"
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -173,7 +174,25 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     if python is not None and not config.sandbox.kind.startswith("remote:") and not python.is_file():
         raise ConfigError(f"{where}: tasks.python: no such file: {python}", fix="name the interpreter that runs the tests")
     tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out, "python": python})
-    return config.model_copy(update={"tasks": tasks, "model": model, "out": (base / config.out).resolve()})
+    loss = config.loss
+    if loss.replay.pairs is not None:
+        pairs = _pairs_path(loss.replay.pairs, f"{where}: {_PAIRS}", base)
+        loss = loss.model_copy(update={"replay": loss.replay.model_copy(update={"pairs": pairs})})
+    arms = {
+        arm: {k: str(_pairs_path(Path(str(v)), f"{where}: arms.{arm}: {k}", base)) if k == _PAIRS else v for k, v in keys.items()}
+        for arm, keys in config.arms.items()
+    }
+    update = {"tasks": tasks, "model": model, "loss": loss, "arms": arms, "out": (base / config.out).resolve()}
+    return config.model_copy(update=update)
+
+
+def _pairs_path(path: Path, where: str, base: Path) -> Path:
+    found = (base / path).resolve()
+    if not found.is_file():
+        raise ConfigError(
+            f"{where}: no such file: {found}", fix="make pairs with `composer pairs extract STATES ANSWERS --out FILE`"
+        )
+    return found
 
 
 def _explain(location: tuple[int | str, ...], kind: str, message: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:

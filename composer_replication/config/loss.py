@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -156,6 +157,9 @@ class ReplayConfig(Section):
     """Families of teachers that must choose the same action, another than the student's."""
     verify: bool = True
     """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
+    pairs: Path | None = None
+    """A file of preference pairs, as `composer pairs` writes them, beside the teachers' own or without teachers. They are written
+    in the policy's chat template, shuffled by the seed, and not verified."""
     pairs_per_step: Positive = 8
     """Pairs in one optimizer step; the list is read round and round."""
     max_total_usd: Weight = 0.0

@@ -31,7 +31,7 @@ from composer_replication.trainer.actor import Actor, rollout_metrics
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
-from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.preflight import NO_SOURCE, fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
 from composer_replication.trainer.shaping import taking_part, weigh
 from composer_replication.trainer.spending import Spending
@@ -167,7 +167,8 @@ class _Trainee:
         """From the configured policy."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
-        made_of = fingerprint(model, [*workshop.train, *workshop.held_out])
+        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
+        made_of = fingerprint(model, [*workshop.train, *workshop.held_out], pairs)
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
@@ -280,7 +281,7 @@ class _Trainee:
             reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())
             off["hint"] = f"no hints in this step ({reasons or 'no error turns'})"
         if loss.replay.weight > 0 and not pairs:
-            off["replay"] = "no pairs: " + ("no verified disagreement" if self.config.teachers else "the run names no teachers")
+            off["replay"] = "no pairs: " + ("no verified disagreement" if self.config.teachers else NO_SOURCE)
         return off
 
     def record(
@@ -332,7 +333,8 @@ def _flat(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 def _wants_replay(config: RunConfig) -> bool:
-    return config.loss.replay.weight > 0 and bool(config.teachers)
+    replay = config.loss.replay
+    return replay.weight > 0 and (bool(config.teachers) or replay.pairs is not None)
 
 
 def _evaluation(run_dir: RunDir, arm: str, *, first: bool) -> tuple[float, float]:

@@ -19,8 +19,12 @@ from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
+from composer_replication.trainer.pairs_file import file_digest, read_file
 
-__all__ = ["Checked", "check_run", "fingerprint", "limits_of", "prove_solutions"]
+__all__ = ["NO_SOURCE", "Checked", "check_run", "fingerprint", "limits_of", "prove_solutions"]
+
+NO_SOURCE = "the run names neither teachers nor loss.replay.pairs"
+"""Why the replay channel has nothing to learn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ def check_run(config: RunConfig) -> Checked:
     """Check every arm, load the tasks, and look for what would fail later.
 
     Raises:
-        ConfigError: an arm sets what it cannot, asks for more tasks than there are or for a teacher that cannot be asked, or a
-            task is both trained on and held out.
+        ConfigError: an arm sets what it cannot, asks for more tasks than there are, for a teacher that cannot be asked or for
+            pairs that are none, or a task is both trained on and held out.
         TaskError: a folder holds no tasks, one of them is damaged or cannot be worded as `tasks.instruction` asks, or the
             interpreter they were built with is gone.
         SandboxError: the machine of a remote sandbox cannot be reached.
@@ -56,6 +60,8 @@ def check_run(config: RunConfig) -> Checked:
             )
         if variant.loss.replay.weight > 0 and variant.teachers:
             _check_teachers(arm, variant)
+        if variant.loss.replay.weight > 0 and variant.loss.replay.pairs is not None:
+            read_file(variant.loss.replay.pairs)
     both = {t.spec.task_id for t in train} & {t.spec.task_id for t in held_out}
     if both:
         raise ConfigError(
@@ -114,9 +120,11 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
             prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
 
 
-def fingerprint(policy: PreTrainedModel, tasks: Sequence[Task]) -> dict[str, str]:
-    """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights and of the tasks."""
+def fingerprint(policy: PreTrainedModel, tasks: Sequence[Task], pairs: Path | None = None) -> dict[str, str]:
+    """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights, of the tasks and of the
+    file of pairs that is trained on."""
     manifests = hashlib.sha256()
     for task in tasks:
         manifests.update((task.root / "MANIFEST.sha256").read_bytes())
-    return {"starting weights": weights_digest(policy), "tasks": manifests.hexdigest()}
+    of_file = {} if pairs is None else {"pairs in loss.replay.pairs": file_digest(pairs)}
+    return {"starting weights": weights_digest(policy), "tasks": manifests.hexdigest(), **of_file}

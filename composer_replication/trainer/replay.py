@@ -32,6 +32,7 @@ from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 
@@ -39,11 +40,26 @@ __all__ = ["collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "te
 
 
 async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Learner) -> list[Pair]:
-    """Replay the starting policy's traces through the teachers, and keep the pairs for `stored_pairs`.
+    """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
 
     Raises:
+        ConfigError: the file gives no pair (`file_pairs`).
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
+    given = file_pairs(config, actor.renderer, actor.engine.context_window)
+    pairs = await _disagreements(workshop, config, actor) if config.teachers else []
+    if given is not None:
+        pairs = shuffled([*pairs, *given.pairs], config.seed)
+        read = pairs[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
+        workshop.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(pairs)} pairs are read in {config.steps} steps")
+        pairs = read
+    pairs = learner.with_reference_logprobs(pairs)
+    files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
+    return pairs
+
+
+async def _disagreements(workshop: Workshop, config: RunConfig, actor: Actor) -> list[Pair]:
+    """Replay the starting policy's traces through the teachers."""
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
@@ -65,9 +81,8 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     kept = _that_fit(found.pairs, trajectories, actor, dropped)
     if config.loss.replay.verify:
         kept = await _verified(workshop, kept, trajectories, dropped)
-    pairs = learner.with_reference_logprobs(pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence))
+    pairs = pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence)
     workshop.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
-    files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     workshop.terminal.note(
         f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {_counts(dropped)}; "
         f"answers without a vote: {_counts(Counter(found.abstained))}"
@@ -133,10 +148,10 @@ def _that_fit(pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], acto
     """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
     kept = []
     for pair, ids in zip(pairs, pairs_to_token_pairs(pairs, trajectories, actor.renderer), strict=True):
-        if len(ids.prompt_ids) + max(len(ids.chosen_ids), len(ids.rejected_ids)) > actor.engine.context_window:
-            dropped["longer than the context window"] += 1
-        else:
+        if fits(ids, actor.engine.context_window):
             kept.append(pair)
+        else:
+            dropped["longer than the context window"] += 1
     return kept
 
 
