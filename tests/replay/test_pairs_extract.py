@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from teacher_server import Reply, TeacherServer
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
@@ -125,3 +126,22 @@ def test_what_is_read_is_not_written(write):
         with pytest.raises(ConfigError, match=f"--out and {name} are the same file"):
             run("extract", states, answers, "--out", path)
         assert path.read_bytes() == before
+
+
+def test_it_reads_what_replay_wrote(tmp_path):
+    """Two teachers agree and a third fails."""
+    table = '[[teachers]]\nname = "{0}"\nmodel = "{0}"\nbase_url = "{1}"\napi_key_env = ""\nmax_retries = 0\n{2}'
+    prices = "usd_per_million_input = 0.0\nusd_per_million_output = 0.0\n"
+    states = tmp_path / "states.jsonl"
+    states.write_text(json.dumps(state(0)) + "\n")
+
+    def reply(body, _number):
+        return Reply(status=400) if body["model"] == "c" else Reply(content="é", calls=[("read_file", {"path": "good.py"})])
+
+    with TeacherServer(reply) as server:
+        (tmp_path / "teachers.toml").write_text("".join(table.format(name, server.base_url, prices) for name in "abc"))
+        words = [states, "--teachers", tmp_path / "teachers.toml", "--out", tmp_path / "out", "--max-usd", 1]
+        assert CliRunner().invoke(app, ["replay", *map(str, words)]).exit_code == 6
+    assert run("extract", states, tmp_path / "out" / "answers.jsonl", "--out", tmp_path / "pairs.jsonl").exit_code == 0
+    (pair,) = lines(tmp_path / "pairs.jsonl")
+    assert (json.loads(pair["chosen"])["arguments"], pair["n_teachers_agreeing"]) == ({"path": "good.py"}, 2)
