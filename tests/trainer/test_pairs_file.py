@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import tomli_w
+from in_process import composer_here
 from teacher_server import Reply, TeacherServer
-from world import composer, finish, name_teachers
+from world import name_teachers
 
 from composer_replication.config import RunConfig, load_config, resolve_arm
 from composer_replication.embedded.policy import tiny_tokenizer
@@ -52,6 +53,13 @@ def name_pairs(run_file: Path, *pairs: dict[str, Any]) -> Path:
     data.setdefault("loss", {}).setdefault("replay", {})["pairs"] = "theirs.jsonl"
     run_file.write_text(tomli_w.dumps(data))
     return write(run_file.parent / "theirs.jsonl", *pairs)
+
+
+def finish(*words: str, cwd: Path) -> str:
+    """Output of a command that has to succeed."""
+    done = composer_here(*words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +167,10 @@ def test_a_run_without_teachers_trains_on_them_and_is_bound_to_the_file(run_file
     assert (again.ckpt_path / "main" / "pairs.jsonl").read_bytes() == store.read_bytes()
     finish(*words, "--resume", cwd=folder)
     write(theirs, pair(0))
-    process = composer(*words, "--resume", cwd=folder)
-    refused, _ = process.communicate()
-    assert process.returncode == 7, refused
-    assert "was made with other pairs in loss.replay.pairs than the run file names now" in refused
-    assert "Traceback" not in refused
+    refused = composer_here(*words, "--resume", cwd=folder)
+    assert refused.returncode == 7
+    assert "was made with other pairs in loss.replay.pairs than the run file names now" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_they_stand_beside_the_teachers_pairs(run_file: Path) -> None:
