@@ -7,13 +7,13 @@ An action is either tool calls or, without one, a final text. As text (`render_a
 from __future__ import annotations
 
 import json
-import posixpath
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from composer_replication.deeds import Kind, deed_of, plain_path
+from composer_replication.shell_words import NotUnderstoodError, Word, read_line
 from composer_replication.types import Message
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "canonical_action",
     "canonical_call",
     "canonical_text",
+    "command_in",
     "parse_action",
     "render_action",
     "too_deep",
@@ -33,7 +34,10 @@ MAX_NESTING = 64
 _PATH_ARGUMENTS = frozenset({"path", "file", "filename", "file_path", "dir", "directory", "folder", "cwd"})
 _SHELL_ARGUMENTS = frozenset({"command", "cmd"})
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|`)(?=\S)([^*`\n]*?\w)\1(?![\w*`])")
-_LINE_MARK = re.compile(r"^[ \t]*(?:#{1,6}|>)[ \t]+", re.MULTILINE)
+_CODE = re.compile(r"```|~~~|\n(?:  +|\t)\S")
+_END = re.compile(r"(?:(?<=\w)\.+|(?<=[^\W\d_]{2})!+)$")
+_FENCES = ("```", "~~~")
+_SHELL_TAGS = frozenset({"", "bash", "sh", "shell", "mswea_bash_command"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,22 @@ def _parse_line(line: str) -> Call | None:
     return Call(name, arguments)
 
 
+def command_in(text: str) -> tuple[str, str] | None:
+    """The tag and the command of a text whose only fenced block is a shell command, as agents without tools write them.
+
+    None for any other text: with several blocks, or with fences inside one, agents differ in what they run.
+    """
+    lines = text.split("\n")
+    fences = [i for i, line in enumerate(lines) if any(fence in line for fence in _FENCES)]
+    if len(fences) != 2:
+        return None
+    first, last = fences
+    tag = lines[first].removeprefix("```").strip()
+    command = "\n".join(lines[first + 1 : last])
+    plain = lines[first].startswith("```") and lines[last].rstrip() == "```" and tag in _SHELL_TAGS
+    return (tag, command) if plain and command.strip() else None
+
+
 def action_message(text: str, *, turn: int = 0) -> Message:
     """The action a text stands for as an assistant message; its calls are named `call_{turn}_{i}`."""
     content, calls = parse_action(text)
@@ -106,42 +126,61 @@ def canonical_action(content: str, calls: Sequence[Call]) -> str:
 
 
 def canonical_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """One call with sorted keys, null arguments dropped, POSIX paths normalised and shell whitespace and quoting unified.
+    """One call with sorted keys, and of a tool that `deeds` knows null arguments dropped, `./` and doubled slashes of paths left
+    out, and blanks, comments and quotes of a shell command unified: what the shell expands is another word than what it does not.
 
     Order of shell words is kept, so `pytest -q tests` and `pytest tests -q` differ: only what is certainly equal is equal.
     """
-    clean = {key: _canonical_value(key, value) for key, value in arguments.items() if value is not None}
-    return json.dumps([name, clean], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    kind = deed_of(name, arguments).kind
+    clean = arguments if kind is Kind.OTHER else _canonical_object(arguments, shell=kind is Kind.SHELL)
+    return json.dumps([name, dict(clean)], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _canonical_value(key: str, value: Any) -> Any:
-    if isinstance(value, str) and key in _PATH_ARGUMENTS:
-        return posixpath.normpath(value.strip()) if value.strip() else ""
-    if isinstance(value, str) and key in _SHELL_ARGUMENTS:
-        return _shell_words(value)
-    if isinstance(value, Mapping):
-        return {k: _canonical_value(k, v) for k, v in value.items() if v is not None}
-    return value
+def _canonical_object(arguments: Mapping[str, Any], *, shell: bool) -> dict[str, Any]:
+    clean: dict[str, Any] = {}
+    for key, value in arguments.items():
+        if isinstance(value, str) and key in _PATH_ARGUMENTS:
+            clean[key] = plain_path(value)
+        elif isinstance(value, str) and shell and key in _SHELL_ARGUMENTS:
+            clean[key] = _shell_words(value)
+        elif isinstance(value, Mapping):
+            clean[key] = _canonical_object(value, shell=shell)
+        elif value is not None:
+            clean[key] = value
+    return clean
 
 
-def _shell_words(command: str) -> list[str] | str:
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    if "\n" in command.strip():
-        return command.strip()
+def _shell_words(command: str) -> Any:
+    """The simple commands of a line; the line itself, but for line breaks around it, where it is not understood."""
     try:
-        return list(lexer)
-    except ValueError:
-        return command.strip()
+        line = read_line(command)
+    except NotUnderstoodError:
+        return command if command.rstrip("\n").endswith("\\") else command.strip("\n")
+    return [
+        [
+            simple.joint,
+            [*map(_canonical_word, simple.assignments)],
+            [*map(_canonical_word, simple.words)],
+            [[r.descriptor, r.operator, _canonical_word(r.target)] for r in simple.redirects],
+        ]
+        for simple in line
+    ]
+
+
+def _canonical_word(word: Word) -> Any:
+    return {"expands": word.source} if word.expands else word.text
 
 
 def canonical_text(text: str) -> str:
-    """Plain text without Markdown's dress, repeated blanks, closing punctuation, and the capital of a first plain word.
+    """Plain text without emphasis, repeated blanks, closing punctuation, and the capital of a first plain word.
 
-    Signs inside words stay: `__init__` and `2*3` are no emphasis. Text without a letter or digit is empty.
+    Signs inside words stay: `__init__` and `2*3` are no emphasis, `5!` is a number. Text without a letter or digit is empty. A
+    text with a fenced or an indented line in it stays as it is: blanks mean something in code.
     """
-    plain = " ".join(_EMPHASIS.sub(r"\2", _LINE_MARK.sub("", text)).split())
-    plain = re.sub(r"(?<=\w)[.!]+$", "", plain) if any(letter.isalnum() for letter in plain) else ""
+    if not any(letter.isalnum() for letter in text):
+        return ""
+    if _CODE.search(text):
+        return text
+    plain = _END.sub("", " ".join(_EMPHASIS.sub(r"\2", text).split()))
     first = plain.partition(" ")[0]
     return plain[0].lower() + plain[1:] if first.istitle() and first.isalpha() else plain

@@ -11,13 +11,14 @@ Known are this framework's tools (`envs.tools`); `Read`, `Edit`, `MultiEdit`, `W
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Deed", "Kind", "Replacement", "deed_of"]
+__all__ = ["Deed", "Kind", "Replacement", "deed_of", "plain_path"]
 
 
 class Kind(StrEnum):
@@ -87,6 +88,18 @@ def deed_of(name: str, arguments: Mapping[str, Any]) -> Deed:
         return Deed(kind=Kind.OTHER)
 
 
+def plain_path(path: str) -> str:
+    """The path without `./` in front, `/./` and doubled slashes. `..`, links and a closing slash stay what they are.
+
+    `./-` stays, for `-` alone may mean the standard input; so does `//` in front, which POSIX leaves to the system.
+    """
+    if path.startswith("//") and not path.startswith("///"):
+        return path
+    short = re.sub(r"/(?:\./|/)+", "/", path)
+    bare = short.removeprefix("./")
+    return short if not bare or bare[0] in "-/" else bare
+
+
 def _text(arguments: Mapping[str, Any], *names: str) -> str:
     """The first argument there is. Raises KeyError for none, TypeError when it is no text."""
     for name in names:
@@ -116,6 +129,12 @@ def _number(value: Any) -> int | None:
     return value
 
 
+def _flag(value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise TypeError("true or false")
+    return bool(value)
+
+
 def _path(arguments: Mapping[str, Any], *names: str) -> str:
     text = _text(arguments, *names).strip()
     return posixpath.normpath(text) if text else ""
@@ -142,7 +161,7 @@ def _edit(a: Mapping[str, Any]) -> Deed:
         Replacement(
             _text(pair, "old", "old_string", "old_str"),
             _optional(pair, "new", "new_string", "new_str"),
-            bool(pair.get("replace_all", False)),
+            _flag(pair.get("replace_all")),
         )
         for pair in pairs
     )

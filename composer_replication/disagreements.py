@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
-from composer_replication.actions import Call, action_message, render_action
+from composer_replication.actions import Call, action_message, command_in, render_action
 from composer_replication.agreement import (
     Ballot,
     Cluster,
@@ -120,8 +120,20 @@ def extract_dpo_pairs(
 
 
 def scene_of(state: TraceState) -> Scene:
-    """What the state itself tells: its tools, and the files its messages show whole."""
-    return Scene(files=files_seen(state["messages"]), tools=state.get("tools", ()))
+    """What the state itself tells: its tools, the files its messages show whole, whether its actions are written in text."""
+    files = files_seen(state["messages"])
+    return Scene(files=files, tools=state.get("tools", ()), text_actions=_writes_its_actions(state))
+
+
+def _writes_its_actions(state: TraceState) -> bool:
+    """What the state says; else whether there is no tool, and all that its agent has said ends with a command in a block."""
+    if "text_actions" in state:
+        return state["text_actions"]
+    said = [m for m in state["messages"] if m.get("role") == "assistant"]
+    if state.get("tools") or state.get("student_tool_calls") or any(m.get("tool_calls") or m.get("function_call") for m in said):
+        return False
+    texts = [state["student_action"], *(str(m.get("content")) for m in said)]
+    return all(text.rstrip().endswith("```") and command_in(text) is not None for text in texts)
 
 
 def find_disagreements(

@@ -11,15 +11,15 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from composer_replication.actions import Call
-from composer_replication.agreement.shell import plain_path, shell_form
-from composer_replication.agreement.words import NotUnderstoodError
-from composer_replication.deeds import Deed, Kind, deed_of
+from composer_replication.agreement.shell import shell_form
+from composer_replication.deeds import Deed, Kind, deed_of, plain_path
+from composer_replication.shell_words import NotUnderstoodError
 from composer_replication.types import ToolSchema
 
 __all__ = ["call_form", "path_of", "same_json"]
 
 _SAYS_NOTHING = frozenset({"description", "explanation", "thought", "security_risk"})
-"""Arguments in which a model tells why it makes a call."""
+"""Arguments in which a model tells why it makes a call of a tool that `deeds` knows, but a submission."""
 _SPELLINGS = (
     frozenset({"path", "file_path", "filename", "dir", "directory"}),
     frozenset({"old", "old_string", "old_str"}),
@@ -41,29 +41,45 @@ _WHOLE: Mapping[Kind, frozenset[str]] = {
     Kind.SUBMIT: frozenset(),
 }
 """Per kind the arguments that its deed holds entirely. Of a call with another one, the tool's own name and arguments count."""
+_COMMAND, _CWD = frozenset({"command", "cmd", "action"}), frozenset({"workdir", "cwd"})
+_NORMALISES = frozenset({"list_files", "search"})
+"""Tools that look for files and show their paths in one way, however the folder is written."""
 
 
 def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[str] = ()) -> tuple[Any, ...] | None:
     """The call's form, equal for calls that do the same; None for a shell command that is not understood.
 
     Args:
-        tools: schemas that tell which arguments are defaults; of a call that is not in them, only `null` is one.
+        tools: schemas that tell which arguments are required, and what are defaults. Beside these, null and reasons say nothing,
+            where `deeds` knows the tool.
         folders: see `shell_form`.
     """
     arguments = _given(call, tools)
     deed = deed_of(call.name, arguments)
     if deed.kind is Kind.SHELL:
         try:
-            form = shell_form(deed.command, folders)
+            form = shell_form(deed.command, () if deed.cwd else folders)
         except NotUnderstoodError:
             return None
-        beside = {k: v for k, v in arguments.items() if k not in ("command", "cmd", "workdir", "cwd")}
-        return ("shell", _json([call.name, beside]) if beside else "", plain_path(deed.cwd), form)
+        if any(len(names & arguments.keys()) > 1 for names in (_COMMAND, _CWD)):
+            return None
+        beside = {k: v for k, v in arguments.items() if k not in _COMMAND | _CWD}
+        own = _json([call.name, beside]) if beside else ""
+        return ("shell", own, _shell_of(arguments), plain_path(deed.cwd), form)
     plain = arguments.keys() <= _WHOLE.get(deed.kind, frozenset()) and not any(len(s & arguments.keys()) > 1 for s in _SPELLINGS)
     if plain and deed.kind is not Kind.OTHER:
         return _deed_form(call.name, deed, arguments)
-    clean = {k: plain_path(v) if k in _PATH and isinstance(v, str) else v for k, v in arguments.items()}
-    return ("call", call.name, _json(clean))
+    return ("call", call.name, _json(arguments))
+
+
+def _shell_of(arguments: Mapping[str, Any]) -> str:
+    """Which shell reads a command that is given as words; nothing for one text, and for what Codex writes for that."""
+    given: Any = next(arguments[name] for name in sorted(_COMMAND) if name in arguments)
+    given = given["command"] if isinstance(given, Mapping) else given
+    if isinstance(given, str) or list(given[:2]) == ["bash", "-lc"]:
+        return ""
+    wrapped = len(given) == 3 and str(given[1]) in ("-c", "-lc")
+    return " ".join(map(str, given[:2])) if wrapped else "none"
 
 
 def path_of(arguments: Mapping[str, Any]) -> str:
@@ -78,11 +94,18 @@ def _given(call: Call, tools: Sequence[ToolSchema]) -> dict[str, Any]:
     schema: Mapping[str, Any] = next(
         (t["function"].get("parameters", {}) for t in tools if t["function"]["name"] == call.name), {}
     )
-    properties = schema.get("properties", {})
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    kind = deed_of(call.name, call.arguments).kind
+
+    def is_nothing(name: str, value: Any) -> bool:
+        if name in required or kind is Kind.OTHER:
+            return False
+        return value is None or (name in _SAYS_NOTHING and kind is not Kind.SUBMIT)
+
     return {
         name: value
         for name, value in call.arguments.items()
-        if value is not None and name not in _SAYS_NOTHING and not _is_default(properties.get(name), value)
+        if not is_nothing(name, value) and not _is_default(properties.get(name), value)
     }
 
 
@@ -94,8 +117,10 @@ def _deed_form(name: str, deed: Deed, arguments: Mapping[str, Any]) -> tuple[Any
     """Tools that show the same differently, or refuse in other cases, keep their names."""
     own = name if deed.kind in (Kind.LIST, Kind.SEARCH) or "command" in arguments else ""
     path = path_of(arguments)
-    if deed.kind in (Kind.LIST, Kind.SEARCH):
+    if name in _NORMALISES:
         path = path.rstrip("/") or path
+    elif own and not deed.changes:
+        path = str(next((arguments[given] for given in sorted(_PATH) if given in arguments), ""))
     first, last = deed.lines or (None, None)
     lines = (1 if first is None else first, last)
     return (deed.kind.value, own, path, deed.pattern, lines, deed.replacements, deed.insert_after, deed.content)

@@ -1,8 +1,8 @@
 """Whether two actions at one state are the same action, from cheap and certain methods to dear ones.
 
     identical   the same text
-    canonical   tool names, arguments, paths and shell words written in another way (`calls.py`, `shell.py`)
     validity    one can be carried out, the other cannot
+    canonical   tool names, arguments, paths and shell words written in another way (`calls.py`, `shell.py`)
     edits       both change files: which files are there afterwards (`edits.py`)
     state       both are carried out where the student stood: files, then tests (`Scene.run_both`, a sandbox)
     intent      a read is no edit, and reading one file is not reading another (`intent.py`)
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from composer_replication.actions import Call, canonical_text, parse_action
+from composer_replication.actions import Call, canonical_text, command_in, parse_action
 from composer_replication.agreement.calls import call_form, same_json
 from composer_replication.agreement.edits import DOES_NOT_APPLY, Files, compare_edits
 from composer_replication.agreement.intent import Aim, intent_of, look_alike, surely_differ
@@ -42,6 +42,8 @@ class Scene:
     complete: bool = False
     """`files` are all there are."""
     tools: Sequence[ToolSchema] = ()
+    text_actions: bool = False
+    """The agent calls no tools: it writes a shell command in its text, as its only fenced block."""
     run_both: Callable[[Calls, Calls], Verdict] | None = None
     """Carries both actions out in the sandbox; asked only for actions that mean to change files."""
     judge: Callable[[str, str], Verdict | None] | None = None
@@ -58,6 +60,8 @@ def compare(one: str, other: str, scene: Scene | None = None) -> Verdict:
     scene = scene or Scene()
     if one == other:
         return Verdict(Answer.SAME, "identical", "the same text")
+    if scene.text_actions:
+        return _compare_commands(one, other, scene)
     (left_text, left), (right_text, right) = parse_action(one), parse_action(other)
     if not left and not right:
         if canonical_text(left_text) == canonical_text(right_text):
@@ -67,18 +71,33 @@ def compare(one: str, other: str, scene: Scene | None = None) -> Verdict:
             return Verdict(Answer.DIFF, "intent", "they choose another option")
         return _judged(one, other, scene, "two texts in other words")
     if not left or not right:
+        if command_in(left_text if right else right_text) is not None:
+            return _judged(one, other, scene, "one calls a tool, the other writes a command")
         return Verdict(Answer.DIFF, "intent", "one calls a tool, the other does not")
     return _compare_calls(left, right, scene) or _judged(one, other, scene, "nothing tells them apart or makes them one")
 
 
+def _compare_commands(one: str, other: str, scene: Scene) -> Verdict:
+    """The commands in two texts, of which the thoughts beside them do not count."""
+    left, right = command_in(one), command_in(other)
+    if left is None or right is None or left[0] != right[0]:
+        return _judged(one, other, scene, "which command a text stands for cannot be told")
+    calls = [(Call("bash", {"command": command}),) for _, command in (left, right)]
+    verdict = _compare_calls(*calls, replace(scene, tools=()))
+    return verdict or _judged(one, other, scene, "nothing tells them apart or makes them one")
+
+
 def _compare_calls(left: Calls, right: Calls, scene: Scene) -> Verdict | None:
-    if len(left) == len(right) and all(_same_form(a, b, scene) for a, b in zip(left, right, strict=True)):
+    together = list(zip(left, right, strict=False)) if len(left) == len(right) else []
+    if together and all(same_json([a.name, a.arguments], [b.name, b.arguments]) for a, b in together):
         return Verdict(Answer.SAME, "canonical", "the same calls")
     problems = [[problem_of(call, scene.tools) for call in calls] for calls in (left, right)]
     if any(problems[0]) != any(problems[1]):
         return Verdict(Answer.DIFF, "validity", "one of them cannot be carried out")
     if any(problems[0]):
         return Verdict(Answer.UNDECIDED, "validity", "neither can be carried out")
+    if together and all(_same_form(a, b, scene) for a, b in together):
+        return Verdict(Answer.SAME, "canonical", "the same calls")
     changed = _compare_changes(left, right, scene)
     if changed is not None:
         return changed
@@ -92,7 +111,7 @@ def _compare_calls(left: Calls, right: Calls, scene: Scene) -> Verdict | None:
 
 def _same_form(one: Call, other: Call, scene: Scene) -> bool:
     if same_json([one.name, one.arguments], [other.name, other.arguments]):
-        return True
+        return True  # also where no form is known
     folders = _Folders(scene.files)
     left, right = (call_form(call, scene.tools, folders) for call in (one, other))
     return left is not None and left == right

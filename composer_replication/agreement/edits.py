@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tokenize
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from composer_replication.actions import Call
 from composer_replication.agreement.calls import path_of
-from composer_replication.agreement.shell import plain_path
 from composer_replication.agreement.verdict import Answer, Verdict
-from composer_replication.deeds import Deed, Kind, deed_of
+from composer_replication.deeds import Deed, Kind, deed_of, plain_path
 from composer_replication.patches import PatchError, added_text, parse_patch, patched
 
-__all__ = ["DOES_NOT_APPLY", "Files", "NoEditError", "UnknownFileError", "compare_edits", "edited", "same_text"]
+__all__ = ["DOES_NOT_APPLY", "Files", "NoEditError", "UnknownFileError", "compare_edits", "edited", "may_be_one", "same_text"]
 
 DOES_NOT_APPLY = "one of the edits does not apply"
 
 Files = Mapping[str, str | None]
 """Path relative to the root -> text, or None for a file that is known not to be there."""
+_READ_BY_TOOLS = re.compile(
+    r"#[!:%]|#\s*(?:///|%%|-\*-|[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)?\s*[:=])"
+    r"|.*\b(?:no-?qa|nosec|nosonar|pragma|coding|type|pylint|mypy|pyright|ruff|flake8|fmt|isort|yapf|noinspection)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A comment that an interpreter, a checker or a formatter may obey; what looks like `key: value` may be for one too."""
 
 
 class NoEditError(Exception):
@@ -30,8 +38,9 @@ class UnknownFileError(Exception):
 
 
 def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, complete: bool = False) -> Verdict:
-    """Of calls that all mean to change files. Python files are the same when their syntax trees are; others up to blanks and line
-    breaks at their end.
+    """Of calls that all mean to change files. Python files are the same when their syntax trees are, and the comments that tools
+    read; others when their texts are. Texts that differ only in such comments, or in blanks at the end, are undecided: what is
+    known of a file may lack its last line break. So are edits of paths that may be one file.
 
     Args:
         files: as they are before; of a path without an entry nothing is known.
@@ -46,6 +55,8 @@ def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, c
         except UnknownFileError:
             return _from_paths(one, other)
     left, right = after
+    if any(a != b and may_be_one(a, b) for a in _targets(one) | _targets(other) for b in _targets(one) | _targets(other)):
+        return Verdict(Answer.UNDECIDED, "edits", "two of the paths may be one file")
     if left is None and right is None:
         return Verdict(Answer.UNDECIDED, "edits", "neither edit applies")
     if left is None or right is None:
@@ -54,14 +65,17 @@ def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, c
         return Verdict(Answer.DIFF, "edits", DOES_NOT_APPLY)
     paths = left.keys() | right.keys()
     ends = [tuple(after_it.get(path, files.get(path)) for after_it in (left, right)) for path in sorted(paths)]
-    if all(same_text(path, *texts) for path, texts in zip(sorted(paths), ends, strict=True)):
+    answers = {_compare_texts(path, *texts) for path, texts in zip(sorted(paths), ends, strict=True)}
+    if answers <= {Answer.SAME}:
         return Verdict(Answer.SAME, "edits", "the files are the same afterwards")
-    return Verdict(Answer.DIFF, "edits", "the files differ afterwards")
+    if Answer.DIFF in answers:
+        return Verdict(Answer.DIFF, "edits", "the files differ afterwards")
+    return Verdict(Answer.UNDECIDED, "edits", "the files differ in comments that tools read, or in blanks at their end")
 
 
 def _from_paths(one: Sequence[Call], other: Sequence[Call]) -> Verdict:
     left, right = _targets(one), _targets(other)
-    if left and right and not left & right and not any(_may_be_one(a, b) for a in left for b in right):
+    if left and right and not left & right and not any(may_be_one(a, b) for a in left for b in right):
         return Verdict(Answer.DIFF, "edits", "they change different files")
     return Verdict(Answer.UNDECIDED, "edits", "what the files hold is not known")
 
@@ -81,12 +95,22 @@ def _targets(calls: Sequence[Call]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _may_be_one(one: str, other: str) -> bool:
-    """Whether an absolute and a relative path may lead to one file; a path with `..` may lead anywhere."""
-    if ".." in one.split("/") or ".." in other.split("/"):
+def may_be_one(one: str, other: str) -> bool:
+    """Whether two paths may lead to one file: equal ones, one with `..`, or an absolute one (`/` or `~`) and a relative one that
+    is its end."""
+    if one == other or ".." in one.split("/") or ".." in other.split("/"):
         return True
-    short, long = sorted((one, other), key=len)
-    return one.startswith("/") != other.startswith("/") and long.endswith("/" + short)
+    if one[:1] == other[:1] == "/" or not (_elsewhere(one) or _elsewhere(other)):
+        return False
+    if _elsewhere(one) and _elsewhere(other):
+        return one.rpartition("/")[2] == other.rpartition("/")[2]
+    rooted, relative = (one, other) if _elsewhere(one) else (other, one)
+    return rooted.endswith("/" + relative)
+
+
+def _elsewhere(path: str) -> bool:
+    """Whether a path does not say where below the root it is."""
+    return path[:1] in ("/", "~") or ".." in path.split("/")
 
 
 def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> dict[str, str | None]:
@@ -101,7 +125,7 @@ def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> di
     def text_of(path: str) -> str | None:
         if path in changed:
             return changed[path]
-        if path not in files and not complete:
+        if path not in files and (not complete or _elsewhere(path)):
             raise UnknownFileError(path)
         return files.get(path)
 
@@ -157,16 +181,45 @@ def _apply_patch(text: str, text_of: Callable[[str], str | None]) -> dict[str, s
 
 
 def same_text(path: str, one: str | None, other: str | None) -> bool:
-    """Whether two contents of a file are the same: by syntax tree for Python, else up to blanks and line breaks at the end."""
+    """Whether two contents of a file are certainly the same: for Python by syntax tree and the comments that tools read, else by
+    text."""
+    return _compare_texts(path, one, other) is Answer.SAME
+
+
+def _compare_texts(path: str, one: str | None, other: str | None) -> Answer:
     if one == other:
-        return True
+        return Answer.SAME
     if one is None or other is None:
-        return False
+        return Answer.DIFF
     if path.endswith((".py", ".pyi")):
         left, right = _tree(one), _tree(other)
         if left is not None or right is not None:
-            return left == right
-    return one.rstrip() == other.rstrip()
+            if left != right:
+                return Answer.DIFF
+            return Answer.SAME if _obeyed(one) == _obeyed(other) else Answer.UNDECIDED
+    return Answer.UNDECIDED if one.rstrip() == other.rstrip() else Answer.DIFF
+
+
+def _obeyed(source: str) -> list[tuple[str, ...]]:
+    """The comments that tools may read: each with its line, the code line after one that stands alone, and whether it is on the
+    first or second line, where Python reads what a file is written in."""
+    if "#" not in source:
+        return []
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return [(source,)]
+    found = []
+    lines = source.splitlines()
+    for token in tokens:
+        number = token.start[0]
+        if token.type != tokenize.COMMENT or not _READ_BY_TOOLS.match(token.string):
+            continue
+        line = " ".join(token.line.split())
+        after = next((" ".join(text.split()) for text in lines[number:] if text.strip()), "") if line[:1] == "#" else ""
+        early = str(min(number, 3)) if token.string.startswith("#!") or "coding" in token.string else ""
+        found.append((line, after, early))
+    return found
 
 
 def _tree(source: str) -> str | None:

@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from composer_replication.actions import Call
 from composer_replication.agreement.calls import path_of
-from composer_replication.agreement.shell import arguments_of, plain_path
-from composer_replication.agreement.words import NotUnderstoodError, Simple, read_line
-from composer_replication.deeds import Kind, deed_of
+from composer_replication.agreement.shell import arguments_of
+from composer_replication.deeds import Kind, deed_of, plain_path
+from composer_replication.shell_words import NotUnderstoodError, Simple, read_line
 
 __all__ = ["Aim", "Intent", "intent_of", "look_alike", "surely_differ"]
 

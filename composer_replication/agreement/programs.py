@@ -11,10 +11,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 __all__ = ["PROGRAMS", "Arguments", "Program", "find_program", "read_arguments"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A command line without its accidents."""
+
+    options: tuple[str, ...]
+    """Sorted, each as often as it is given."""
+    values: tuple[tuple[str, str], ...]
+    """Sorted."""
+    leading: str | None
+    operands: tuple[str, ...]
+    """In order."""
+
+
+def _never(_: Arguments) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +47,13 @@ class Program:
     leading: str = ""
     """The option that gives what is otherwise the first operand: `e=` of grep and sed."""
     paths: bool = True
-    """The operands, but for a leading one, are paths of which `./` in front says nothing."""
+    """The operands, but for a leading one, are paths."""
+    shows: Callable[[Arguments], bool] = _never
+    """Whether the output holds the paths as they are written; messages of what went wrong do not count."""
+    lists: bool = False
+    """It prints its operand, unless that is the only one and a folder."""
     here: frozenset[str] = frozenset()
-    """`*` or options: with one of them, no operand means `.`."""
+    """`*` or options: with one of them, no operand means `.`, but where `.` is shown."""
     slash: frozenset[str] | None = None
     """None: a slash behind a path says something. Else it says nothing of a known folder, but beside these options."""
     pytest: bool = False
@@ -43,19 +64,6 @@ class Program:
     """`-ab` means `-a -b`."""
     count: bool = False
     """`-5` means `-n 5`: as the first of at most two words, and for git among the options."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """A command line without its accidents."""
-
-    options: tuple[str, ...]
-    """Sorted, each as often as it is given."""
-    values: tuple[tuple[str, str], ...]
-    """Sorted."""
-    leading: str | None
-    operands: tuple[str, ...]
-    """In order."""
 
 
 def _options(spec: str) -> dict[str, str]:
@@ -72,6 +80,23 @@ def _sets(spec: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(group.split("+")) for group in spec.split())
 
 
+def _above_each(given: Arguments) -> bool:
+    """head and tail name their files above each of several."""
+    return "q" not in given.options and ("v" in given.options or len(given.operands) > 1)
+
+
+def _before_each(given: Arguments) -> bool:
+    """grep names files where there may be several; of patterns of names it is not known how they match `./`."""
+    options = frozenset(given.options)
+    if options & {"l", "L"} or any(name.startswith(("include", "exclude")) for name, _ in given.values):
+        return True
+    return not options & {"h", "q"} and (bool(options & {"r", "R", "H"}) or len(given.operands) > 1)
+
+
+def _verbosely(given: Arguments) -> bool:
+    return "v" in given.options
+
+
 _LINES = "n/lines= c/bytes= q/quiet/silent v/verbose"
 _PYTEST = Program(
     _options(
@@ -83,14 +108,17 @@ _PYTEST = Program(
 )
 PROGRAMS: Mapping[str, Program] = {
     "cat": Program(_options("n/number s/squeeze-blank E/show-ends T/show-tabs v/show-nonprinting")),
-    "head": Program(_options(_LINES), exclusive=_sets("n=+c= q+v"), defaults={"n=": "10"}, count=True),
-    "tail": Program(_options(_LINES), exclusive=_sets("n=+c= q+v"), defaults={"n=": "10"}, count=True),
-    "wc": Program(_options("l/lines w/words c/bytes m/chars L/max-line-length")),
+    **dict.fromkeys(
+        ("head", "tail"),
+        Program(_options(_LINES), exclusive=_sets("n=+c= q+v"), defaults={"n=": "10"}, count=True, shows=_above_each),
+    ),
+    "wc": Program(_options("l/lines w/words c/bytes m/chars L/max-line-length"), shows=lambda _: True),
     "ls": Program(
         _options("a/all A/almost-all l h/human-readable R/recursive r/reverse t S d/directory s/size 1 p"),
         exclusive=_sets("a+A t+S l+1"),
+        lists=True,
         here=frozenset("*"),
-        slash=frozenset("dR"),
+        slash=frozenset("dlR"),
     ),
     "grep": Program(
         _options(
@@ -101,11 +129,14 @@ PROGRAMS: Mapping[str, Program] = {
         ),
         exclusive=_sets("r+R E+F+G+P l+L+c+q H+h include=+exclude="),
         leading="e=",
+        shows=_before_each,
         here=frozenset("rR"),
         slash=frozenset(),
     ),
     "sed": Program(
-        _options("n/quiet/silent E/r/regexp-extended s/separate u/unbuffered z/null-data e/expression="), leading="e="
+        _options("n/quiet/silent E/r/regexp-extended s/separate u/unbuffered z/null-data e/expression="),
+        leading="e=",
+        shows=lambda given: "F" in (given.leading or ""),
     ),
     "sort": Program(
         _options(
@@ -115,9 +146,9 @@ PROGRAMS: Mapping[str, Program] = {
         exclusive=_sets("n+V u+s"),
     ),
     "uniq": Program(_options("c/count d/repeated u/unique i/ignore-case"), exclusive=_sets("d+u")),
-    "mkdir": Program(_options("p/parents v/verbose")),
-    "rm": Program(_options("r/R/recursive f/force v/verbose d/dir")),
-    "cp": Program(_options("r/R/recursive p v/verbose")),
+    "mkdir": Program(_options("p/parents v/verbose"), shows=_verbosely),
+    "rm": Program(_options("r/R/recursive f/force v/verbose d/dir"), shows=_verbosely),
+    "cp": Program(_options("r/R/recursive p v/verbose"), shows=_verbosely),
     "pytest": _PYTEST,
     "git status": Program(_options("s/short b/branch"), paths=False, git=True),
     "git diff": Program(
@@ -161,10 +192,11 @@ def read_arguments(program: Program, words: Sequence[str]) -> Arguments | None:
             return None
         leading = option[0] if option else operands.pop(0)
         values = [v for v in values if v[0] != program.leading]
-    if not operands and ("*" in program.here or program.here & given.keys()):
-        operands = ["."]
     kept = sorted(v for v in values if program.defaults.get(v[0]) != v[1])
-    return Arguments(tuple(sorted(flags)), tuple(kept), leading, tuple(operands))
+    found = Arguments(tuple(sorted(flags)), tuple(kept), leading, tuple(operands))
+    if not operands and ("*" in program.here or program.here & given.keys()) and not program.shows(found):
+        return replace(found, operands=(".",))
+    return found
 
 
 def _read(program: Program, words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]] | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from composer_replication.actions import Call
 from composer_replication.agreement.calls import path_of
+from composer_replication.agreement.edits import may_be_one
 from composer_replication.agreement.intent import Aim, intent_of
 from composer_replication.deeds import Deed, Kind, deed_of
 
@@ -24,18 +27,31 @@ def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Path as the agent wrote it -> the file's text before the next action, where the messages leave no doubt about it.
 
     Understood are the answers of `read_file` and `write_file` of this framework and of Claude Code's `Read`. After a call that
-    may have changed anything, such as an unknown command, nothing is known any more.
+    may have changed anything, such as an unknown command, nothing is known any more. A call is answered before the next message
+    of the assistant: agents that number their calls anew in every turn give many calls one id.
     """
     known: dict[str, str | None] = {}
-    answers = {m["tool_call_id"]: m["content"] for m in messages if m.get("role") == "tool" and "tool_call_id" in m}
-    for message in messages:
-        for wire in message.get("tool_calls") or ():
+    for place, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        in_text = not calls and message.get("role") == "assistant" and "```" in str(message.get("content"))
+        if in_text or message.get("function_call"):
+            known.clear()
+        answers = _answers(calls, messages[place + 1 :])
+        for wire in calls:
             call = _call(wire)
             if call is None:
                 known.clear()
             else:
                 _follow(call, answers.get(wire.get("id")), known)
     return known
+
+
+def _answers(calls: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
+    """What the calls of one message returned, by id; nothing for calls that share an id, or have two answers."""
+    reply = takewhile(lambda message: message.get("role") != "assistant", after) if calls else ()
+    given = [(m["tool_call_id"], m.get("content")) for m in reply if m.get("role") == "tool" and "tool_call_id" in m]
+    asked, answered = Counter(wire.get("id") for wire in calls), Counter(name for name, _ in given)
+    return {name: content for name, content in given if asked[name] == answered[name] == 1}
 
 
 def _call(wire: Mapping[str, Any]) -> Call | None:
@@ -55,10 +71,11 @@ def _follow(call: Call, answer: Any, known: dict[str, str | None]) -> None:
         text = _text(call.name, deed, answer)
         if text is not None:
             known[path] = text
-    elif deed.kind is Kind.WRITE and call.name == "write_file" and answer == f"wrote {path}":
-        known[path] = deed.content
     elif deed.kind in (Kind.EDIT, Kind.WRITE):
-        known.pop(path, None)
+        for other in [name for name in known if may_be_one(name, path)]:
+            del known[other]
+        if call.name == "write_file" and answer == f"wrote {path}":
+            known[path] = deed.content
     elif deed.kind not in (Kind.SEARCH, Kind.LIST, Kind.TEST, Kind.SUBMIT):
         intent = intent_of(call)
         if intent is None or intent.aim in (Aim.CHANGE, Aim.TEST):

@@ -7,14 +7,14 @@ the files; two forms say nothing.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from composer_replication.agreement.programs import Arguments, Program, find_program, read_arguments
-from composer_replication.agreement.words import Redirect, Simple, Word, read_line
+from composer_replication.deeds import plain_path
+from composer_replication.shell_words import Redirect, Simple, Word, read_line
 
-__all__ = ["arguments_of", "plain_path", "shell_form"]
+__all__ = ["arguments_of", "shell_form"]
 
 _HARMLESS = frozenset(
     {
@@ -51,6 +51,7 @@ _CHANGES_THE_SHELL = frozenset(
     | {"source", "trap", "typeset", "unalias", "unset"}
 )
 """After one of these, a program's name may mean something else."""
+_PASS_LINES = frozenset({("cat",), ("head",), ("tail",)})
 
 
 def shell_form(command: str, folders: Container[str] = ()) -> tuple[Any, ...]:
@@ -61,8 +62,11 @@ def shell_form(command: str, folders: Container[str] = ()) -> tuple[Any, ...]:
     """
     form: list[Any] = []
     trusted = True
-    for simple in read_line(command):
-        form.append((simple.joint, _simple_form(simple, folders if trusted else None), _redirects(simple.redirects)))
+    line = read_line(command)
+    for place, simple in enumerate(line):
+        known = None if not trusted else folders if place == 0 else ()  # the first command may move, make or remove folders
+        part = _simple_form(simple, known, messages_shown=_messages_shown(simple, line[place + 1 :]))
+        form.append((simple.joint, part, _redirects(simple.redirects)))
         trusted = trusted and not _changes_the_shell(simple)
     return tuple(form)
 
@@ -71,15 +75,16 @@ def _changes_the_shell(simple: Simple) -> bool:
     return not simple.words or simple.words[0].expands or simple.words[0].text in _CHANGES_THE_SHELL
 
 
-def _simple_form(simple: Simple, folders: Container[str] | None) -> tuple[Any, ...]:
+def _simple_form(simple: Simple, folders: Container[str] | None, *, messages_shown: bool) -> tuple[Any, ...]:
     """`folders` is None where no program can be trusted to be itself."""
     words = tuple(map(_word, simple.words))
-    assignments = tuple((word.source,) if word.expands else (word.text,) for word in simple.assignments)
+    assignments = tuple(map(_word, simple.assignments))
     read = None if folders is None else arguments_of(simple)
     if read is None or folders is None:
         return ("words", assignments, words)
     called, program, arguments = read
-    operands = tuple(_operand(text, program, arguments, folders) for text in arguments.operands)
+    plain = messages_shown and not program.shows(arguments)
+    operands = tuple(_operand(text, program, arguments, folders, plain=plain) for text in arguments.operands)
     return ("program", assignments, called, arguments.options, arguments.values, arguments.leading, operands)
 
 
@@ -97,29 +102,48 @@ def arguments_of(simple: Simple) -> tuple[tuple[str, ...], Program, Arguments] |
     return None if arguments is None else (called, program, arguments)
 
 
-def _operand(text: str, program: Program, arguments: Arguments, folders: Container[str]) -> str:
+def _messages_shown(simple: Simple, after: Sequence[Simple]) -> bool:
+    """Whether what it says of what went wrong is shown to the agent, or to nobody: there a path may be written in any way."""
+    for r in simple.redirects:
+        if (r.descriptor, r.operator, r.target.text) == ("2", ">&", "1"):
+            if not _output_shown(simple, after):
+                return False
+        elif (r.descriptor in ("2", "") and r.target.text != "/dev/null") or (r.operator == ">&" and r.target.text != "2"):
+            return False
+    return True
+
+
+def _output_shown(simple: Simple, after: Sequence[Simple]) -> bool:
+    """Whether whole lines of what a command writes come to the agent, and to nobody else."""
+    if any(r.descriptor == "1" for r in simple.redirects):
+        return False
+    for follower in after:
+        if follower.joint != "|":
+            break
+        read = arguments_of(follower)
+        if read is None or read[0] not in _PASS_LINES or follower.redirects:
+            return False
+        if read[2].options or read[2].operands or any(name != "n=" for name, _ in read[2].values):
+            return False
+    return True
+
+
+def _operand(text: str, program: Program, arguments: Arguments, folders: Container[str], *, plain: bool) -> str:
+    """The operand; if `plain`, nothing but its meaning counts."""
     if not program.paths:
         return text
     path, separator, test = text.partition("::") if program.pytest else (text, "", "")
-    path = plain_path(path)
-    if path.endswith("/") and path != "/":
-        bare = path.rstrip("/")
-        known = program.slash is not None and (bare == "." or bare in folders) and len(arguments.operands) == 1
-        if program.pytest or (known and not (program.slash or frozenset()) & frozenset(arguments.options)):
-            path = bare
+    short = plain_path(path)
+    bare = short.rstrip("/") or short
+    apart = program.slash is None or len(arguments.operands) > 1 or bool(program.slash & frozenset(arguments.options))
+    folder = not apart and (bare == "." or bare in folders)
+    if program.lists:
+        return bare if folder and plain else text
+    if plain:
+        path = bare if folder or (program.pytest and not separator) else short
+    elif folder:
+        path = path.rstrip("/")
     return path + separator + test
-
-
-def plain_path(path: str) -> str:
-    """The path without `./` in front, `/./` and doubled slashes. `..`, links and a closing slash stay what they are.
-
-    `./-` stays, for `-` alone may mean the standard input; so does `//` in front, which POSIX leaves to the system.
-    """
-    if path.startswith("//") and not path.startswith("///"):
-        return path
-    short = re.sub(r"/(?:\./|/)+", "/", path)
-    bare = short.removeprefix("./")
-    return short if not bare or bare[0] in "-/" else bare
 
 
 def _word(word: Word) -> tuple[str, ...]:

@@ -5,12 +5,13 @@ Labels are probabilities that a step is good, by trajectory id and turn (0-based
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from composer_replication.actions import Call, canonical_action, canonical_text, render_action
+from composer_replication.actions import Call, canonical_action, render_action
 from composer_replication.disagreements import scene_of, student_action
 from composer_replication.errors import ConfigError
 from composer_replication.observe import files
@@ -18,7 +19,8 @@ from composer_replication.prm.data import step_turns, task_of
 from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
 from composer_replication.teachers.rewards import weighted_reward
 from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
-from composer_replication.transcript import Trace, Transcript, TranscriptTurn
+from composer_replication.traces.recorder import RAW
+from composer_replication.transcript import Trace, TraceTurn, Transcript, TranscriptTurn
 from composer_replication.types import ToolCall, Trajectory, Unscored
 
 __all__ = ["StepLabels", "canonical_turn", "outcome_labels", "read_labels", "vote_labels"]
@@ -66,9 +68,11 @@ def _prefixes(transcript: Transcript) -> Iterator[tuple[str, ...]]:
 
 
 def canonical_turn(turn: TranscriptTurn) -> str:
-    """A turn's action in canonical form; with a call that could not be parsed it is the turn's text."""
+    """A turn's action in canonical form; with a call that could not be parsed it is the turn's text and calls as they are."""
     if any(call.error is not None for call in turn.tool_calls):
-        return canonical_text(turn.text)
+        raw = turn.details.get(RAW, {}) if isinstance(turn, TraceTurn) else {}
+        calls = [[call.name, dict(call.arguments), raw.get(call.call_id)] for call in turn.tool_calls]
+        return json.dumps([turn.text.strip(), calls], sort_keys=True)
     return canonical_action(turn.text, [Call(c.name, c.arguments) for c in turn.tool_calls])
 
 
@@ -80,7 +84,7 @@ def vote_labels(
 ) -> StepLabels:
     """Labels from teachers: the share of their votes for the action the student took (`teachers.rewards.weighted_reward`).
 
-    Where the step's context shows files, actions are compared as for pairs; elsewhere by their canonical strings.
+    Where the step's context shows files, or its actions are written in text, actions are compared as for pairs; elsewhere by their canonical strings.
 
     Args:
         votes: by trajectory id and turn. A step without votes, or where too much is undecided, gets no label.
@@ -101,7 +105,8 @@ def vote_labels(
             state = states.get(turn)
             own = _action(known[name].turns[turn]) if state is None else student_action(state)
             scene = None if state is None else scene_of(state)
-            reward = weighted_reward(cast, own, weights=weights or {}, scene=scene if scene is not None and scene.files else None)
+            tells = scene is not None and (scene.files or scene.text_actions)
+            reward = weighted_reward(cast, own, weights=weights or {}, scene=scene if tells else None)
             if not isinstance(reward, Unscored):
                 labels.setdefault(name, {})[turn] = reward
     return labels

@@ -28,6 +28,8 @@ class TraceState(TypedDict, total=False):
     student_tool_calls: list[dict[str, Any]]
     """The same calls as `Message["tool_calls"]` entries; without this key they are read from `student_action`."""
     tools: list[ToolSchema]
+    text_actions: bool
+    """The agent calls no tools: its action is the shell command in the only fenced block of its text."""
     task_id: str
     trajectory_id: str
     turn: int
@@ -70,6 +72,8 @@ def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
         trajectory_id=trace.trajectory_id,
         turn=index,
     )
+    if trace.details.get(TEXT_ACTIONS):
+        state["text_actions"] = True
     if calls:
         state["student_tool_calls"] = [wire_call(call) for call in calls]
     return state

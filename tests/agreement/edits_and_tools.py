@@ -34,6 +34,8 @@ TOOLS = [
             read("src/b.py"),
             read("src/a"),
             read("src/a.py", start=2),
+            read("src/a.py", end=None),
+            read("src/a.py", thought="look"),
             read("src/a.py", end=1),
             read("a.py"),
             read("tests/test_a.py"),
@@ -252,6 +254,8 @@ EDITS = [
             write("a: 1\n b: 2\n", "conf.yaml"),
             write("b: 2\na: 1\n", "conf.yaml"),
             write("a: 1 \nb: 2\n", "conf.yaml"),
+            write("a: 1\nb: 2", "conf.yaml"),
+            write("a: 1\nb: 2\n\n", "conf.yaml"),
             write("a: 1\nb: 2\n", "conf.yml"),
         ],
     ),
@@ -271,6 +275,32 @@ EDITS = [
             write("def total(prices, tax=0):\n    return sum([p for p in prices if p < tax])\n"),
             write("def total(prices, tax=0):\n    return sum(p for p in prices)\n"),
             write("def total(prices, *, tax=0):\n    return sum(p for p in prices[1:] if p > tax)\n"),
+        ],
+    ),
+    (
+        "reformatted",
+        [
+            edit("RATE = 2", "RATE = 3", "src/b.py"),
+            edit("RATE = 2", "RATE = 3  # three", "src/b.py"),
+            edit("RATE = 2", "RATE = (3)", "src/b.py"),
+        ],
+        [
+            edit("RATE = 2", "RATE = 3  # noqa", "src/b.py"),
+            edit("RATE = 2", "RATE = 3  # type: ignore", "src/b.py"),
+            edit("RATE = 2", "RATE = 3  # pragma: no cover", "src/b.py"),
+            edit("RATE = 2", "# fmt: off\nRATE = 3", "src/b.py"),
+            edit("RATE = 2", "# -*- coding: latin-1 -*-\nRATE = 3", "src/b.py"),
+        ],
+    ),
+    (
+        "reformatted",
+        [
+            edit("RATE = 2", "RATE = 3  # noqa", "src/b.py"),
+            edit("RATE = 2", "\nRATE = 3  # noqa\n", "src/b.py"),
+        ],
+        [
+            edit("RATE = 2\n", "RATE = 3\n# noqa\n", "src/b.py"),
+            edit("RATE = 2", "RATE = 3  # noqa: E501", "src/b.py"),
         ],
     ),
     (

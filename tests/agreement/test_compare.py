@@ -12,6 +12,7 @@ from composer_replication.actions import parse_action, render_action
 from composer_replication.agreement import Answer, Scene, Verdict, compare
 from composer_replication.agreement.calls import call_form
 from composer_replication.agreement.intent import intent_of
+from composer_replication.deeds import Kind, deed_of
 from composer_replication.envs.tools import TOOLSETS
 
 SCENE = Scene(files=FULL, complete=True, tools=TOOLSETS["shell"])
@@ -48,8 +49,10 @@ def test_an_action_is_itself(action):
 @given(CALL)
 def test_null_arguments_and_their_order_say_nothing(call):
     other = {"name": call["name"], "arguments": {"never": None, **dict(reversed(call["arguments"].items()))}}
+    (known,) = parse_action(json.dumps(call))[1]
     verdict = compare(json.dumps(call), json.dumps(other))
-    assert verdict.same or call_form(*parse_action(json.dumps(call))[1]) is None
+    of_deeds = deed_of(known.name, known.arguments).kind is not Kind.OTHER
+    assert verdict.same is (of_deeds and call_form(known) is not None)
 
 
 @given(CALL, CALL)
@@ -93,6 +96,27 @@ def test_the_same_in_other_words(one, other):
         (act("shell", command="ls", workdir="a"), act("shell", command="ls", workdir="b")),
         (act("finish", message="all done"), act("finish", message="gave up")),
         (act("other", a=1), act("another", a=1)),
+        (act("create_issue", description="Delete all tests"), act("create_issue", description="Fix the parser")),
+        (act("think", thought="a"), act("think", thought="b")),
+        (act("update", id=1, assignee=None), act("update", id=1)),
+        (act("attach", path="./a"), act("attach", path="a")),
+        (act("finish", explanation="all done"), act("finish", explanation="gave up")),
+        (act("Grep", pattern="x", path="./src"), act("Grep", pattern="x", path="src")),
+        (act("Grep", pattern="x", path="."), act("Grep", pattern="x")),
+        (
+            act("edit_file", path="a", old="x", new="y", replace_all="no"),
+            act("edit_file", path="a", old="x", new="y", replace_all=True),
+        ),
+        (bash("ls", cmd="rm -rf x"), bash("ls")),
+        (bash("ls", cwd="a", workdir="b"), bash("ls", cwd="a")),
+        (act("shell", command=["zsh", "-c", "echo $x"]), act("shell", command=["bash", "-c", "echo $x"])),
+        (act("shell", command=["cd", "src"]), act("shell", command=["bash", "-lc", "cd src"])),
+        (bash("grep -rn total ./src"), bash("grep -rn total src")),
+        (bash("A=$HOME printenv A"), bash("A='$HOME' printenv A")),
+        ("# rm -rf build", "rm -rf build"),
+        ("```python\nif x:\n    a()\nb()\n```", "```python\nif x:\n    a()\n    b()\n```"),
+        ("```bash\nls\n```", bash("ls")),
+        ("First.\n```bash\nls\n```", "Then.\n```bash\nls\n```"),
         ("use a_b", "use ab"),
         ("2*3*4", "234"),
         ("Run A.py", "Run a.py"),
@@ -169,6 +193,94 @@ def test_an_invalid_call_is_not_a_valid_one():
     assert compare(act("grep"), act("search", pattern="x"), scene).diff
     assert compare(act("grep"), act("search"), scene).answer is Answer.UNDECIDED
     assert compare(act("search"), act("search", pattern="x")).answer is Answer.UNDECIDED
+
+
+def test_a_required_argument_says_something():
+    parameters = {"type": "object", "properties": {"command": {}, "description": {}}, "required": ["command", "description"]}
+    scene = Scene(tools=[{"type": "function", "function": {"name": "Bash", "parameters": parameters}}])
+    said, other = (act("Bash", command="ls", description=d) for d in ("look", "remove"))
+    assert compare(said, act("Bash", command="ls"), scene).method == "validity"
+    assert not compare(said, other, scene).same
+    assert compare(said, other).same
+
+
+def said(text, command, tag="bash"):
+    return f"{text}\n\n```{tag}\n{command}\n```"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "answer"),
+    [
+        (said("I test.", "pytest -q tests"), said("Tests first.", "pytest tests -q"), Answer.SAME),
+        (said("x", "cat a.py"), said("x", "pytest -q"), Answer.DIFF),
+        (said("x", "cat > a <<E\nif x:\n    a()\nE"), said("y", "cat > a <<E\nif x:\n    a()\nE"), Answer.SAME),
+        (said("x", "cat > a <<E\nif x:\n    a()\nE"), said("x", "cat > a <<E\nif x:\n  a()\nE"), Answer.UNDECIDED),
+        (said("x", "# rm -rf build"), said("x", "rm -rf build"), Answer.UNDECIDED),
+        (said("x", "ls"), said("x", "ls", "sh"), Answer.UNDECIDED),
+        (said("x", "ls"), said(said("y", "ls"), "ls"), Answer.UNDECIDED),
+        (said("x", "ls"), "Done.", Answer.UNDECIDED),
+        ("Done.", "done", Answer.UNDECIDED),
+        (said("x", "ls"), said("x", "ls"), Answer.SAME),
+    ],
+)
+def test_a_command_in_a_text_is_a_call(one, other, answer):
+    assert compare(one, other, Scene(text_actions=True)).answer is answer
+
+
+OLD = "import os\nimport re\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("import os  # noqa: F401", "import os  # remove me", False),
+        ("import os  # type: ignore", "import os", False),
+        ("# -*- coding: latin-1 -*-\nimport os", "import os", False),
+        ("#!/usr/bin/env python\nimport os", "import os", False),
+        ("# fmt: off\nimport os", "import os", False),
+        ("import os  # pragma: no cover", "import os", False),
+        ("import os  # pylint: disable=all", "import os", False),
+        ("import os  # NOQA", "import os", False),
+        ("#: what it is\nimport os", "import os", False),
+        ("import os  # any tool: off", "import os", False),
+        ("import os  # noqa", "import  os  # noqa", True),
+        ("import os  # for paths", "import os", True),
+        ("x = '# noqa'", 'x = "# noqa"', True),
+        ("# words only\nimport os", "import os\n\n# other words", True),
+    ],
+)
+def test_comments_that_tools_read_count(one, other, same):
+    verdict = compare(
+        *(act("edit_file", path="a.py", old="import os", new=new) for new in (one, other)), Scene(files={"a.py": OLD})
+    )
+    assert verdict.answer is (Answer.SAME if same else Answer.UNDECIDED)
+
+
+def test_a_comment_that_tools_read_belongs_to_its_line():
+    one, other = (act("write_file", path="a.py", content=c) for c in ("a = 1  # noqa\nb = 2\n", "a = 1\nb = 2  # noqa\n"))
+    assert compare(one, other).answer is Answer.UNDECIDED
+
+
+def test_a_last_line_break_may_count():
+    one, other, third = (act("write_file", path="a.txt", content=content) for content in ("a\n", "a", "b"))
+    assert compare(one, other).answer is Answer.UNDECIDED
+    assert compare(one, third).diff
+
+
+@pytest.mark.parametrize("path", ["/repo/a.py", "src/../a.py", "~/repo/a.py"])
+@pytest.mark.parametrize("scene", [Scene(), Scene(files={"a.py": "y = 2\n"}), Scene(files={"a.py": "y = 2\n"}, complete=True)])
+def test_paths_that_may_be_one_file_are_undecided(path, scene):
+    for content in ("x = 1\n", "x = 2\n"):
+        one, other = act("write_file", path="a.py", content="x = 1\n"), act("write_file", path=path, content=content)
+        assert compare(one, other, scene).answer is Answer.UNDECIDED
+    one, other = act("edit_file", path="a.py", old="y", new="z"), act("edit_file", path=path, old="y", new="w")
+    assert compare(one, other, scene).answer is Answer.UNDECIDED
+
+
+def test_of_a_file_outside_nothing_is_known():
+    scene = Scene(files={"a.py": "y = 2\n"}, complete=True)
+    one, other = act("edit_file", path="/repo/a.py", old="y", new="z"), act("write_file", path="/repo/a.py", content="z = 2\n")
+    assert compare(one, other, scene).answer is Answer.UNDECIDED
 
 
 def test_defaults_of_the_schema_are_dropped():

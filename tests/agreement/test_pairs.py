@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trees import FULL
 
-from composer_replication.agreement import Answer, Scene, compare
+from composer_replication.agreement import Scene, compare
 from composer_replication.envs.tools import TOOLSETS
 
 HERE = Path(__file__).parent
@@ -58,9 +58,9 @@ def test_recall_of_every_class():
 
 
 def test_edits_that_differ_are_told_apart():
+    """But where only a comment that tools read, or the end of a file, differs: that is undecided."""
     near = [row for row in of("different") if row["class"] == "edits: near miss"]
-    answers = Counter(compare(row["one"], row["other"], SCENE).answer for row in near)
-    assert answers[Answer.DIFF] >= 0.95 * len(near)
+    assert sum(compare(row["one"], row["other"], SCENE).diff for row in near) >= 0.85 * len(near)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])

@@ -10,7 +10,7 @@ from trees import TREES, Runner
 
 from composer_replication.agreement.programs import PROGRAMS
 from composer_replication.agreement.shell import shell_form
-from composer_replication.agreement.words import NotUnderstoodError
+from composer_replication.shell_words import NotUnderstoodError
 
 VALUES = {
     "n=": "3",

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.agreement.shell import plain_path, shell_form
-from composer_replication.agreement.words import NotUnderstoodError, read_line
+from composer_replication.agreement.shell import shell_form
+from composer_replication.deeds import plain_path
+from composer_replication.shell_words import NotUnderstoodError, read_line
 
 WORD = st.text(string.ascii_letters + string.digits + " _-./'\"$*#;|&<>(){}~!\\\t", max_size=8)
 FLAGS = st.lists(st.sampled_from("nisowxv"), unique=True, min_size=1, max_size=5)
@@ -56,6 +57,15 @@ def form(command, folders=()):
         "echo a\rb",
         "ls >",
         "echo \\",
+        "echo {fd}>x",
+        "echo {fd}<x",
+        "echo 2\\\n>x",
+        "echo 1\\\n2>x",
+        "echo a >2>x",
+        "echo > #x",
+        "echo >&-2",
+        "echo >&2-",
+        'echo "$\\\nHOME"',
     ],
 )
 def test_what_is_not_plain_is_not_understood(command):
@@ -134,10 +144,53 @@ def test_the_order_of_flags_changes_nothing(flags, random):
         ("tail -f x", "tail x -f -n 1"),
         ("ls -la 'a b'", "ls -la a b"),
         ("cd a && ls", "cd a; ls"),
+        ("A=$HOME x", "A='$HOME' x"),
+        ("A=~ x", "A='~' x"),
+        ("A=*; x", "A='*'; x"),
+        ("grep -r x", "grep -r x ."),
+        ("grep -rl x ./a", "grep -rl x a"),
+        ("grep x ./a b", "grep x a b"),
+        ("ls ./a", "ls a"),
+        ("ls -R ./a", "ls -R a"),
+        ("wc ./a", "wc a"),
+        ("rm -v ./a", "rm -v a"),
+        ("cat ./a 2>x", "cat a 2>x"),
+        ("cat ./a &>x", "cat a &>x"),
+        ("cat ./a >&x", "cat a >&x"),
+        ("cat ./a 2>&1 >x", "cat a 2>&1 >x"),
+        ("cat ./a 2>&1 | grep b", "cat a 2>&1 | grep b"),
+        ("cat ./a 2>&1 | head -c 9", "cat a 2>&1 | head -c 9"),
+        ("cat ./a 2>&1 | tail -n 3 > x", "cat a 2>&1 | tail -n 3 > x"),
+        ("pytest ./t 2>&1 | cut -c1-9", "pytest t 2>&1 | cut -c1-9"),
+        ("pytest t/::x", "pytest t::x"),
     ],
 )
 def test_near_misses_are_not_one(one, other):
     assert form(one) is None or form(one) != form(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("cat ./a | cut -c1-9", "cat a | cut -c1-9"),
+        ("cat ./a > x", "cat a > x"),
+        ("cat ./a 2>/dev/null", "cat a 2>/dev/null"),
+        ("cat ./a >&2", "cat a >&2"),
+        ("cat ./a 2>&1 | tail -n 3; ls", "cat a 2>&1 | tail -3; ls"),
+        ("grep -rh x ./a", "grep -rh x a"),
+        ("grep -rq x", "grep -rq x ."),
+        ("cp -r ./a b", "cp -r a ./b"),
+        ("pytest ./t/ -q 2>&1 | tail -n 3", "pytest t -q 2>&1 | tail -3"),
+    ],
+)
+def test_a_path_that_is_not_shown_may_be_written_in_any_way(one, other):
+    assert form(one) == form(other) is not None
+
+
+def test_a_folder_is_known_where_the_line_begins():
+    assert form("cd x && ls src/", {"src"}) != form("cd x && ls src", {"src"})
+    assert form("ls -l src/", {"src"}) != form("ls -l src", {"src"})
+    assert form("ls ./src", {"src"}) == form("ls src", {"src"})
 
 
 def test_a_known_folder_needs_no_closing_slash():

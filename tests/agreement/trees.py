@@ -65,7 +65,10 @@ GIT = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 NAMES = {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in
          (("NAME", "n"), ("EMAIL", "e@x"), ("DATE", "2026-01-01T00:00:00Z"))}  # fmt: skip
 DURATION = re.compile(r"\b[0-9]+\.[0-9]+s\b")
-DOT = re.compile(r"(?<![\w./-])\./(?=[\w.])")
+SPELLING = re.compile(
+    r"(?<![\w./-])\./(?=[\w.])|(?<=/)(?:/|\./)+|/(?='?: |'?$)|(?<=bash: line )\d+|(?<=unknown option `)\w+", re.MULTILINE
+)
+"""Of messages: how a path or an option is written, and the line of the script."""
 TIME_OF_ALL = 1_700_000_000
 
 
@@ -108,7 +111,7 @@ class Runner:
         subprocess.run(["git", *words], cwd=root, check=True, env={**os.environ, **GIT, **NAMES})
 
     def effect(self, command, tree):
-        """Output, exit status, and the files afterwards."""
+        """Output, messages, exit status, and the files afterwards."""
         key = (command, tree)
         if key not in self.known:
             self.known[key] = self._run(command, tree)
@@ -135,10 +138,11 @@ class Runner:
         )
         shown = inodes.sub(b"INODE ", done.stdout).decode(errors="replace")
         clock = re.compile(r"[A-Z][a-z]{2} [ 0-9]{2} [0-9]{2}:[0-9]{2}")
-        shown = DOT.sub("", DURATION.sub("TIME", clock.sub("NOW", shown)))
+        shown = DURATION.sub("TIME", clock.sub("NOW", shown))
+        said = SPELLING.sub("", done.stderr.decode(errors="replace"))
         files = {
             str(path.relative_to(work)): path.read_bytes() if path.is_file() else None
             for path in sorted(work.rglob("*"))
             if ".git" not in path.relative_to(work).parts
         }
-        return shown, done.returncode, files
+        return shown, said, done.returncode, files

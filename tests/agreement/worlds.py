@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from trees import DOT, FULL, TREES
+from trees import FULL, TREES
 
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.sandbox import open_sandbox
@@ -43,7 +44,7 @@ def done(calls, tree):
     """Statuses, what was shown, and the changed files."""
     env = env_of(tree).fork()
     results = [env.step(ToolCall(call_id="c", name=c["name"], arguments=c["arguments"])) for c in calls]
-    shown = [DOT.sub("", r.content) if r.status == "ok" else "" for r in results]  # an error quotes the path as it was written
+    shown = [r.content if r.status == "ok" else "" for r in results]  # an error quotes the path as it was written
     return [r.status for r in results], shown, env.workspace.changes
 
 
@@ -62,6 +63,11 @@ def code_of(source):
         return plain(compile(source, "x", "exec"))
     except SyntaxError:
         return None
+
+
+def told_to_tools(source):
+    """Comments that change what a checker, a formatter or the interpreter says of the code."""
+    return re.findall(r"^.*# *(?:noqa|type:|pragma:|fmt:|-\*- coding).*$", source, re.MULTILINE)
 
 
 def behaviour(source):
@@ -108,6 +114,8 @@ def effect_of_edit(one, other):
         if None in texts or not path.endswith(".py"):
             return False
         if code_of(texts[0]) is not None and code_of(texts[0]) == code_of(texts[1]):
+            if told_to_tools(texts[0]) != told_to_tools(texts[1]):
+                return False
             continue
         if behaviour(texts[0]) != behaviour(texts[1]):
             return False

@@ -42,7 +42,7 @@ def trajectory(name, task, actions, *, reward=1.0, renderer=RENDERER):
     opening = (Message(role="user", content=task),)
     turns = []
     for i, action in enumerate(actions):
-        call = {"id": f"call_{i}_0", "type": "function", "function": {"name": "read", "arguments": {"path": action}}}
+        call = {"id": f"call_{i}_0", "type": "function", "function": {"name": "Read", "arguments": {"path": action}}}
         ids = renderer.assistant_ids(Message(role="assistant", content="", tool_calls=[call]))
         reply = renderer.delta_ids([Message(role="tool", content=action[0])], ended=True)
         turns.append(
@@ -50,7 +50,7 @@ def trajectory(name, task, actions, *, reward=1.0, renderer=RENDERER):
                 action_ids=ids,
                 logprobs=(0.0,) * len(ids),
                 text=renderer.decode(ids),
-                tool_calls=(ToolCall(call_id=f"call_{i}_0", name="read", arguments={"path": action}),),
+                tool_calls=(ToolCall(call_id=f"call_{i}_0", name="Read", arguments={"path": action}),),
                 observation_ids=reply if i + 1 < len(actions) else (),
             )
         )

@@ -59,7 +59,7 @@ def test_a_call_that_cannot_be_parsed_is_its_text():
 
 
 def vote(teacher, path, family=""):
-    action = json.dumps({"name": "read", "arguments": {"path": path}})
+    action = json.dumps({"name": "Read", "arguments": {"path": path}})
     return Vote(teacher=teacher, family=family or teacher, action=action)
 
 
@@ -107,7 +107,7 @@ def write(tmp_path, *lines):
 
 
 def answer(state, teacher, path, **fields):
-    call = ToolCall(call_id="c", name="read", arguments={"path": path})
+    call = ToolCall(call_id="c", name="Read", arguments={"path": path})
     family = fields.pop("family", teacher)
     return to_json(TeacherAnswer(question_id=state, teacher=teacher, family=family, tool_calls=(call,), **fields))
 

@@ -123,5 +123,6 @@ _LAYOUT = str.maketrans("", "", " \t\n\r'\"\\")
 
 
 def condensed(text: str) -> str:
-    """The command without white space, quotes and backslashes: equal for all that `actions.canonical_call` calls equal."""
+    """The command without white space, quotes and backslashes: equal for nearly all that `actions.canonical_call` calls
+    equal, but for comments and redirections that stand elsewhere."""
     return text.translate(_LAYOUT)

@@ -2,8 +2,9 @@
 
 Understood are quotes, escapes, comments, `&&`, `||`, `;`, `|`, newlines and redirections of the POSIX shell language
 (https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html). Everything else, above all substitutions,
-here-documents, groups, compound commands and background jobs, is refused: nothing is guessed. A word that the shell would expand
-(a variable, a pattern, a brace, a tilde) stays as it is written.
+here-documents, groups, compound commands and background jobs, is refused: nothing is guessed. So is a number or a brace that
+touches a redirection, which may be a descriptor. A word that the shell would expand (a variable, a pattern, a brace, a tilde)
+stays as it is written.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Simple:
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
 _REDIRECT = re.compile(r"(?:(?P<fd>[0-9]*)(?P<operator>>>|>&|>\||>|<&|<(?![<(&>]))|(?P<both>&>>?))")
+_OPERATOR = re.compile(r"&?>|<")
 _JOINT = re.compile(r"&&|\|\||;(?!;)|\|(?!&)|\n")
 _PART = re.compile(
     r"""'(?P<single>[^']*)'
@@ -72,7 +74,7 @@ _IN_DOUBLE = re.compile(
     r"""\\(?P<escaped>[$`"\\])
     |(?P<joined>\\\n)
     |(?P<expands>\$[A-Za-z_][A-Za-z0-9_]*|!)
-    |(?P<literal>\\|\$(?![A-Za-z0-9_({@*\#?!$-])|[^\\$`!]+)""",
+    |(?P<literal>\\|\$(?![A-Za-z0-9_({@*\#?!$-]|\\\n)|[^\\$`!]+)""",
     re.VERBOSE | re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -122,8 +124,13 @@ def _tokens(command: str) -> Iterator[Word | Redirect | str]:
         if redirect:
             at = redirect.end()
             gap = _BLANK.match(command, at)
-            word, at = _word(command, gap.end() if gap else at)
+            at = gap.end() if gap else at
+            if command[at : at + 1] == "#":
+                raise NotUnderstoodError("a redirection to a comment")
+            word, at = _word(command, at)
             operator = redirect["both"] or redirect["operator"]
+            if operator.endswith("&") and "-" in word.text and word.source != "-":
+                raise NotUnderstoodError("a descriptor that is moved or closed")
             default = "" if redirect["both"] else "0" if operator.startswith("<") else "1"
             yield Redirect(redirect["fd"] or default, operator, word)
             continue
@@ -151,6 +158,8 @@ def _word(command: str, start: int) -> tuple[Word, int]:
             expands |= part["variable"] is not None or part["special"] is not None
     if at == start or command[at : at + 1] not in ("", " ", "\t", "\n", "|", "&", ";", "<", ">"):
         raise NotUnderstoodError(f"nothing plain at {command[at : at + 20]!r}")
+    if _OPERATOR.match(command, at) and (text.isdigit() or command[start] == "{"):
+        raise NotUnderstoodError("a word that may be a descriptor")
     source = command[start:at]
     return Word(source if expands else text, source, expands), at
 
