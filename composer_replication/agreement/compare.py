@@ -82,8 +82,8 @@ def _compare_commands(one: str, other: str, scene: Scene) -> Verdict:
     left, right = command_in(one), command_in(other)
     if left is None or right is None or left[0] != right[0]:
         return _judged(one, other, scene, "which command a text stands for cannot be told")
-    calls = [(Call("bash", {"command": command}),) for _, command in (left, right)]
-    verdict = _compare_calls(*calls, replace(scene, tools=()))
+    one_call, other_call = (Call("bash", {"command": command}) for _, command in (left, right))
+    verdict = _compare_calls([one_call], [other_call], replace(scene, tools=()))
     return verdict or _judged(one, other, scene, "nothing tells them apart or makes them one")
 
 

@@ -209,7 +209,7 @@ def _obeyed(source: str) -> list[tuple[str, ...]]:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     except (tokenize.TokenError, SyntaxError):
         return [(source,)]
-    found = []
+    found: list[tuple[str, ...]] = []
     lines = source.splitlines()
     for token in tokens:
         number = token.start[0]

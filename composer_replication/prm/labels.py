@@ -84,7 +84,8 @@ def vote_labels(
 ) -> StepLabels:
     """Labels from teachers: the share of their votes for the action the student took (`teachers.rewards.weighted_reward`).
 
-    Where the step's context shows files, or its actions are written in text, actions are compared as for pairs; elsewhere by their canonical strings.
+    Where the step's context shows files, or its actions are written in text, actions are compared as for pairs; elsewhere by
+    their canonical strings.
 
     Args:
         votes: by trajectory id and turn. A step without votes, or where too much is undecided, gets no label.
