@@ -67,10 +67,10 @@ def _read_call(body: str, *, closed: bool) -> tuple[str, Mapping[str, Any]]:
 
 
 def load_json(text: str) -> Any:
-    """Strict JSON whose strings can be written as UTF-8. Raises ValueError, also for nesting or digits beyond Python's limits."""
+    """Strict JSON whose strings can be written as UTF-8. Raises ValueError, also for nesting or numbers beyond Python's limits."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-        json.dumps(value, ensure_ascii=False).encode()
+        _check_utf8(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"bad JSON: {error.msg} at {error.pos}") from error
     except UnicodeEncodeError as error:
@@ -78,6 +78,14 @@ def load_json(text: str) -> Any:
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
     return value
+
+
+def _check_utf8(value: Any) -> None:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:  # 1e999 is read as infinity, which no JSON can hold
+        raise ValueError("bad JSON: a number beyond a float's range") from error
+    text.encode()
 
 
 def _refuse_constant(name: str) -> NoReturn:

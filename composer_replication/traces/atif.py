@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from pydantic import BaseModel
 
 from composer_replication.traces.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.recorder import Recorder, assistant, native_call, tool_message
+from composer_replication.traces.schema import AtifCall, AtifResult, AtifStep, AtifTrace, check
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.traces.store import context_from
@@ -61,21 +64,47 @@ def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
     """The traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
     recorder = Recorder()
     player = _Player(recorder)
+    problem = ""
     for place, step in enumerate(record["steps"], start=1):
-        problem = player.step(step) if isinstance(step, dict) else "not an object"
+        try:
+            problem = _fault(step) or player.step(step)
+        except UnreadableError as error:
+            problem = str(error)
         if problem:
             yield Problem(path, f"step {place}: {problem}; what comes before it is kept")
             break
     yield from (Dropped(path, reason, count) for reason, count in player.dropped.items())
-    if recorder.turns():
+    fault = _unlike(AtifTrace, record)
+    if fault:
+        yield Problem(path, fault)
+    elif recorder.turns():
         yield _trace(record, recorder, path)
-    else:
+    elif not problem:
         yield Problem(path, "a trajectory without a turn of its agent")
     for sub in objects_in(record.get("subagent_trajectories")):
         if isinstance(sub.get("steps"), list):
             yield from trace_from_atif(sub, path)
         else:
             yield Problem(path, "a subagent's trajectory without steps")
+
+
+def _fault(step: Any) -> str:
+    """What in a step is not as `atif_write` writes it, or an empty text."""
+    if not isinstance(step, dict):
+        return "not an object"
+    calls, results = objects_in(step.get("tool_calls")), objects_in(section(step, "observation").get("results"))
+    faults = [_unlike(AtifStep, step), *(_unlike(AtifCall, call) for call in calls), *(_unlike(AtifResult, r) for r in results)]
+    return next(filter(None, faults), "")
+
+
+def _unlike(shape: type[BaseModel], record: Mapping[str, Any]) -> str:
+    ours = section(record, "extra", KEY)
+    try:
+        if ours:
+            check(shape, ours)
+    except UnreadableError as error:
+        return f"extra.{KEY}.{error}"
+    return ""
 
 
 def _trace(record: Mapping[str, Any], recorder: Recorder, path: Path) -> Trace:
@@ -93,20 +122,14 @@ def _trace(record: Mapping[str, Any], recorder: Recorder, path: Path) -> Trace:
         trajectory_id=string(record, "trajectory_id") or string(record, "session_id") or path.stem,
         format=string(ours, "format") or READER.name,
         turns=recorder.turns(),
-        messages=tuple(objects_in(opening)) if isinstance(opening, list) else recorder.opening,  # type: ignore[arg-type]
+        messages=tuple(opening) if isinstance(opening, list) else recorder.opening,
         tools=tuple(objects_in(agent.get("tool_definitions"))),
         task_id=string(ours, "task_id"),
         agent=string(ours, "agent") if ours else named,
         model=string(ours, "model") if ours else string(agent, "model_name"),
-        reward=_reward(ours.get("reward")),
+        reward=None if ours.get("reward") is None else reward_from_json(ours["reward"]),
         details=section(ours, "details") if ours else told,
     )
-
-
-def _reward(value: Any) -> Any:
-    if isinstance(value, int | float) or (isinstance(value, dict) and "unscored" in value):
-        return reward_from_json(value)
-    return None
 
 
 class _Player:
@@ -123,8 +146,9 @@ class _Player:
         text, missing = text_of(step.get("message"))
         self._missing = self._missing or missing
         if source in ("system", "user"):
-            message = section(step, "extra", KEY, "message")
-            self._recorder.say(_as_message(message) or Message(role=source, content=text))
+            ours = section(step, "extra", KEY, "message")
+            message = cast(Message, ours) if ours else Message(role=source, content=text)
+            self._recorder.say(message)
             for result in self._results(step, ()):
                 self._recorder.say(Message(role=source, content=result.content))
             return ""
@@ -149,7 +173,7 @@ class _Player:
         if isinstance(ours.get("context"), list):
             self._recorder.restart(context_from(self._recorder.context, ours["context"]))
         ids = present(
-            token_ids=section(step, "metrics").get("completion_token_ids"), logprobs=step.get("metrics", {}).get("logprobs")
+            token_ids=section(step, "metrics").get("completion_token_ids"), logprobs=section(step, "metrics").get("logprobs")
         )
         details = {**section(ours, "details"), **ids} if ours else {**_details(step), **ids}
         if self._missing and not ours:
@@ -171,19 +195,13 @@ class _Player:
             self._missing = self._missing or missing
             ours = section(result, "extra", KEY)
             if ours:
-                kept = {name: ours[name] for name in ("call_id", "name", "status", "details")}
-                yield ToolResult(content=text, **kept)
+                yield ToolResult(content=text, **ours)
                 continue
             call_id = string(result, "source_call_id")
             if not call_id and len(calls) == len(results):
                 call_id = calls[place].call_id
             call = next((call for call in calls if call.call_id == call_id), None)
             yield told_result(call, call_id, text)
-
-
-def _as_message(value: Mapping[str, Any]) -> Message | None:
-    role, content = value.get("role"), value.get("content")
-    return Message(**value) if isinstance(role, str) and isinstance(content, str) else None  # type: ignore[typeddict-item]
 
 
 def _call(call: Mapping[str, Any]) -> tuple[ToolCall, str | None]:

@@ -9,7 +9,6 @@ whole sections differ). They are in the trace's details. The tools are not in th
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from composer_replication.traces.fields import number, objects_in, present, sect
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.recorder import Recorder, assistant, native_call, tool_message
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, peek
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, parse, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.transcript import Trace
 from composer_replication.types import Message, ToolCall, ToolResult
@@ -220,8 +219,8 @@ def _exit_code(text: str) -> int | None:
     if not text.startswith("{"):
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse(text.encode())
+    except UnreadableError:
         return None
     code = number(value, "metadata", "exit_code") if isinstance(value, dict) else None
     return None if code is None else int(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,9 @@ def string(record: Mapping[str, Any], *path: str) -> str:
 
 
 def number(record: Mapping[str, Any], *path: str) -> int | float | None:
-    """The number at a path of keys, or None."""
+    """The number at a path of keys, or None; what a float cannot hold is none."""
     value = _at(record, path)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max else None
 
 
 def section(record: Mapping[str, Any], *path: str) -> dict[str, Any]:

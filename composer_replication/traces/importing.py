@@ -20,7 +20,7 @@ from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
 from composer_replication.traces.states import INCOMPLETE, lacks_tools
-from composer_replication.traces.store import write_traces
+from composer_replication.traces.store import is_temporary, write_traces
 from composer_replication.transcript import Trace
 from composer_replication.types import ToolSchema
 
@@ -73,7 +73,8 @@ def import_traces(
     """Read everything at `path` that is a log of an agent, and write it to `out`.
 
     Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account; none where
-    nothing was a trace. A foreign trace's `details` name its log as `log`, from `path` on.
+    nothing was a trace. A foreign trace's `details` name its log as `log`, from `path` on. A folder `out` inside `path`, and
+    temporary files of a killed import, are no input.
 
     Args:
         path: a file, or a folder that is searched; links are not followed.
@@ -92,7 +93,8 @@ def import_traces(
     forced = reader_for(format) if format else None
     account = Import()
     redactor = Redactor() if redact else None
-    traces = _traces(path, forced, tuple(tools), redactor, account)
+    places = list(_places(path, out, forced, account))  # before anything is written: what is written may lie beside what is read
+    traces = _traces(path, places, tuple(tools), redactor, account)
     first = next(traces, None)
     if first is None:
         return account
@@ -128,11 +130,14 @@ def _guarded(traces: Iterator[Trace], held: dict[str, int], path: Path) -> Itera
 
 
 def _traces(
-    path: Path, forced: Reader | None, tools: tuple[ToolSchema, ...], redactor: Redactor | None, account: Import
+    path: Path,
+    places: Sequence[tuple[Path, Reader]],
+    tools: tuple[ToolSchema, ...],
+    redactor: Redactor | None,
+    account: Import,
 ) -> Iterator[Trace]:
-    names: Counter[str] = Counter()
-    twins = Twins()
-    for place, reader in _places(path, forced, account):
+    names, twins = _Names(), Twins()
+    for place, reader in places:
         log = {"log": _from(path, place)} if reader.name != OWN.name else {}  # ids of ours say where they are from
         for item in reader.read(place):
             if isinstance(item, Problem):
@@ -142,16 +147,14 @@ def _traces(
             elif reader.name == "openhands" and twins.has(item):
                 account.dropped[reader.name][TWIN] += 1
             else:
-                names[item.trajectory_id] += 1
-                if names[item.trajectory_id] > 1:
-                    item = replace(item, trajectory_id=f"{item.trajectory_id}~{names[item.trajectory_id]}")
                 account.traces[reader.name] += 1
                 account.turns[reader.name] += len(item.turns)
                 given = replace(item, tools=item.tools or tools, details={**log, **item.details})
                 exact = sum(INCOMPLETE not in turn.details for turn in given.turns)
                 account.states += exact
                 account.toolless_states += exact if lacks_tools(given) else 0
-                yield redactor.redact(given) if redactor else given
+                clean = redactor.redact(given) if redactor else given
+                yield replace(clean, trajectory_id=names.free(clean.trajectory_id))  # redacted ones may be equal
 
 
 def _from(path: Path, place: Path) -> str:
@@ -160,10 +163,30 @@ def _from(path: Path, place: Path) -> str:
     return place.name if below == "." else below
 
 
-def _places(path: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:
-    """Files and folders to read, and by whom, in the order of their names."""
+class _Names:
+    """Gives every trace an id of its own."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._copies: Counter[str] = Counter()
+
+    def free(self, name: str) -> str:
+        """`name`, or with `~2`, `~3`, ... the first that nobody has."""
+        found = name
+        while found in self._taken:
+            self._copies[name] += 1
+            found = f"{name}~{self._copies[name] + 1}"
+        self._taken.add(found)
+        return found
+
+
+def _places(path: Path, out: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:
+    """Files and folders to read, and by whom, in the order of their names; without `out`, but for `path` itself."""
     known = [forced] if forced else list(readers().values())
-    pending = [path.resolve() if path.is_symlink() else path]
+    start = path.resolve() if path.is_symlink() else path
+    results = (out.resolve() / name for name in ("", TRACES, ACCOUNT))
+    left_out = {start / result.relative_to(start.resolve()) for result in results if result.is_relative_to(start.resolve())}
+    pending = [start]
     while pending:
         place = pending.pop()
         folder = place.is_dir() and not place.is_symlink()
@@ -174,7 +197,8 @@ def _places(path: Path, forced: Reader | None, account: Import) -> Iterator[tupl
             if reader:
                 yield place, reader
             elif folder:
-                pending.extend(place / entry for entry in sorted(os.listdir(place), reverse=True))
+                found = (place / entry for entry in sorted(os.listdir(place), reverse=True))
+                pending.extend(entry for entry in found if entry not in left_out and not is_temporary(entry))
             else:
                 account.problems.append(Problem(place, "no log of a known agent"))
         except UnreadableError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from composer_replication.tokens import parse_tool_calls
 from composer_replication.traces.reader import Item
 from composer_replication.traces.recorder import Recorder, assistant
+from composer_replication.traces.schema import TrajectoryShape, check
 from composer_replication.traces.source import Problem, UnreadableError, objects, peek
 from composer_replication.traces.states import INCOMPLETE, TraceState, state_id, states_from_traces
 from composer_replication.traces.store import trace_from_json
@@ -97,11 +98,19 @@ def _file(path: Path, prefix: str) -> Iterator[Item]:
             continue
         number, record = item
         try:
-            trace = trace_from_json(record) if "format" in record else trace_from_trajectory(trajectory_from_json(record))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            yield Problem(path, f"not a trajectory of this release: {type(error).__name__}: {error}"[:200], number)
+            trace = trace_from_json(record) if "format" in record else _trace(record)
+        except UnreadableError as error:
+            yield Problem(path, f"not a trajectory of this release: {error}", number)
             continue
         yield replace(trace, trajectory_id=prefix + trace.trajectory_id)
+
+
+def _trace(record: dict[str, Any]) -> Trace:
+    check(TrajectoryShape, record)
+    try:
+        return trace_from_trajectory(trajectory_from_json(record))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # its grade, its reason to stop, more fields
+        raise UnreadableError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
 READER = OwnReader()

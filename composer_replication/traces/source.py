@@ -7,6 +7,7 @@ Nothing here raises for what a file holds: a `Problem` names file and line, and 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -26,6 +27,8 @@ MAX_DEPTH = 200
 """Lists and objects inside one another: what walks over them recurses, and stacks end."""
 _PEEKED = 20
 _HALF = re.compile("[\ud800-\udfff]")
+_HUGE = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|[0-9]{300}")
+"""What a number beyond a float's range cannot do without; looking at every number would take as long as all the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,12 @@ class Problem:
     """1-based, of a file of lines."""
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}" if self.line else f"{self.path}: {self.reason}"
+        """One line whatever the file is called: what cannot be printed is escaped."""
+        return _printable(f"{self.path}:{self.line}: {self.reason}" if self.line else f"{self.path}: {self.reason}")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +67,13 @@ def parse(data: bytes) -> Any:
     """Strict JSON whose strings can be written as UTF-8: half a surrogate pair becomes U+FFFD, as encoders of requests have it.
 
     Raises:
-        UnreadableError: anything else, nesting beyond `MAX_DEPTH` and integers beyond Python's limit of digits included.
+        UnreadableError: anything else, nesting beyond `MAX_DEPTH`, integers beyond Python's limit of digits and numbers beyond a
+            float's range included.
     """
     if b"\0" in data:
         raise UnreadableError("binary, not text")
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse)
+        value = json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite if _HUGE.search(data) else None)
     except UnicodeDecodeError as error:
         raise UnreadableError("not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -80,6 +89,13 @@ def parse(data: bytes) -> Any:
 
 def _refuse(name: str) -> NoReturn:
     raise UnreadableError(f"not JSON: {name} is not a number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise UnreadableError(f"a number beyond a float's range: {digits[:20]}")
+    return value
 
 
 def _too_deep(value: Any) -> bool:

@@ -11,10 +11,17 @@ from typing import Any
 
 from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe.files import cure, read_lines
+from composer_replication.traces.schema import TraceShape, check
+from composer_replication.traces.source import UnreadableError
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json, to_json
 
-__all__ = ["context_from", "context_steps", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
+__all__ = ["context_from", "context_steps", "is_temporary", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
+
+
+_TEMPORARY = ".tmp"
+MAX_CONTEXT = 100_000
+"""Messages of one context that are read back."""
 
 
 def write_traces(path: Path | str, traces: Iterable[Trace]) -> int:
@@ -26,7 +33,7 @@ def write_traces(path: Path | str, traces: Iterable[Trace]) -> int:
         StorageError: it could not be written; what was at `path` is still there.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     count = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,8 +65,13 @@ def read_traces(path: Path | str) -> Iterator[Trace]:
     for number, line in enumerate(read_lines(path, appended=False), start=1):
         try:
             yield trace_from_json(line)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except UnreadableError as error:
             raise ConfigError(f"{path}, line {number}: not a trace of this release ({error})", fix="import it again") from error
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one under which `write_traces` or another writer of ours keeps a file that is not finished."""
+    return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
 
 
 def trace_to_json(trace: Trace) -> dict[str, Any]:
@@ -78,7 +90,8 @@ _PLAIN = ("trajectory_id", "format", "messages", "tools", "task_id", "agent", "m
 
 
 def trace_from_json(data: dict[str, Any]) -> Trace:
-    """Inverse of `trace_to_json`. Raises LookupError, TypeError or ValueError for anything else."""
+    """Inverse of `trace_to_json`. Raises UnreadableError, a ValueError, for anything else."""
+    check(TraceShape, data)
     previous: tuple[Message, ...] = tuple(data["messages"])
     turns = []
     for told in data["turns"]:
@@ -133,13 +146,15 @@ def context_steps(previous: Sequence[Message], context: Sequence[Message], names
 
 
 def context_from(previous: Sequence[Message], steps: Sequence[Any]) -> tuple[Message, ...]:
-    """Inverse of `context_steps`."""
+    """Inverse of `context_steps`. Raises UnreadableError for a context that no model could read."""
     context: list[Message] = []
     for step in steps:
         if isinstance(step, list):
             context.extend(previous[step[0] : step[1]])
         else:
             context.append(step)
+        if len(context) > MAX_CONTEXT:  # stretches of stretches double with every turn
+            raise UnreadableError(f"a context of more than {MAX_CONTEXT} messages")
     return tuple(context)
 
 
