@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from rich.console import Console
 
 from composer_replication.cli.gating import (
@@ -160,10 +160,31 @@ def _write(out: Path, found: _Found) -> None:
 # --- what is read -------------------------------------------------------------------------------------------------------
 
 
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class _Call(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    id: str
+    function: _Function
+
+
 class _Message(BaseModel):
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    tool_calls: list[_Call] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_text(cls, data: Any) -> Any:
+        """OpenAI's own answers have null, or nothing, beside tool calls."""
+        if isinstance(data, dict) and data.get("tool_calls") and data.get("content") is None:
+            return {**data, "content": ""}
+        return data
 
 
 class _State(BaseModel):

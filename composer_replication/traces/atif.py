@@ -62,7 +62,7 @@ def _is_atif(record: Mapping[str, Any]) -> bool:
 
 def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
     """The traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
-    recorder = Recorder()
+    recorder = Recorder(exact=bool(section(record, "extra", KEY)))
     player = _Player(recorder)
     problem = ""
     for place, step in enumerate(record["steps"], start=1):

@@ -135,10 +135,9 @@ def play_messages(recorder: Recorder, messages: list[Any]) -> str:
             reasoning = string(message, "reasoning_content") or string(message, "reasoning")
             recorder.answer(text, calls, reasoning=reasoning, details=details)
         elif role == "tool":
-            name = string(message, "name")
-            call_id = string(message, "tool_call_id") or (name if recorder.call(name) else recorder.waiting(name))
+            call_id = string(message, "tool_call_id") or recorder.waiting(string(message, "name"))
             result = told_result(recorder.call(call_id), call_id, text)
-            recorder.result(result if result.name else replace(result, name=name))
+            recorder.result(result if result.name else replace(result, name=string(message, "name")))
         elif role in ("system", "user"):
             recorder.say(Message(role=role, content=text))
         else:
@@ -147,13 +146,13 @@ def play_messages(recorder: Recorder, messages: list[Any]) -> str:
 
 
 def _calls(message: Mapping[str, Any], place: int) -> Iterator[tuple[str, str, Any]]:
-    """Id, name and arguments of every call of a message of the assistant."""
-    for index, call in enumerate(objects_in(message.get("tool_calls"))):
-        function = section(call, "function")
-        yield string(call, "id") or f"call_{place}_{index}", string(function, "name"), function.get("arguments")
+    """Id, name and arguments of every call of a message of the assistant. One without an id, or with another's, is given one."""
+    calls = [(string(call, "id"), section(call, "function")) for call in objects_in(message.get("tool_calls"))]
     old = section(message, "function_call")
-    if old:
-        yield string(old, "name"), string(old, "name"), old.get("arguments")
+    seen = {""}
+    for index, (call_id, function) in enumerate([*calls, ("", old)] if old else calls):
+        yield f"call_{place}_{index}" if call_id in seen else call_id, string(function, "name"), function.get("arguments")
+        seen.add(call_id)
 
 
 READER = OpenAIChatReader()

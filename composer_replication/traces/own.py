@@ -12,7 +12,7 @@ from composer_replication.traces.reader import Item
 from composer_replication.traces.recorder import Recorder, assistant
 from composer_replication.traces.schema import TrajectoryShape, check
 from composer_replication.traces.source import Problem, UnreadableError, objects, peek
-from composer_replication.traces.states import INCOMPLETE, TraceState, state_id, states_from_traces
+from composer_replication.traces.states import INCOMPLETE, SAMPLED, TraceState, state_id, states_from_traces
 from composer_replication.traces.store import trace_from_json
 from composer_replication.transcript import Trace
 from composer_replication.types import Trajectory, Turn, to_json, trajectory_from_json
@@ -23,7 +23,7 @@ __all__ = ["READER", "OwnReader", "state_id", "states_from_trajectories", "trace
 def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceState]:
     """One state per turn that sampled anything, in order: opening messages, earlier turns with results, the next action.
 
-    A turn whose only calls could not be parsed appears with its raw text, and their results as tool messages.
+    A turn with a call that could not be parsed appears with its raw text.
     """
     return states_from_traces(trace_from_trajectory(t) for t in trajectories)
 
@@ -58,7 +58,7 @@ def _ids(turn: Turn) -> dict[str, Any]:
         "token_ids": list(turn.action_ids),
         "logprobs": list(turn.logprobs),
         "observation_ids": list(turn.observation_ids),
-        "sampled_text": turn.text,
+        SAMPLED: turn.text,
     }
     return ids if turn.action_ids else {**ids, INCOMPLETE: "nothing was sampled"}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from composer_replication.actions import too_deep
 from composer_replication.tokens.tool_calls import load_json
+from composer_replication.traces.call_ids import distinct_ids
 from composer_replication.transcript import TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult
 
@@ -94,9 +95,14 @@ class _Hole:
 
 
 class Recorder:
-    """One conversation while it is played back."""
+    """One conversation while it is played back.
 
-    def __init__(self, messages: Iterable[Message] = ()) -> None:
+    Args:
+        exact: call ids stay as they are; else they are told apart where a log repeats them (`call_ids`).
+    """
+
+    def __init__(self, messages: Iterable[Message] = (), *, exact: bool = False) -> None:
+        self._exact = exact
         self.context: list[Message] = list(messages)
         """What the model has seen so far."""
         self._turns: list[_Open] = []
@@ -185,11 +191,11 @@ class Recorder:
     @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before the first turn."""
-        return self._turns[0].context if self._turns else tuple(self.context)
+        return self.turns()[0].context if self._turns else tuple(self.context)
 
     def turns(self) -> tuple[TraceTurn, ...]:
         """Every answer, with what its calls returned."""
-        return tuple(
+        turns = tuple(
             TraceTurn(
                 context=turn.context,
                 text=turn.text,
@@ -200,3 +206,4 @@ class Recorder:
             )
             for turn in self._turns
         )
+        return turns if self._exact else distinct_ids(turns, RAW)

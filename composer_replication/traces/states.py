@@ -11,8 +11,10 @@ from composer_replication.traces.recorder import INCOMPLETE, RAW, wire_call
 from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolSchema
 
-__all__ = ["INCOMPLETE", "TEXT_ACTIONS", "TraceState", "lacks_tools", "state_id", "states_from_traces"]
+__all__ = ["INCOMPLETE", "SAMPLED", "TEXT_ACTIONS", "TraceState", "lacks_tools", "state_id", "states_from_traces"]
 
+SAMPLED = "sampled_text"
+"""Detail of a turn of ours: everything that the policy wrote, markup included."""
 TEXT_ACTIONS = "text_actions"
 """Detail of a trace, true when the agent writes its actions in its text instead of calling tools: then the text is the action."""
 
@@ -24,7 +26,8 @@ class TraceState(TypedDict, total=False):
     messages: Required[list[dict[str, Any]]]
     """The conversation up to the step, in the OpenAI form (see `composer_replication.types.Message`)."""
     student_action: Required[str]
-    """What the agent did next, as text: one JSON line per tool call, or the text of its answer."""
+    """What the agent did next, as text: one JSON line per tool call, or the text of its answer. With a call that cannot be
+    understood it is no calls but a text: what a policy of ours wrote, of another agent those lines with the call's own words."""
     student_tool_calls: list[dict[str, Any]]
     """The same calls as `Message["tool_calls"]` entries; without this key they are read from `student_action`."""
     tools: list[ToolSchema]
@@ -62,11 +65,15 @@ def lacks_tools(trace: Trace) -> bool:
 
 
 def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
-    calls = [] if trace.details.get(TEXT_ACTIONS) else [call for call in turn.tool_calls if call.error is None]
+    text = bool(trace.details.get(TEXT_ACTIONS))
+    broken = not text and any(call.error is not None for call in turn.tool_calls)
+    calls = [] if text or broken else turn.tool_calls
     state = TraceState(
         state_id=state_id(trace.trajectory_id, index),
         messages=[dict(message) for message in turn.context],
-        student_action=render_action(turn.text, [Call(c.name, c.arguments) for c in calls]) or _broken(turn),
+        student_action=_broken(turn)
+        if broken
+        else render_action(turn.text, [Call(c.name, c.arguments) for c in calls]) or _broken(turn),
         tools=list(trace.tools),
         task_id=trace.task_id,
         trajectory_id=trace.trajectory_id,
@@ -80,6 +87,10 @@ def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
 
 
 def _broken(turn: TraceTurn) -> str:
-    """An action that is nothing but calls whose arguments cannot be understood."""
+    """An action with a call that cannot be understood: the whole of it as text, which equals no other action."""
+    sampled = turn.details.get(SAMPLED)
+    if isinstance(sampled, str):
+        return sampled.strip()
     raw = turn.details.get(RAW, {})
-    return "\n".join(json.dumps({"name": c.name, "arguments": raw.get(c.call_id)}, ensure_ascii=False) for c in turn.tool_calls)
+    told = [(call.name, dict(call.arguments) if call.error is None else raw.get(call.call_id)) for call in turn.tool_calls]
+    return "\n".join(json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in told)

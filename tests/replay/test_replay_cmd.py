@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from composer_replication.cli.replay_cmd import EXIT_INCOMPLETE, read_states, replay
 from composer_replication.errors import ComposerError, ConfigError, TeacherError
+from composer_replication.teachers import wire_messages
 
 app = typer.Typer()
 app.command()(replay)
@@ -163,9 +164,30 @@ def test_states_of_one_id_are_refused_before_anything_is_written(files, tmp_path
         assert (server.requests, (tmp_path / "out").exists()) == ([], False)
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_no_text_beside_calls_as_openai_has_it(tmp_path, content):
+    line = state(0)
+    line["messages"].append({"role": "assistant", **content, "tool_calls": [CALL]})
+    (tmp_path / "states.jsonl").write_text(json.dumps(line))
+    (read,) = read_states(tmp_path / "states.jsonl")
+    assert wire_messages(read["messages"])[-1] == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize("call", [5, {"id": "c"}, {**CALL, "function": {"name": "f"}}])
+def test_a_call_that_no_teacher_could_be_shown(tmp_path, call):
+    line = state(0)
+    line["messages"].append({"role": "assistant", "content": None, "tool_calls": [call]})
+    (tmp_path / "states.jsonl").write_text(json.dumps(line))
+    with pytest.raises(ConfigError, match=r"line 1: messages\.\d\.tool_calls\.0"):
+        read_states(tmp_path / "states.jsonl")
+
+
 def test_states_keep_what_they_say(tmp_path):
     line = state(0, tools=[{"type": "function"}], task_id="task", extra={"a": 1})
-    line["messages"].append({"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]})
+    line["messages"].append({"role": "assistant", "content": "", "tool_calls": [CALL]})
     (tmp_path / "states.jsonl").write_text(json.dumps(line))
     assert read_states(tmp_path / "states.jsonl") == [line]
     with pytest.raises(ConfigError, match="cannot be read"):

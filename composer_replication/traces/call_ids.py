@@ -1,0 +1,85 @@
+"""One id, one call: where ids begin anew with every answer, or there are none, a result still has one call that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from composer_replication.transcript import TraceTurn
+from composer_replication.types import Message, ToolResult
+
+__all__ = ["distinct_ids"]
+
+
+def distinct_ids(turns: Sequence[TraceTurn], raw: str) -> tuple[TraceTurn, ...]:
+    """The turns, where one id stood for several calls, with `ID~2`, `ID~3`, ... for the later ones and their results.
+
+    Args:
+        raw: the detail of a turn that is kept by call id.
+    """
+    ids = [call.call_id for turn in turns for call in turn.tool_calls]
+    ids += [call["id"] for message in (turns[0].context if turns else ()) for call in message.get("tool_calls", ())]
+    if len(ids) == len(set(ids)):
+        return tuple(turns)
+    shared: dict[tuple[Any, ...], Message] = {}
+    return tuple(_turn(turn, raw, shared) for turn in turns)
+
+
+class _Names:
+    """The ids of one conversation from its beginning."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._open: dict[str, list[str]] = {}
+
+    def asked(self, ids: Iterable[str]) -> list[str]:
+        """Ids for the calls of one answer; results that follow are theirs."""
+        given = list(ids)
+        for name in given:
+            self._open[name] = []
+        return [self._new(name) for name in given]
+
+    def _new(self, name: str) -> str:
+        found, copy = name, 1
+        while found in self._taken:
+            copy += 1
+            found = f"{name}~{copy}"
+        self._taken.add(found)
+        self._open[name].append(found)
+        return found
+
+    def answered(self, name: str) -> str:
+        """The id of the call that a result answers: of several the first without one."""
+        waiting = self._open.get(name, [])
+        return name if not waiting else waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+
+def _turn(turn: TraceTurn, raw: str, shared: dict[tuple[Any, ...], Message]) -> TraceTurn:
+    names = _Names()
+    context = tuple(_message(message, names, shared) for message in turn.context)
+    new = names.asked(call.call_id for call in turn.tool_calls)
+    calls = tuple(replace(call, call_id=name) for call, name in zip(turn.tool_calls, new, strict=True))
+    broken = turn.details.get(raw, {})
+    kept = {name: broken[call.call_id] for call, name in zip(turn.tool_calls, new, strict=True) if call.call_id in broken}
+    details = {**turn.details, raw: kept} if broken else turn.details
+    return replace(
+        turn, context=context, tool_calls=calls, results=tuple(_result(r, names) for r in turn.results), details=details
+    )
+
+
+def _result(result: ToolResult, names: _Names) -> ToolResult:
+    return replace(result, call_id=names.answered(result.call_id))
+
+
+def _message(message: Message, names: _Names, shared: dict[tuple[Any, ...], Message]) -> Message:
+    if message.get("tool_calls"):
+        new = names.asked(call["id"] for call in message["tool_calls"])
+        calls = [{**call, "id": name} for call, name in zip(message["tool_calls"], new, strict=True)]
+        changed = cast(Message, {**message, "tool_calls": calls})
+    elif message["role"] == "tool":
+        new = [names.answered(message.get("tool_call_id", ""))]
+        changed = cast(Message, {**message, "tool_call_id": new[0]})
+    else:
+        return message
+    return shared.setdefault((id(message), *new), changed)
