@@ -1,7 +1,8 @@
 """How credentials look, for everything that must not keep or show them: tasks refuse them, imported traces are cleared of them.
 
 Two sorts are told apart. Keys that issuers mark by a prefix or an armour, in the forms that they document, are `certain`. A
-literal of high entropy that is given to a name such as `password` or `api_token`, or that a header or a URL carries, is a guess.
+literal of high entropy that is given to a name such as `password` or `api_token` is a guess, and so is whatever a header, a URL
+or a command line carries where a secret belongs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,18 @@ _CERTAIN = (  # kind, what every one of it holds (a text without is not searched
     ("Hugging Face token", ("hf_",), r"\bhf_(?P<key>[A-Za-z0-9]{34,})\b"),
     ("PyPI token", ("pypi-",), r"\bpypi-AgEIcHlwaS5vcmc(?P<key>[A-Za-z0-9_-]{50,})"),
     ("npm token", ("npm_",), r"\bnpm_(?P<key>[A-Za-z0-9]{36})\b"),
+    ("Groq key", ("gsk_",), r"\bgsk_(?P<key>[A-Za-z0-9]{48,})\b"),
+    ("xAI key", ("xai-",), r"\bxai-(?P<key>[A-Za-z0-9]{70,})\b"),
+    ("NVIDIA key", ("nvapi-",), r"\bnvapi-(?P<key>[A-Za-z0-9_-]{60,})"),
+    ("Replicate token", ("r8_",), r"\br8_(?P<key>[A-Za-z0-9]{37})\b"),
+    ("LangSmith key", ("lsv2_",), r"\blsv2_(?:pt|sk)_(?P<key>[0-9a-f]{32}_[0-9a-f]{10})\b"),
+    ("Docker token", ("dckr_",), r"\bdckr_[po]at_(?P<key>[A-Za-z0-9_-]{27,})"),
+    ("Azure storage key", ("AccountKey",), r"\bAccountKey=(?P<key>[A-Za-z0-9+/]{86}==)"),
+    ("Telegram token", (":AA",), r"\b[0-9]{8,10}:(?P<key>AA[A-Za-z0-9_-]{33})(?![A-Za-z0-9_-])"),
+    ("DigitalOcean token", ("_v1_",), r"\bdo[opr]_v1_(?P<key>[0-9a-f]{64})\b"),
+    ("Databricks token", ("dapi",), r"\bdapi(?P<key>[0-9a-f]{32})(?:-[0-9])?\b"),
+    ("Terraform token", (".atlasv1.",), r"\b[A-Za-z0-9]{14}\.atlasv1\.(?P<key>[A-Za-z0-9_=-]{60,70})"),
+    ("Slack webhook", ("hooks.slack.com",), r"\bhooks\.slack\.com/(?:services|workflows)/(?P<key>[A-Za-z0-9/_-]{30,})"),
     ("SendGrid key", ("SG.",), r"\bSG\.(?P<key>[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43})\b"),
 )
 _WORDS = r"(?:passw(?:or)?d|secret|token|api_?key|access_?key|private_?key|credential)"
@@ -47,29 +60,102 @@ _BARE = rf"(?i:{_NAME})[:=][ \t]{{0,8}}(?P<key>{_VALUE})[ \t]*$"
 _PATTERNS = [(kind, marks, re.compile(pattern)) for kind, marks, pattern in _CERTAIN]
 _ASSIGNED, _ASSIGNED_BARE = re.compile(_QUOTED), re.compile(_BARE, re.MULTILINE)
 _NAMED, _LITERAL = re.compile(_WORDS, re.IGNORECASE), re.compile(_VALUE)
+_PASSWORD_NAME, _SHORT = re.compile(r"passw(?:or)?d|passphrase|pwd", re.IGNORECASE), re.compile(r"\S{8,200}")
 _GUESSED = "secret in an assignment"
-_IN_LOGS = (  # kind, mark, form, whether it is certain
-    ("JSON web token", "eyJ", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.(?P<key>[\w-]{20,})"), True),
+_LITERAL_WORD = r"[^\s\"'`\\,;|(){}\[\]<>$]"
+"""A character of an unquoted word that is no code and no placeholder."""
+_PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
+_OPEN = r"(?:\\?[\"'])?"
+"""A quote, perhaps of a text in a text."""
+_IN_LOGS = (  # kind, mark (of the text in small letters), form, what is asked of the key
+    ("JSON web token", "eyj", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.(?P<key>[\w-]{20,})"), "certain"),
     (
         "authorization header",
-        "uthorization",
+        "authorization",
         re.compile(
-            r"(?i:authorization)[\"']?[ \t]{0,4}[:=][ \t]{0,4}[\"']?(?i:bearer|basic|token)[ \t]+(?P<key>[A-Za-z0-9+/=_.~-]{16,})"
+            rf"(?i:authorization)\\?[\"']?[ \t]{{0,4}}[:=][ \t]{{0,4}}{_OPEN}(?i:bearer|basic|token|apikey)[ \t]+"
+            rf"(?P<key>[A-Za-z0-9+/=_.~-]{{8,}}+)(?![(\[{{])"
         ),
-        False,
+        "given",
+    ),
+    (
+        "key in a header",
+        "-",
+        re.compile(
+            r"(?i:(?<![\w-])(?:x-(?:[a-z]{1,20}-){0,3}(?:key|token|secret|auth|password)"
+            r"|(?:[a-z]{1,20}-){0,2}(?:api|auth|access|private|secret|session|security|subscription)-(?:key|token|secret)))"
+            r"(?P<q>\\?[\"'])?[ \t]{0,4}:[ \t]{0,4}"
+            r"(?(q)\\?[\"']|(?:\\?[\"'])?)(?P<key>[A-Za-z0-9+/=_.~-]{8,}+)(?![(\[{])"
+        ),
+        "given",
+    ),
+    (
+        "session in a cookie",
+        "cookie:",
+        re.compile(r"(?i:cookie:[^\n]{0,300}?(?:sess|sid|auth|token)[\w-]{0,30})=(?P<key>[A-Za-z0-9%._~+/-]{16,})"),
+        "random",
     ),
     (
         "password in a URL",
         "://",
-        re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"'<>{}$]{1,100}:(?P<key>[^\s/:@\"'<>{}$]{8,100})@"),
-        False,
+        re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]{1,20}://(?P<user>[^\s/:@\"'<>{}$]{0,100}):(?P<key>[^\s/:@\"'<>{}$]{5,200})@"),
+        "given",
     ),
+    (
+        "password of a command",
+        "curl",
+        re.compile(
+            rf"\bcurl\b(?:[^\n|;&]|\\\n){{0,400}}?\s(?:-u|--user|--proxy-user)(?:=|[ \t]{{0,4}}){_OPEN}"
+            rf"(?P<user>[^\s:\"'$<>{{}}]{{0,100}}):(?P<key>{_LITERAL_WORD}{{4,}}+)(?![(\[{{])"
+        ),
+        "given",
+    ),
+    (
+        "password of a command",
+        "pass",
+        re.compile(
+            rf"(?i:--(?:[a-z]{{1,20}}-)?{_PASSWORD}(?:=|[ \t]{{1,4}})|sshpass -p ?)"
+            rf"{_OPEN}(?P<key>{_LITERAL_WORD}{{6,}}+)(?![(\[{{])"
+        ),
+        "given",
+    ),
+    (
+        "password in a variable",
+        "p",
+        re.compile(
+            rf"(?<![\w.])[A-Z0-9_]{{0,40}}(?:PASSWORD|PASSWD|PASSPHRASE|_PWD|_PASS)={_OPEN}(?P<key>{_LITERAL_WORD}{{6,}}+)(?![(\[{{])"
+        ),
+        "given",
+    ),
+    (
+        "password",
+        "p",
+        re.compile(
+            rf"(?i:{_PASSWORD}\\?[\"']?(?:: {{0,4}}|=|[ \t]{{1,4}}=[ \t]{{1,4}}(?=[\"'])))"
+            rf"{_OPEN}(?P<key>{_LITERAL_WORD}{{8,}}+)(?![(\[{{])"
+        ),
+        "mixed",
+    ),
+    ("key of a compatible server", "sk-", re.compile(r"(?<![\w-])sk-(?P<key>[A-Za-z0-9_-]{32,})"), "random"),
 )
 _ARMOUR_END = re.compile(r"-----END [A-Z ]{0,20}PRIVATE KEY(?: BLOCK)?-----")
 _ARMOUR_REST = re.compile(rf"(?:{_BETWEEN}[A-Za-z0-9+/=]+)*")
 _ATTRIBUTE = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)+")
 """Code that agents read: `token = self.config.t2u_pad_token_id`."""
 _MADE_UP = re.compile(r"example|dummy|fake|placeholder|changeme|your[-_]|x{4}|\*{4}|\.{3}|1234567|abcdef", re.IGNORECASE)
+_EVERYBODYS = re.compile(
+    r"\W*(?:(?:my|your|the|some|a)?[-_. ]?"
+    r"(?:pass(?:w(?:or)?d|wd|phrase)?|pwd|pw|secret|token|key|api[-_]?key|auth|admin|root|user|guest|test|demo|default|hello|welcome|"
+    r"letmein|qwerty|postgres|mysql|redis|rabbitmq|minio|foo|bar|baz|spam|eggs|x|here|value|null|none|true|false|redacted|hidden|"
+    r"string|required|optional)[-_. \d!]*)+",
+    re.IGNORECASE,
+)
+"""Passwords that are none, and what stands in their place in documents."""
+_WORD = re.compile(r"[a-z]{1,11}|[a-z._-]{1,19}|[A-Z._-]{1,40}|%\(?\w*\)?[sdr]?")
+"""A word, not a secret, wherever one may stand without being random."""
+_IDENTIFIER = re.compile(
+    r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[a-z_]+\d{0,3}|[A-Z_]+\d{0,3}|(?:[A-Z]+[a-z]+|[a-z]+)(?:[A-Z][a-z]+)*\d{0,3}"
+)
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _REPEATS, _HEX_GUESS, _GUESS = 2.5, 3.0, 3.5
 """Bits per character below which a marked key is filler, and a hexadecimal or another literal no random one."""
@@ -103,18 +189,42 @@ def secrets_in(text: str, *, bare: bool) -> Iterator[Secret]:
 
 
 def secrets_in_log(text: str) -> Iterator[Secret]:
-    """`secrets_in` with everything that besides shows up in what commands print: headers, URLs, session tokens."""
+    """`secrets_in` with everything that besides shows up in what commands print: headers, URLs, command lines."""
     yield from (s for s in secrets_in(text, bare=True) if s.certain or not _ATTRIBUTE.fullmatch(s.text))
-    for kind, mark, pattern, certain in _IN_LOGS:
-        if mark in text:
-            yield from _real(kind, pattern, text, certain=certain)
+    low = text.lower()
+    for kind, mark, pattern, asked in _IN_LOGS:
+        if mark in low:
+            yield from _told(kind, pattern, text, asked)
+
+
+def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:
+    """What stands where a secret belongs: `given` unless it is a word, `mixed` when it is no identifier either."""
+    for match in pattern.finditer(text):
+        key = match["key"]
+        if asked in ("certain", "random"):
+            real = not _MADE_UP.search(key) and _looks_random(key, asked == "certain")
+        else:
+            real = not _MADE_UP.search(key) and not _EVERYBODYS.fullmatch(key) and not _WORD.fullmatch(key)
+            real = real and not _ATTRIBUTE.fullmatch(key) and key != match.groupdict().get("user")
+            real = real and (asked == "given" or _mixed(key))
+        if real:
+            yield Secret(kind=kind, start=match.start(), text=match[0] if asked == "certain" else key, certain=asked == "certain")
+
+
+def _mixed(key: str) -> bool:
+    """Letters and digits, and neither a name of code, a path, a version nor a date."""
+    digits, letters = sum(c.isdigit() for c in key), sum(c.isalpha() for c in key)
+    return bool(digits and letters > 2 and not _IDENTIFIER.fullmatch(key) and "/" not in key and ":" not in key)
 
 
 def named_secret(name: str, value: str) -> Secret | None:
     """A credential that is the value of a field whose name says so, as in the arguments of a tool call."""
-    if not _NAMED.search(name) or not _LITERAL.fullmatch(value) or _MADE_UP.search(value) or not _looks_random(value, False):
+    if not _NAMED.search(name) or _MADE_UP.search(value):
         return None
-    return Secret(kind=_GUESSED, start=0, text=value, certain=False)
+    if _LITERAL.fullmatch(value) and _looks_random(value, False):
+        return Secret(kind=_GUESSED, start=0, text=value, certain=False)
+    password = _PASSWORD_NAME.search(name) and _SHORT.fullmatch(value) and not _EVERYBODYS.fullmatch(value) and _mixed(value)
+    return Secret(kind="password", start=0, text=value, certain=False) if password else None
 
 
 def _real(kind: str, pattern: re.Pattern[str], text: str, *, certain: bool) -> Iterator[Secret]:
@@ -136,8 +246,12 @@ def _end_of_armour(text: str, start: int) -> int:
     return rest.end() if rest else start
 
 
+def _bits(key: str) -> float:
+    return -sum(n / len(key) * math.log2(n / len(key)) for n in Counter(key).values())
+
+
 def _looks_random(key: str, certain: bool) -> bool:
-    bits = -sum(n / len(key) * math.log2(n / len(key)) for n in Counter(key).values())
+    bits = _bits(key)
     if certain:
         return bits >= _REPEATS
     mixed = any(c.isdigit() for c in key) and any(c.isalpha() for c in key)

@@ -1,7 +1,7 @@
 """Taking credentials out of traces, everywhere alike, before anybody trains on them or sends them to a teacher.
 
 A credential that is found anywhere in a trace is replaced by `[REDACTED:kind]` wherever it stands in that trace: in contexts,
-answers, calls, results and details. Nothing else changes; a trace without one is returned as it is.
+answers, calls, results, details, tools, names, ids and keys. Nothing else changes; a trace without one is returned as it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Redactor:
 
 def _parts(trace: Trace) -> Iterator[Any]:
     """Every piece of a trace that holds texts, shared messages once."""
-    yield trace.details
+    yield from (trace.trajectory_id, trace.task_id, trace.agent, trace.model, trace.tools, _without_ids(trace.details))
     told: set[int] = set()
     for context in (trace.messages, *(turn.context for turn in trace.turns)):
         for message in context:
@@ -58,11 +58,15 @@ def _parts(trace: Trace) -> Iterator[Any]:
                 told.add(id(message))
                 yield message
     for turn in trace.turns:
-        yield from (turn.text, turn.reasoning, turn.details)
+        yield from (turn.text, turn.reasoning, _without_ids(turn.details))
         for call in turn.tool_calls:
-            yield from (call.arguments, call.error)
+            yield from (call.call_id, call.name, call.arguments, call.error)
         for result in turn.results:
-            yield from (result.content, result.details)
+            yield from (result.call_id, result.name, result.content, result.details)
+
+
+def _without_ids(details: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in details.items() if name not in _IDS}
 
 
 def _search(value: Any, seen: set[str]) -> Iterator[Secret]:
@@ -72,10 +76,11 @@ def _search(value: Any, seen: set[str]) -> Iterator[Secret]:
             yield from secrets_in_log(value)
     elif isinstance(value, Mapping):
         for name, item in value.items():
+            yield from _search(name, seen)
             if isinstance(item, str) and (secret := named_secret(str(name), item)):
                 yield secret
             yield from _search(item, seen)
-    elif isinstance(value, list | tuple) and not (value and isinstance(value[0], int | float)):
+    elif isinstance(value, list | tuple):
         for item in value:
             yield from _search(item, seen)
 
@@ -90,6 +95,11 @@ class _Copy:
     def trace(self, trace: Trace) -> Trace:
         return replace(
             trace,
+            trajectory_id=self._clean(trace.trajectory_id),
+            task_id=self._clean(trace.task_id),
+            agent=self._clean(trace.agent),
+            model=self._clean(trace.model),
+            tools=tuple(map(self._value, trace.tools)),
             messages=tuple(map(self._message, trace.messages)),
             turns=tuple(map(self._turn, trace.turns)),
             details=self._details(trace.details),
@@ -112,19 +122,21 @@ class _Copy:
 
     def _call(self, call: ToolCall) -> ToolCall:
         error = None if call.error is None else self._clean(call.error)
-        return replace(call, arguments=self._value(call.arguments), error=error)
+        told = {"call_id": self._clean(call.call_id), "name": self._clean(call.name)}
+        return replace(call, **told, arguments=self._value(call.arguments), error=error)
 
     def _result(self, result: ToolResult) -> ToolResult:
-        return replace(result, content=self._clean(result.content), details=self._value(result.details))
+        told = {name: self._clean(getattr(result, name)) for name in ("call_id", "name", "content")}
+        return replace(result, **told, details=self._value(result.details))
 
     def _details(self, details: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._value(value) for name, value in details.items() if name not in _IDS}
+        return {self._clean(name): self._value(value) for name, value in details.items() if name not in _IDS}
 
     def _value(self, value: T) -> T:
         if isinstance(value, str):
             return self._clean(value)  # type: ignore[return-value]
         if isinstance(value, Mapping):
-            return {name: self._value(item) for name, item in value.items()}  # type: ignore[return-value]
+            return {self._value(name): self._value(item) for name, item in value.items()}  # type: ignore[return-value]
         if isinstance(value, list | tuple):
             return [self._value(item) for item in value]  # type: ignore[return-value]
         return value

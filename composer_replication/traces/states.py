@@ -52,10 +52,14 @@ def state_id(trajectory_id: str, turn: int) -> str:
 def states_from_traces(traces: Iterable[Trace]) -> list[TraceState]:
     """One state per turn whose exact context is known, in order.
 
-    Left out are turns marked `incomplete` in their details: something that the model saw is not in the log.
+    Left out are turns before which the model saw nothing, and those marked `incomplete` in their details: something that it saw
+    is not in the log.
     """
     return [
-        _state(trace, index, turn) for trace in traces for index, turn in enumerate(trace.turns) if INCOMPLETE not in turn.details
+        _state(trace, index, turn)
+        for trace in traces
+        for index, turn in enumerate(trace.turns)
+        if turn.context and INCOMPLETE not in turn.details
     ]
 
 

@@ -8,11 +8,12 @@ import string
 import sysconfig
 from pathlib import Path
 
+import pytest
 from hypothesis import given
-from made_traces import traces
+from made_traces import traces, write_jsonl
 
 from composer_replication.credentials import secrets_in_log
-from composer_replication.traces import Redactor
+from composer_replication.traces import Redactor, import_traces, read_traces
 from composer_replication.traces.recorder import Recorder, native_call
 from composer_replication.transcript import Trace
 from composer_replication.types import Message, ToolResult
@@ -76,8 +77,105 @@ def test_forms_that_only_logs_hold():
     assert found == {"JSON web token", "authorization header", "password in a URL"}
 
 
+HEX = "0123456789abcdef"
+SECRETS = {  # kind: a text with a place for the secret, and the secret
+    "password-in-a-url": ("postgres://admin:{}@db.internal/app", made_up(11)),
+    "password-in-a-url ": ("redis://:{}@cache:6379/0", made_up(24, string.ascii_letters)),
+    "groq-key": ("using {} now", "gs" + "k_" + made_up(52)),
+    "xai-key": ("using {}, now", "xa" + "i-" + made_up(80)),
+    "slack-webhook": (
+        "curl {}",
+        "https://hooks.slack" + ".com/services/T" + made_up(8, string.ascii_uppercase) + "/B" + made_up(35),
+    ),
+    "azure-storage-key": ("DefaultEndpointsProtocol=https;AccountName=x;{};", "Account" + "Key=" + made_up(86) + "=="),
+    "digitalocean-token": ("doctl ({}).", "do" + "p_v1_" + made_up(64, HEX)),
+    "databricks-token": ("{} ", "da" + "pi" + made_up(32, HEX)),
+    "telegram-token": ("bot {}", "7123456789:A" + "A" + made_up(33)),
+    "terraform-token": ("{}", made_up(14) + ".atlas" + "v1." + made_up(65)),
+    "password-of-a-command": ("curl -sS -u admin:{} http://h", made_up(20)),
+    "password-of-a-command ": ("mysqldump --password={} shop", made_up(9)),
+    "key-in-a-header": ("x-api-key: {}", made_up(40)),
+    "key-in-a-header ": ('curl -H "PRIVATE-TOKEN: {}"', made_up(20)),
+    "key-in-a-header  ": (r"{{\"x-api-key\": \"{}\"}}", made_up(30, string.ascii_letters)),
+    "authorization-header": ("Authorization: Bearer {}", made_up(12, string.ascii_letters)),
+    "session-in-a-cookie": ("Set-Cookie: theme=dark; sessionid={}; Path=/", made_up(32)),
+    "password-in-a-variable": ("PGPASSWORD={} psql -c 'select 1'", made_up(12)),
+    "password": ("password: {}", made_up(14)),
+    "password ": ('{{"db_password": "{}"}}', made_up(14)),
+    "key-of-a-compatible-server": ("curl -H 'k: {}'", "sk-" + made_up(48)),
+}
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_a_secret_as_commands_print_it(kind):
+    text, secret = SECRETS[kind]
+    found = list(secrets_in_log(text.format(secret)))
+    assert found[0].kind.lower().replace(" ", "-") == kind.strip()
+    assert {s.text for s in found} == {found[0].text}
+    assert found[0].text in secret
+    assert len(found[0].text) >= len(secret) - 8
+
+
+def test_a_credential_in_keys_names_tools_and_ids():
+    recorder = Recorder([Message(role="user", content="go")])
+    arguments = {"env": {GITHUB: 1}, "reply": [401, f"token {GITHUB}"]}
+    recorder.answer("", [native_call(f"call {GITHUB}", f"f {GITHUB}", arguments)], details={GITHUB: 1})
+    recorder.result(ToolResult(call_id=f"call {GITHUB}", name=f"f {GITHUB}", content="ok"))
+    recorder.answer("done")
+    trace = Trace(
+        trajectory_id=GITHUB,
+        format="test",
+        turns=recorder.turns(),
+        messages=recorder.opening,
+        tools=({"type": "function", "function": {"name": "f", "description": f"use {GITHUB}"}},),
+        task_id=GITHUB,
+        agent=GITHUB,
+        model=GITHUB,
+        details={"x": [1, {GITHUB: GITHUB}]},
+    )
+    clean = Redactor().redact(trace)
+    assert GITHUB not in repr(dataclasses.asdict(clean))
+    assert clean.turns[0].tool_calls[0].call_id == clean.turns[0].results[0].call_id == "call [REDACTED:github-token]"
+
+
+def test_ids_that_were_redacted_are_told_apart(tmp_path):
+    others = ["gh" + "p_" + made_up(36)[::-1], GITHUB]
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    write_jsonl(tmp_path / "a.jsonl", [{"id": name, "messages": turns} for name in others])
+    import_traces(tmp_path / "a.jsonl", tmp_path / "out")
+    ids = [trace.trajectory_id for trace in read_traces(tmp_path / "out" / "traces.jsonl")]
+    assert ids == ["[REDACTED:github-token]", "[REDACTED:github-token]~2"]
+
+
+def test_recorded_sessions_hold_none():
+    """What every import of them would tell: not one of 82 files."""
+    files = list((Path(__file__).parent / "fixtures").rglob("*.json*"))
+    assert len(files) > 80
+    assert [path.name for path in files if list(secrets_in_log(path.read_text("utf-8")))] == []
+
+
 def test_what_is_no_secret():
     for text in (
+        "def login(user: str, password: str) -> None: ...",
+        "token = parse(x)",
+        "password = get_password_v2(x)",
+        "passwd = pw_hash2",
+        'headers = {"x-api-key": settings.api_key2, "Authorization": f"Bearer {api_key}"}',
+        'headers = {"X-Api-Key": apiKey}',
+        "Authorization: Bearer $API_TOKEN",
+        'curl -u "$USER:$PASS" http://h',
+        "curl -u user:pass http://h",
+        "docker run -u 1000:1000 image",
+        "https://user:${PASS}@host",
+        "https://%s:%s@host",
+        "git@github.com:org/repo.git http://localhost:8000/@vite/client",
+        "cache-key: linux-py3.11-deps-3f786850",
+        "PASSWORD=os.environ['DB_PASSWORD_2']",
+        "DB_PASSWORD=$(cat /run/secrets/db)",
+        "MYSQL_ROOT_PASSWORD=password123",
+        "--password PASSWORD  the password, or - to read it",
+        "x-api-key: <your key>",
+        "password: [REDACTED:password] and redis://:[REDACTED:password-in-a-url]@cache",
         "postgres://postgres:postgres@localhost/db",
         "https://user:password@example.com",
         "Authorization: Bearer {token}",
