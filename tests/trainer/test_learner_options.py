@@ -62,7 +62,10 @@ ELSEWHERE = {
         f"loss.hint.{name}"
         for name in ("reduction", "per_trajectory", "shuffle", "detectors", "generators", "demo", "useful_only")
     ),
-    *(f"loss.replay.{name}" for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "max_total_usd")),
+    *(
+        f"loss.replay.{name}"
+        for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd")
+    ),
 }
 """What is read before there is a batch."""
 
