@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 __all__ = ["Secret", "named_secret", "secrets_in", "secrets_in_log"]
 
-_BETWEEN = r"(?:[\s\"'\\+,()]|\\n|[A-Za-z-]{1,20}: [^\n]*\n){0,200}"
-"""Line ends, also escaped ones, quotes between lines, and an armour's headers."""
+_NUMBER = r"\d{1,6}[ \t]{0,4}(?:→|\\t|[\t:|-])"
+_BETWEEN = rf"(?:[\s\"'\\+,()|>]|\\n|{_NUMBER}|[A-Za-z-]{{1,20}}: [^\n]*\n){{0,200}}"
+"""Line ends, also escaped ones, quotes between lines, the numbers that `cat -n` and agents' tools put before a line, and an
+armour's headers."""
 _ARMOUR = rf"-----BEGIN [A-Z ]{{0,20}}PRIVATE KEY(?: BLOCK)?-----{_BETWEEN}(?P<key>[A-Za-z0-9+/]{{40}})"
 _CERTAIN = (  # kind, what every one of it holds (a text without is not searched), and its form
     ("private key", ("PRIVATE KEY",), _ARMOUR),
@@ -56,7 +58,7 @@ _VALUE = r"[A-Za-z0-9+/=_.~!@#$%^&*-]{16,}"
 _QUOTED = (
     rf"(?i:{_NAME})(?::[ \t]?[\w.\[\]| ]{{1,40}}?)?[:=][ \t]{{0,8}}[rbuRBU]{{0,2}}(?P<quote>[\"'])(?P<key>{_VALUE})(?P=quote)"
 )
-_BARE = rf"(?i:{_NAME})[:=][ \t]{{0,8}}(?P<key>{_VALUE})[ \t]*$"
+_BARE = rf"(?i:{_NAME})[:=][ \t]{{0,8}}(?P<key>{_VALUE})(?=[ \t]*$|[ \t]+(?:&&|\||;|[\w./-]+[ \t])|[;&])"
 _PATTERNS = [(kind, marks, re.compile(pattern)) for kind, marks, pattern in _CERTAIN]
 _ASSIGNED, _ASSIGNED_BARE = re.compile(_QUOTED), re.compile(_BARE, re.MULTILINE)
 _NAMED, _LITERAL = re.compile(_WORDS, re.IGNORECASE), re.compile(_VALUE)
@@ -147,12 +149,14 @@ _EVERYBODYS = re.compile(
     r"\W*(?:(?:my|your|the|some|a)?[-_. ]?"
     r"(?:pass(?:w(?:or)?d|wd|phrase)?|pwd|pw|secret|token|key|api[-_]?key|auth|admin|root|user|guest|test|demo|default|hello|welcome|"
     r"letmein|qwerty|postgres|mysql|redis|rabbitmq|minio|foo|bar|baz|spam|eggs|x|here|value|null|none|true|false|redacted|hidden|"
-    r"string|required|optional)[-_. \d!]*)+",
+    r"string|required|optional)[-_. \d!]*+)++",
     re.IGNORECASE,
 )
 """Passwords that are none, and what stands in their place in documents."""
 _WORD = re.compile(r"[a-z]{1,11}|[a-z._-]{1,19}|[A-Z._-]{1,40}|%\(?\w*\)?[sdr]?")
 """A word, not a secret, wherever one may stand without being random."""
+_FEW_DIGITS = re.compile(r"\d{1,7}")
+"""A number that a trace is full of: to take it out would change what the model saw."""
 _IDENTIFIER = re.compile(
     r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[a-z_]+\d{0,3}|[A-Z_]+\d{0,3}|(?:[A-Z]+[a-z]+|[a-z]+)(?:[A-Z][a-z]+)*\d{0,3}"
 )
@@ -205,7 +209,9 @@ def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterato
             real = not _MADE_UP.search(key) and _looks_random(key, asked == "certain")
         else:
             real = not _MADE_UP.search(key) and not _EVERYBODYS.fullmatch(key) and not _WORD.fullmatch(key)
-            real = real and not _ATTRIBUTE.fullmatch(key) and key != match.groupdict().get("user")
+            real = (
+                real and not _ATTRIBUTE.fullmatch(key) and key != match.groupdict().get("user") and not _FEW_DIGITS.fullmatch(key)
+            )
             real = real and (asked == "given" or _mixed(key))
         if real:
             yield Secret(kind=kind, start=match.start(), text=match[0] if asked == "certain" else key, certain=asked == "certain")

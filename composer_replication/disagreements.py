@@ -25,6 +25,7 @@ from composer_replication.errors import ConfigError
 from composer_replication.teachers import TeacherAnswer, cast_vote
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import TraceState, state_id
+from composer_replication.traces.recorder import native_call
 from composer_replication.types import Pair, Trajectory
 
 __all__ = [
@@ -249,9 +250,10 @@ def same_action(state: TraceState, answer: TeacherAnswer) -> bool:
 
 def student_action(state: TraceState) -> str:
     """What the student did, as text to compare."""
-    wire = state.get("student_tool_calls")
-    if wire:
-        return render_action("", [Call(c["function"]["name"], c["function"]["arguments"]) for c in wire])
+    wire = state.get("student_tool_calls") or ()
+    calls = [native_call(c.get("id") or "", c["function"]["name"], c["function"]["arguments"])[0] for c in wire]
+    if calls and all(call.error is None for call in calls):
+        return render_action("", [Call(call.name, call.arguments) for call in calls])
     return state["student_action"]
 
 

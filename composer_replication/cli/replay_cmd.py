@@ -192,6 +192,7 @@ class _State(BaseModel):
     state_id: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[_Message], Field(min_length=1)]
     student_action: str
+    student_tool_calls: list[_Call] = []
     tools: list[dict[str, Any]] = []
     trajectory_id: str = ""
     turn: Annotated[int, Field(ge=0)] = 0

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from composer_replication.cli.kinds import refuse_other_kind
+from composer_replication.cli.options import refuse_overwriting
 from composer_replication.errors import TraceError
 from composer_replication.observe.files import replace_file
 from composer_replication.traces import Import, import_traces, read_traces, readers, states_from_traces, write_atif
@@ -92,6 +93,7 @@ def states(
     out: Annotated[Path, typer.Option(help="File of JSON lines, one state each.")],
 ) -> None:
     """Write every turn whose exact context is known as a state that teachers can re-answer. Exits with 9 when there is none."""
+    refuse_overwriting({"FOLDER": _file(folder)}, {"--out": out})
     traces = list(read_traces(_file(folder)))
     found = states_from_traces(traces)
     if not found:

@@ -70,8 +70,9 @@ async def ask_in_tiers(
 
     Args:
         steps: one for every question, in the same order.
-        agrees: whether an answer of the cheap teacher's is certainly the student's own action. It is not asked about answers
-            that are none; those never agree.
+        agrees: whether an answer of the cheap teacher's is certainly the student's own action. A call that brought no answer
+            is no disagreement: the others are not asked for it, and the same replay asks the cheap teacher again. They are
+            asked where the endpoint refused the question itself.
         max_total_usd: cap on everything the ledger has paid, both tiers together; what does not fit is answered with `BUDGET`.
         on_answer: see `TeacherPool.ask`.
         on_tier: called before each tier with its teachers and the number of questions they will get.
@@ -91,8 +92,8 @@ async def ask_in_tiers(
         if on_tier is not None:
             on_tier([cheap], len(chosen))
         answered = await pool.ask(chosen, teachers=[cheap.name], on_answer=on_answer)
-        agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
-        second = gate.second(steps, first, agreeing, window_tariff(dear, reach))
+        believed = {a.question_id for a in answered if (agrees(a) if a.error is None else a.failure is not Failure.REFUSED)}
+        second = gate.second(steps, first, believed, window_tariff(dear, reach))
         chosen = _chosen(questions, second)
         if on_tier is not None:
             on_tier(dear, len(chosen))

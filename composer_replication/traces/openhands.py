@@ -94,7 +94,10 @@ class Twins:
 
     def has(self, trace: Trace) -> bool:
         """Whether `trace` is one that was asked about before, or a part of it; else it is remembered."""
-        turns = {hash((turn.text, *((call.call_id, call.name) for call in turn.tool_calls))) for turn in trace.turns}
+        turns = {
+            hash((turn.text, *((c.call_id, c.name, json.dumps(c.arguments, sort_keys=True)) for c in turn.tool_calls)))
+            for turn in trace.turns
+        }
         known = self._seen.setdefault(hash(repr(trace.messages)), [])
         if any(turns <= other for other in known):
             return True

@@ -6,6 +6,7 @@ answers, calls, results, details, tools, names, ids and keys. Nothing else chang
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,8 @@ from composer_replication.types import Message, ToolCall, ToolResult
 
 __all__ = ["Redactor"]
 
+_SHORT = 12
+"""Characters below which a credential is taken out only where it stands alone, and not inside other words and numbers."""
 _IDS = frozenset({"token_ids", "logprobs", "observation_ids", "prompt_ids"})
 """Details that spell a text in another way, and are of no use without it."""
 T = TypeVar("T")
@@ -40,9 +43,12 @@ class Redactor:
         self.counts.update(found.values())
         ordered = sorted(found, key=len, reverse=True)
 
+        alone = {s: re.compile(rf"(?<![A-Za-z0-9]){re.escape(s)}(?![A-Za-z0-9])") for s in ordered if len(s) < _SHORT}
+
         def clean(text: str) -> str:
             for secret in ordered:
-                text = text.replace(secret, f"[REDACTED:{found[secret]}]")
+                shown = f"[REDACTED:{found[secret]}]"
+                text = alone[secret].sub(shown, text) if secret in alone else text.replace(secret, shown)
             return text
 
         return _Copy(clean).trace(trace)

@@ -13,8 +13,9 @@ from teacher_server import Reply, TeacherServer
 
 import composer_replication
 from composer_replication import DEFAULT_TEACHERS, DPOPair, TraceState, extract_dpo_pairs, replay_trace
-from composer_replication.actions import parse_action
+from composer_replication.actions import Call, parse_action, render_action
 from composer_replication.agreement import Answer, Verdict
+from composer_replication.disagreements import student_action
 from composer_replication.errors import ConfigError
 from composer_replication.teacher_replay import find_disagreements
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer, judge_pairs
@@ -25,6 +26,14 @@ LOCAL = {"api_key_env": None, "usd_per_million_input": 0.0, "usd_per_million_out
 
 def read(path):
     return f'{{"name": "read_file", "arguments": {{"path": "{path}"}}}}'
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "a.py"}', {"path": "a.py"}])
+def test_a_students_calls_are_read_as_an_api_writes_them(arguments):
+    call = {"id": "c", "type": "function", "function": {"name": "read_file", "arguments": arguments}}
+    assert student_action({**state(1), "student_tool_calls": [call]}) == render_action("", [Call("read_file", {"path": "a.py"})])
+    call["function"]["arguments"] = "{"
+    assert student_action({**state(1), "student_tool_calls": [call]}) == state(1)["student_action"]
 
 
 def state(n, action=None):

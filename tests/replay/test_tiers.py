@@ -115,6 +115,17 @@ def test_another_comparison_may_be_passed():
     assert [bool(d.reasons) for d in found.second] == [True, False, True]
 
 
+def test_an_outage_of_the_cheap_teacher_is_no_disagreement():
+    def say(body, number):
+        down = body["model"] == "cheap" and body["messages"][-1]["content"] == "1"
+        return Reply(status=429) if down else Reply(calls=[("read_file", {"path": OWN})])
+
+    with TeacherServer(say) as server:
+        found = run(server, states(3), Gate(rule="sweep", audit=0.0), same=lambda state, answer: True)
+    assert [bool(d.reasons) for d in found.second] == [False, False, False]
+    assert sum(a.error is not None for a in found.answers) == 1
+
+
 def test_a_cheap_teacher_that_gives_no_answer_settles_nothing():
     def say(body, number):
         silent = body["model"] == "cheap" and body["messages"][-1]["content"] == "1"

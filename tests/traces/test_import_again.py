@@ -106,6 +106,28 @@ def test_a_conversation_that_is_there_twice_is_taken_once(tmp_path):
     assert names(tmp_path / "out") == ["condensed", "errors", "fix"]
 
 
+def test_another_attempt_with_the_same_ids_is_no_twin(tmp_path):
+    for run, command in (("one", None), ("two", "ls somewhere/else")):
+        shutil.copytree(FIXTURES / "openhands" / "fix" / "events", tmp_path / "logs" / run)
+        for file in (tmp_path / "logs" / run).iterdir():
+            event = json.loads(file.read_text())
+            action = event.get("action")
+            if command and isinstance(action, dict) and "command" in action:
+                action["command"] = command
+                if isinstance(event.get("tool_call"), dict):
+                    event["tool_call"]["arguments"] = json.dumps({"command": command})
+                file.write_text(json.dumps(event))
+    done = import_traces(tmp_path / "logs", tmp_path / "out")
+    assert done.traces == {"openhands": 2}, done.dropped
+
+
+def test_states_do_not_replace_the_import_they_are_of(tmp_path):
+    import_traces(chat(tmp_path / "c.jsonl", "a"), tmp_path / "out")
+    with pytest.raises(ConfigError, match="the same file"):
+        composer("traces", "states", tmp_path / "out", "--out", tmp_path / "out" / "traces.jsonl")
+    assert names(tmp_path / "out") == ["a"]
+
+
 def test_hints_name_the_log(tmp_path):
     import_traces(FIXTURES / "openhands", tmp_path / "out")
     said = composer("hints", "explain", tmp_path / "out").stdout

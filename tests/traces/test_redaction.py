@@ -15,7 +15,7 @@ from made_traces import traces, write_jsonl
 from composer_replication.credentials import secrets_in_log
 from composer_replication.traces import Redactor, import_traces, read_traces
 from composer_replication.traces.recorder import Recorder, native_call
-from composer_replication.transcript import Trace
+from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolResult
 
 LETTERS = string.ascii_letters + string.digits
@@ -194,3 +194,41 @@ def test_the_standard_library_holds_next_to_none():
     found = [path.name for path in files if list(secrets_in_log(path.read_text("utf-8", "replace")))]
     assert len(files) > 150
     assert len(found) <= len(files) // 150, found
+
+
+KEY_LINES = ["-----BEGIN PRIVATE KEY-----", *(made_up(64) for _ in range(4)), made_up(20) + "==", "-----END PRIVATE KEY-----"]
+
+
+@pytest.mark.parametrize(
+    "shown", ["{n:6}→{line}", "{n:6}\t{line}", "{n}:{line}", "{n}-{line}", "| {line}", "+{line}", "> {line}"]
+)
+def test_a_key_between_line_numbers_goes_whole(shown):
+    text = "\n".join(shown.format(n=n, line=line) for n, line in enumerate(KEY_LINES, 1))
+    for secret in secrets_in_log(text):
+        text = text.replace(secret.text, "")
+    assert not any(line in text for line in KEY_LINES[1:-1])
+
+
+@pytest.mark.parametrize("word", ["x-", "foo_bar_", "my pass "])
+def test_words_in_the_place_of_a_password_take_no_exponential_time(word):
+    assert list(secrets_in_log(f"password={word * 40}#1 and login:{word * 40}#1")) is not None
+    assert list(secrets_in_log(f'curl -u "me:{(word * 60).strip()}#1"')) is not None
+
+
+def test_a_number_is_no_credential_and_a_short_one_goes_where_it_stands_alone():
+    text = "curl -u admin:1234 https://h/x; PGPASSWORD=hun-ter2x psql; port 51234 0.1234 sha 9a1234ff xhun-ter2xy hun-ter2x"
+    turn = TraceTurn(context=({"role": "user", "content": text},), text="done")
+    clean = Redactor().redact(Trace(trajectory_id="t", format="f", turns=(turn,))).turns[0].context[0]["content"]
+    assert "admin:1234 " in clean
+    assert "port 51234 0.1234 sha 9a1234ff xhun-ter2xy" in clean
+    assert clean.count("[REDACTED:") == 2
+
+
+def test_a_secret_before_a_command():
+    secret = made_up(32)
+    for text in (
+        f"API_TOKEN={secret} python run.py",
+        f"export API_TOKEN={secret} && make",
+        f"AWS_SECRET_ACCESS_KEY={secret} aws s3 ls",
+    ):
+        assert [s.text for s in secrets_in_log(text)] == [secret], text
