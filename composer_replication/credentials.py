@@ -58,7 +58,7 @@ _VALUE = r"[A-Za-z0-9+/=_.~!@#$%^&*-]{16,}"
 _QUOTED = (
     rf"(?i:{_NAME})(?::[ \t]?[\w.\[\]| ]{{1,40}}?)?[:=][ \t]{{0,8}}[rbuRBU]{{0,2}}(?P<quote>[\"'])(?P<key>{_VALUE})(?P=quote)"
 )
-_BARE = rf"(?i:{_NAME})[:=][ \t]{{0,8}}(?P<key>{_VALUE})(?=[ \t]*$|[ \t]+(?:&&|\||;|[\w./-]+[ \t])|[;&])"
+_BARE = rf"(?i:{_NAME})[:=][ \t]{{0,8}}(?P<key>{_VALUE})(?=[ \t]*$|[ \t]+(?:&&|\||;|[\w./-]+(?:[ \t]|$))|[;&])"
 _PATTERNS = [(kind, marks, re.compile(pattern)) for kind, marks, pattern in _CERTAIN]
 _ASSIGNED, _ASSIGNED_BARE = re.compile(_QUOTED), re.compile(_BARE, re.MULTILINE)
 _NAMED, _LITERAL = re.compile(_WORDS, re.IGNORECASE), re.compile(_VALUE)

@@ -92,8 +92,9 @@ async def ask_in_tiers(
         if on_tier is not None:
             on_tier([cheap], len(chosen))
         answered = await pool.ask(chosen, teachers=[cheap.name], on_answer=on_answer)
-        believed = {a.question_id for a in answered if (agrees(a) if a.error is None else a.failure is not Failure.REFUSED)}
-        second = gate.second(steps, first, believed, window_tariff(dear, reach))
+        failed = {a.question_id for a in answered if a.error is not None and a.failure is not Failure.REFUSED}
+        agreeing = {a.question_id for a in answered if a.error is None and agrees(a)}
+        second = gate.second(steps, first, agreeing | failed, window_tariff(dear, reach))
         chosen = _chosen(questions, second)
         if on_tier is not None:
             on_tier(dear, len(chosen))
@@ -106,7 +107,7 @@ async def ask_in_tiers(
         answers=tuple(sorted(answered, key=lambda a: place[a.question_id])),
         first=tuple(first),
         second=tuple(second),
-        audit=gate.audited(second),
+        audit=gate.audited([d for d in second if d.state_id not in failed]),  # nothing was decided about those
     )
 
 

@@ -124,6 +124,7 @@ def test_an_outage_of_the_cheap_teacher_is_no_disagreement():
         found = run(server, states(3), Gate(rule="sweep", audit=0.0), same=lambda state, answer: True)
     assert [bool(d.reasons) for d in found.second] == [False, False, False]
     assert sum(a.error is not None for a in found.answers) == 1
+    assert found.audit.population == 2
 
 
 def test_a_cheap_teacher_that_gives_no_answer_settles_nothing():

@@ -229,6 +229,7 @@ def test_a_secret_before_a_command():
     for text in (
         f"API_TOKEN={secret} python run.py",
         f"export API_TOKEN={secret} && make",
+        f"API_TOKEN={secret} make",
         f"AWS_SECRET_ACCESS_KEY={secret} aws s3 ls",
     ):
         assert [s.text for s in secrets_in_log(text)] == [secret], text
