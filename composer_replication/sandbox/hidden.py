@@ -73,7 +73,8 @@ def lay_out(tests: Sequence[AntiTest], pristine: Path, *, opposite_first: Sequen
         for test in (t for t in tests if t.test.partition("::")[0] == path):
             inside = test.test.partition("::")[2]
             scope, separator, function = inside.rpartition("::")
-            same, opposite = (f"{function}_{secrets.token_hex(4)}" for _ in range(2))
+            names = sorted(f"{function}_{secrets.token_hex(4)}" for _ in range(2))  # the order in which unittest runs them
+            opposite, same = names if first[test] else reversed(names)
             twins.append(
                 Twins(test=inside, expectation=test.expectation, same=same, opposite=opposite, opposite_first=first[test])
             )

@@ -34,6 +34,18 @@ def reasons(decisions):
     return {d.state_id: d.reasons for d in decisions}
 
 
+def steps_of(rows):
+    """A prompt that extends the one before it in its trace is no shorter."""
+    sizes, steps = {}, []
+    for i, (name, size, entropy, found, extends) in enumerate(rows):
+        sizes[name] = max(size, sizes.get(name, 0)) if extends else size
+        findings = ("timeout",) if found else ()
+        steps.append(
+            Step(state_id=str(i), trace_id=name, prompt_bytes=sizes[name], entropy=entropy, findings=findings, extends=extends)
+        )
+    return steps
+
+
 STEPS = st.lists(
     st.builds(
         lambda trace, size, entropy, found, extends: (trace, size, entropy, found, extends),
@@ -44,19 +56,7 @@ STEPS = st.lists(
         st.booleans(),
     ),
     max_size=30,
-).map(
-    lambda rows: [
-        Step(
-            state_id=str(i),
-            trace_id=t,
-            prompt_bytes=size,
-            entropy=entropy,
-            findings=("timeout",) if found else (),
-            extends=extends,
-        )
-        for i, (t, size, entropy, found, extends) in enumerate(rows)
-    ]
-)
+).map(steps_of)
 GATES = st.builds(
     Gate,
     rule=st.sampled_from(["flat", "cascade", "sweep", "any"]),
