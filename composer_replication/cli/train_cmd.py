@@ -49,18 +49,18 @@ def train(
 
     Paths are relative to the run file's folder, those on the command line too.
     """
+    from composer_replication.recipes.substrates import check_substrate, train_on
     from composer_replication.trainer.open_run import check_run_dir, open_run
 
     _refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)
+    check_substrate(config)
     if dry_run:
         check_run_dir(config, resume=resume)
         _check(config)
         return
-    from composer_replication.trainer.loop import train as run_training
-
     with open_run(config, resume=resume) as run_dir:
-        asyncio.run(run_training(config, run_dir, Terminal(on_event=run_dir.log_event)))
+        asyncio.run(train_on(config, run_dir, Terminal(on_event=run_dir.log_event)))
 
 
 def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:

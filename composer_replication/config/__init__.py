@@ -24,6 +24,7 @@ from composer_replication.config.run import (
     TeacherConfig,
 )
 from composer_replication.config.section import is_name
+from composer_replication.config.substrate import SubstrateConfig, SubstrateType
 
 __all__ = [
     "CurriculumConfig",
@@ -40,6 +41,8 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "SandboxConfig",
+    "SubstrateConfig",
+    "SubstrateType",
     "TasksConfig",
     "TeacherConfig",
     "field_lines",

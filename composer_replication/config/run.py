@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from composer_replication.config.loss import LossConfig, RewardConfig
 from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Share, Weight, refuse
+from composer_replication.config.substrate import SubstrateConfig
 
 __all__ = [
     "CurriculumConfig",
@@ -250,6 +251,7 @@ class RunConfig(Section):
     """CPU threads of torch; 0 leaves torch's choice. With 1 a resumed run is bit-identical to an uninterrupted one."""
     model: ModelConfig
     tasks: TasksConfig
+    substrate: SubstrateConfig = SubstrateConfig()
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
@@ -261,7 +263,7 @@ class RunConfig(Section):
     """Whom the replay channel asks."""
     arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(_flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
-    share (`name`, `out`, `threads`, `model`, `tasks`, `sandbox`, `rollout.env_workers`) cannot differ."""
+    share (`name`, `out`, `threads`, `model`, `tasks`, `substrate`, `sandbox`, `rollout.env_workers`) cannot differ."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

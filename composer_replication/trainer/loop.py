@@ -6,38 +6,35 @@ a run that is killed and resumed from its last checkpoint repeats what it had lo
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from composer_replication.batch import Batch, collate
 from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.errors import CheckpointError
-from composer_replication.hints import find_hints, insert_hints, shuffle_hints
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import Actor, rollout_metrics
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
-from composer_replication.trainer.preflight import NO_SOURCE, fingerprint
+from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
-from composer_replication.trainer.shaping import taking_part, weigh
+from composer_replication.trainer.signals import SignalMaker
 from composer_replication.trainer.spending import Spending
-from composer_replication.trainer.usefulness import Told, only_useful
+from composer_replication.trainer.usefulness import only_useful
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
+from composer_replication.types import Group, Hint, Trajectory
 
 __all__ = ["PRIVILEGED", "train"]
 
@@ -116,14 +113,14 @@ async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
         step, began = learner.version + 1, time.monotonic()
         groups = await actor.practise(step, learner.version)
         rolled = time.monotonic()
-        signals = trainee.signals(step, groups)
+        signals = trainee.maker.signals(step, groups)
         taken = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
-        result = learner.update(trainee.batch(groups, signals, taken))
+        result = learner.update(trainee.maker.batch(groups, signals, taken))
         trainee.engine.reset()
         times = {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
         learnt = {} if actor.curriculum is None else actor.curriculum.metrics()
         metrics = {**rollout_metrics(groups), **learnt, **signals.metrics, **result.metrics, **times}
-        off = dict(result.off) | trainee.why_off(pairs, signals)
+        off = dict(result.off) | trainee.maker.why_off(pairs, signals)
         if step % config.eval.every == 0 or step == config.steps:
             metrics |= await actor.evaluate(learner.version)
         trainee.record(step, groups, signals.hints, metrics, off)
@@ -131,19 +128,6 @@ async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
         if step % config.checkpoint_every == 0 or step == config.steps:
             trainee.save()
     return trainee.summary()
-
-
-@dataclass(frozen=True, slots=True)
-class _Signals:
-    """What the trajectories of a step teach."""
-
-    advantages: Sequence[float | None]
-    hinted: Sequence[HintedTurn] = ()
-    hints: Sequence[Hint] = ()
-    """Those of `hinted`, then those that are not told (`Hint.dropped`)."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Error turns that teach nothing, by reason."""
 
 
 @dataclass(slots=True)
@@ -157,6 +141,7 @@ class _Trainee:
     engine: TransformersEngine
     renderer: ChatRenderer
     actor: Actor
+    maker: SignalMaker
     spending: Spending
     fingerprint: Mapping[str, str]
     teacher_costs: Mapping[str, float] = field(default_factory=dict)
@@ -173,7 +158,15 @@ class _Trainee:
         renderer = ChatRenderer(tokenizer)
         engine = TransformersEngine(learner.policy, tokenizer)
         actor = Actor(workshop, config, arm, engine, renderer)
-        return cls(workshop, config, arm, learner, engine, renderer, actor, Spending(workshop.sandbox), made_of)
+        maker = SignalMaker(
+            config=config,
+            sources=workshop.hint_sources(config),
+            renderer=renderer,
+            context_window=engine.context_window,
+            kl=learner.kl_to_reference,
+            useful=partial(only_useful, learner=learner),
+        )
+        return cls(workshop, config, arm, learner, engine, renderer, actor, maker, Spending(workshop.sandbox), made_of)
 
     def resume(self) -> bool:
         """Go back to the arm's last checkpoint, or, when there is none, to nothing. Whether there was one.
@@ -217,72 +210,6 @@ class _Trainee:
         """Where the arm starts from, logged as step 0."""
         metrics = await self.actor.evaluate(0) | self._spent()
         self.workshop.run_dir.log_metrics(self.arm, 0, metrics)
-
-    def signals(self, step: int, groups: Sequence[Group]) -> _Signals:
-        """Advantages over groups, and hints at error turns."""
-        trajectories = _flat(groups)
-        weighed = weigh(
-            groups,
-            self.config,
-            end_of_thinking=self.renderer.end_of_thinking,
-            kl=self.learner.kl_to_reference,
-        )
-        if self.config.loss.hint.weight == 0:
-            return _Signals(weighed.values, metrics=weighed.metrics)
-        told = self.told(step, trajectories)
-        dropped = Counter(str(hint.dropped) for hint in told.untold)
-        metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
-        return _Signals(weighed.values, told.hinted, (*told.hints, *told.untold), metrics, dropped)
-
-    def told(self, step: int, trajectories: Sequence[Trajectory]) -> Told:
-        """The hints of a step, and what became of every other finding."""
-        hint = self.config.loss.hint
-        found = find_hints(
-            trajectories,
-            self.workshop.contexts,
-            max_per_trajectory=hint.per_trajectory,
-            gold=self.workshop.gold,
-            detectors=self.workshop.detectors(self.config),
-            generators=self.workshop.generators(self.config),
-            demo=hint.demo,
-        )
-        hints, untold = found.hints, list(found.untold)
-        if hint.shuffle:
-            hints = shuffle_hints(found.hints, trajectories, derive_seed(self.config.seed, step))
-            places = {(h.trajectory_id, h.turn) for h in hints}
-            lonely = (h for h in found.hints if (h.trajectory_id, h.turn) not in places)
-            untold += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]
-        inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.engine.context_window)
-        places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
-        kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        told = Told(inserted.hinted, tuple(kept), (*untold, *inserted.untold))
-        return only_useful(told, trajectories, self.learner) if hint.useful_only else told
-
-    def batch(self, groups: Sequence[Group], signals: _Signals, pairs: Sequence[Pair]) -> Batch:
-        """The tensors of all three channels."""
-        trajectories, advantages = taking_part(_flat(groups), signals.advantages, signals.hinted)
-        return collate(
-            trajectories,
-            advantages,
-            signals.hinted,
-            pairs,
-            pad_id=int(self.renderer.tokenizer.pad_token_id),
-            objective=self.config.loss.rlvr.objective,
-            max_tokens=self.config.rollout.trajectory_tokens,
-            hint_reduction=self.config.loss.hint.reduction,
-        )
-
-    def why_off(self, pairs: Sequence[Pair], signals: _Signals) -> dict[str, str]:
-        """Reasons the loss cannot know: why a channel got no inputs."""
-        loss, off = self.config.loss, {}
-        if not any(signals.advantages):
-            off["rlvr"] = "every advantage is 0: no group has rewards that differ"
-        if loss.hint.weight > 0 and not signals.hinted:
-            reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())
-            off["hint"] = f"no hints in this step ({reasons or 'no error turns'})"
-        if loss.replay.weight > 0 and not pairs:
-            off["replay"] = "no pairs: " + ("no verified disagreement" if self.config.teachers else NO_SOURCE)
-        return off
 
     def record(
         self, step: int, groups: Sequence[Group], hints: Sequence[Hint], metrics: dict[str, float], off: Mapping[str, str]

@@ -9,7 +9,7 @@ from pathlib import Path
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.hints import Detector, HintContext, HintGenerator, detectors_named, generators_named
+from composer_replication.hints import HintContext, detectors_named, generators_named
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.sandbox import Sandbox, open_sandbox
 from composer_replication.sandbox.grading import GradeCache
@@ -18,6 +18,7 @@ from composer_replication.tasks.store import Task
 from composer_replication.teachers import Teacher
 from composer_replication.trainer.judging import ask_teacher
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
+from composer_replication.trainer.signals import HintSources
 
 __all__ = ["Workshop"]
 
@@ -62,17 +63,22 @@ class Workshop:
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
 
-    def detectors(self, config: RunConfig) -> tuple[Detector, ...]:
-        """Those that an arm names. Raises ConfigError for one that there is not."""
-        return detectors_named(config.loss.hint.detectors)
+    def hint_sources(self, config: RunConfig) -> HintSources:
+        """What an arm finds hints with and makes them of.
 
-    def generators(self, config: RunConfig) -> tuple[HintGenerator, ...]:
-        """Those that an arm names. Raises ConfigError for one that there is not, or `judge` without teachers."""
-        ask = None
-        if config.teachers and "judge" in config.loss.hint.generators:
+        Raises:
+            ConfigError: it names a detector or generator that there is not, or `judge` without teachers.
+        """
+        hint, ask = config.loss.hint, None
+        if config.teachers and "judge" in hint.generators:
             judge = Teacher.of(config.teachers[0])
             ask = ask_teacher(judge, self.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd)
-        return generators_named(config.loss.hint.generators, ask)
+        return HintSources(
+            contexts=self.contexts,
+            gold=self.gold,
+            detectors=detectors_named(hint.detectors),
+            generators=generators_named(hint.generators, ask),
+        )
 
     def join(self, first: Task, second: Task) -> Task | str:
         """One task from two, kept in the run directory for every arm, or why there is none.

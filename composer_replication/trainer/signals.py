@@ -1,0 +1,130 @@
+"""What the trajectories of a step teach: advantages over groups, hints at error turns, and the batch made of both and of pairs.
+
+It is the same on every substrate. What it needs of the policy's weights it is given as functions: they may be in another process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from composer_replication.batch import Batch, collate
+from composer_replication.config import RunConfig
+from composer_replication.hints import Detector, HintContext, HintGenerator, find_hints, insert_hints, shuffle_hints
+from composer_replication.rollout.agent_loop import derive_seed
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.preflight import NO_SOURCE
+from composer_replication.trainer.shaping import taking_part, weigh
+from composer_replication.trainer.usefulness import Told
+from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
+
+__all__ = ["HintSources", "SignalMaker", "Signals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintSources:
+    """What hints are found with and made of."""
+
+    contexts: Mapping[str, HintContext]
+    """By task id: tools, the project's documentation and the instruction."""
+    gold: Mapping[str, Sequence[str]]
+    """By task id: the deleted code, which no hint may give away."""
+    detectors: Sequence[Detector]
+    generators: Sequence[HintGenerator]
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What the trajectories of a step teach."""
+
+    advantages: Sequence[float | None]
+    """One per trajectory, groups in order; None: no part of the policy gradient."""
+    hinted: Sequence[HintedTurn] = ()
+    hints: Sequence[Hint] = ()
+    """Those of `hinted`, then those that are not told (`Hint.dropped`)."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Error turns that teach nothing, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalMaker:
+    """Makes the signals and the batch of a step, as one arm's configuration has it."""
+
+    config: RunConfig
+    sources: HintSources
+    renderer: ChatRenderer
+    context_window: int
+    """Most positions the policy can attend to; a hint that does not fit is dropped."""
+    kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None
+    """Nats of KL to the reference per trajectory; asked only where `reward.kl_weight` is above 0."""
+    useful: Callable[[Told, Sequence[Trajectory]], Told] | None = None
+    """Leaves out hints that do not help the self-teacher; asked only with `loss.hint.useful_only`."""
+
+    def signals(self, step: int, groups: Sequence[Group]) -> Signals:
+        """Advantages over groups, and hints at error turns. Raises ValueError when the options ask for a missing function."""
+        trajectories = [t for g in groups for t in g.trajectories]
+        weighed = weigh(groups, self.config, end_of_thinking=self.renderer.end_of_thinking, kl=self.kl)
+        if self.config.loss.hint.weight == 0:
+            return Signals(weighed.values, metrics=weighed.metrics)
+        told = self.told(step, trajectories)
+        dropped = Counter(str(hint.dropped) for hint in told.untold)
+        metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
+        return Signals(weighed.values, told.hinted, (*told.hints, *told.untold), metrics, dropped)
+
+    def told(self, step: int, trajectories: Sequence[Trajectory]) -> Told:
+        """The hints of a step, and what became of every other finding."""
+        hint = self.config.loss.hint
+        found = find_hints(
+            trajectories,
+            self.sources.contexts,
+            max_per_trajectory=hint.per_trajectory,
+            gold=self.sources.gold,
+            detectors=self.sources.detectors,
+            generators=self.sources.generators,
+            demo=hint.demo,
+        )
+        hints, untold = found.hints, list(found.untold)
+        if hint.shuffle:
+            hints = shuffle_hints(found.hints, trajectories, derive_seed(self.config.seed, step))
+            places = {(h.trajectory_id, h.turn) for h in hints}
+            lonely = (h for h in found.hints if (h.trajectory_id, h.turn) not in places)
+            untold += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]
+        inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.context_window)
+        places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
+        kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
+        told = Told(inserted.hinted, tuple(kept), (*untold, *inserted.untold))
+        if not hint.useful_only:
+            return told
+        if self.useful is None:
+            raise ValueError("loss.hint.useful_only is on, and nothing says which hints are useful")
+        return self.useful(told, trajectories)
+
+    def batch(self, groups: Sequence[Group], signals: Signals, pairs: Sequence[Pair]) -> Batch:
+        """The tensors of all three channels."""
+        trajectories = [t for g in groups for t in g.trajectories]
+        trajectories, advantages = taking_part(trajectories, signals.advantages, signals.hinted)
+        return collate(
+            trajectories,
+            advantages,
+            signals.hinted,
+            pairs,
+            pad_id=int(self.renderer.tokenizer.pad_token_id),
+            objective=self.config.loss.rlvr.objective,
+            max_tokens=self.config.rollout.trajectory_tokens,
+            hint_reduction=self.config.loss.hint.reduction,
+        )
+
+    def why_off(self, pairs: Sequence[Pair], signals: Signals) -> dict[str, str]:
+        """Reasons the loss cannot know: why a channel got no inputs."""
+        loss, off = self.config.loss, {}
+        if not any(signals.advantages):
+            off["rlvr"] = "every advantage is 0: no group has rewards that differ"
+        if loss.hint.weight > 0 and not signals.hinted:
+            reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())
+            off["hint"] = f"no hints in this step ({reasons or 'no error turns'})"
+        if loss.replay.weight > 0 and not pairs:
+            off["replay"] = "no pairs: " + ("no verified disagreement" if self.config.teachers else NO_SOURCE)
+        return off
