@@ -18,6 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer_replication.config import SubstrateType
+from composer_replication.errors import ConfigError
+from composer_replication.recipes.substrates import SUBSTRATES
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.opening import survey
 from composer_replication.sandbox.protocol import Isolation
@@ -36,13 +39,21 @@ def doctor(
         SandboxKind,
         typer.Option(metavar="KIND", help="Try this kind only, docker:IMAGE or remote:URL for one; auto: every isolating kind."),
     ] = "auto",
+    substrate: Annotated[
+        SubstrateType | None,
+        typer.Option("--substrate", help="Say what this substrate needs, what of it is missing, and what it cannot express."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what this machine has; with --sandbox, run the containment self-test.
 
-    Exits with 4 when no isolation works here, or when a sandbox lets something through that it does not admit in so many words.
+    Exits with 4 when no isolation works here, or when a sandbox lets something through that it does not admit in so many words;
+    with --substrate, with 2 when something is missing.
     """
     console = Console(stderr=as_json)
+    if substrate is not None:
+        _show_substrate(console, substrate, as_json)
+        return
     kinds: Mapping[SandboxKind, Isolation | str] = survey() if kind == "auto" else {kind: open_sandbox(kind).isolation}
     machine = _machine()
     _show_machine(console, machine, kinds)
@@ -53,6 +64,28 @@ def doctor(
         typer.echo(json.dumps({"machine": machine, "sandboxes": _as_plain(kinds, found), "contained": contained}))
     if not contained:
         raise typer.Exit(EXIT_NOT_CONTAINED)
+
+
+def _show_substrate(console: Console, kind: SubstrateType, as_json: bool) -> None:
+    about = SUBSTRATES[kind]
+    missing = about.missing()
+    table = Table(box=None, show_header=False)
+    table.add_row(kind, escape(about.about))
+    for need in about.needs():
+        found = "missing" if need.found is None else f"{need.found} installed"
+        table.add_row(escape(need.requirement), found, style=None if need.met else "red")
+    if about.checkout:
+        table.add_row(about.checkout, escape(os.environ.get(about.checkout) or "not set"))
+    for line in about.cannot:
+        table.add_row("cannot", escape(line))
+    console.print(table)
+    if missing:
+        console.print(f"missing: {', '.join(missing)}\nfix: {about.fix}", markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        needs = {need.requirement: need.found for need in about.needs()}
+        typer.echo(json.dumps({"substrate": kind, "needs": needs, "missing": missing, "cannot": about.cannot}))
+    if missing:
+        raise typer.Exit(ConfigError.exit_code)
 
 
 def _machine() -> dict[str, str]:

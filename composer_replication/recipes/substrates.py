@@ -10,17 +10,36 @@ An adapter is a module `composer_replication.recipes.<type>.substrate` with
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 from types import ModuleType
+
+from packaging.requirements import Requirement
 
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.errors import MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 
-__all__ = ["SUBSTRATES", "Substrate", "check_substrate", "train_on"]
+__all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A distribution that a substrate needs, and what of it is here."""
+
+    requirement: str
+    """As pip takes it: `trl<2,>=1.16`."""
+    found: str | None
+    """The version installed; None for none."""
+
+    @property
+    def met(self) -> bool:
+        """Whether that version is one that is asked for."""
+        return self.found is not None and Requirement(self.requirement).specifier.contains(self.found, prereleases=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,46 +48,59 @@ class Substrate:
 
     about: str
     extra: str | None = None
-    """Of this package, that installs it; None where nothing more is needed, or where no index has it."""
-    needs: tuple[str, ...] = ()
-    """Distributions."""
+    """Of this package, that installs it; None where nothing more is needed."""
     cannot: tuple[str, ...] = ()
-    """What it cannot express, in the words of the run file, and why."""
-    how: str = ""
-    """How it is installed, where it is no extra."""
+    """What it cannot express, and why."""
+    checkout: str | None = None
+    """Environment variable that names a checkout of it, where no index has it."""
 
-    def installed(self) -> dict[str, str | None]:
-        """Version of every distribution it needs; None for one that is missing."""
-        found: dict[str, str | None] = {}
-        for name in self.needs:
+    def needs(self) -> list[Need]:
+        """Every distribution that its extra names, as this package's metadata has it."""
+        found = []
+        for line in (requires("composer-replication") or ()) if self.extra else ():
+            requirement = Requirement(line)
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": str(self.extra)}):
+                continue
             try:
-                found[name] = version(name)
+                here: str | None = version(requirement.name)
             except PackageNotFoundError:
-                found[name] = None
+                here = None
+            found.append(Need(f"{requirement.name}{requirement.specifier}", here))
         return found
+
+    def missing(self) -> list[str]:
+        """What would keep a run from starting, in a few words each; empty when all is there."""
+        lacking = [
+            f"{need.requirement} (not installed)" if need.found is None else f"{need.requirement} (found {need.found})"
+            for need in self.needs()
+            if not need.met
+        ]
+        if self.extra and not self.needs():
+            lacking.append(f"the extra {self.extra}, which this installation is too old to know")
+        if self.checkout and not Path(os.environ.get(self.checkout) or "/nowhere").is_dir():
+            lacking.append(f"a checkout named by {self.checkout}")
+        return lacking
+
+    @property
+    def fix(self) -> str:
+        """How to get what is missing."""
+        steps = [f"pip install 'composer-replication[{self.extra}]'"] if self.extra else []
+        steps += [f"set {self.checkout} to the folder of a checkout"] if self.checkout else []
+        return " and ".join(steps)
 
 
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
-    "local": Substrate(about="one process on one machine; with accelerate's launcher, several that share a batch"),
-    "trl": Substrate(
-        about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss",
-        extra="trl",
-        needs=("trl", "datasets"),
-    ),
-    "verl": Substrate(
-        about="verl's PPO trainer on Ray, FSDP2 engine, with the channels in the engine's step",
-        extra="verl",
-        needs=("verl", "ray", "TransferQueue"),
-    ),
+    "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
+    "trl": Substrate(about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss", extra="trl"),
+    "verl": Substrate(about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step", extra="verl"),
     "prime_rl": Substrate(
-        about="PRIME-RL's asynchronous trainer, with the channels as its per-token loss components",
-        needs=("verifiers",),
-        how="a checkout of PRIME-RL named by COMPOSER_PRIME_RL_SRC (it is on no index)",
+        about="PRIME-RL's asynchronous trainer, the channels as its per-token loss components",
+        extra="verifiers",
+        checkout="COMPOSER_PRIME_RL_SRC",
     ),
-    "monarch": Substrate(
-        about="generator, trainer, rewarder and teacher actors on Monarch", extra="monarch", needs=("torchmonarch",)
-    ),
-    "ray": Substrate(about="the same actors on Ray", extra="ray", needs=("ray",)),
+    "monarch": Substrate(about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch"),
+    "ray": Substrate(about="the same actors on Ray", extra="ray"),
 }
 
 
@@ -95,11 +127,8 @@ async def train_on(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, st
 
         return await train(config, run_dir, terminal, start_label=start_label)
     check_substrate(config)
-    missing = [name for name, found in SUBSTRATES[kind].installed().items() if found is None]
-    if missing:
-        extra = SUBSTRATES[kind].extra
-        fix = f"pip install 'composer-replication[{extra}]'" if extra else f"install {SUBSTRATES[kind].how}"
-        raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=fix)
+    if missing := SUBSTRATES[kind].missing():
+        raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=SUBSTRATES[kind].fix)
     rows: list[SummaryRow] = await _adapter(kind).train(config, run_dir, terminal, start_label=start_label)
     return rows
 

@@ -1,0 +1,126 @@
+"""What a run file can say of its substrate, and what is said when that is not here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from in_process import composer_here
+
+from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig, resolve_arm
+from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.recipes import substrates
+from composer_replication.recipes.substrates import SUBSTRATES, Need, Substrate, check_substrate, train_on
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(**substrate: object) -> RunConfig:
+    return RunConfig(model=ModelConfig(path="policy"), tasks=TasksConfig(train=HERE), substrate=SubstrateConfig(**substrate))
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    """`metadata(requirements, versions)` stands in for what is installed."""
+
+    def install(requirements: list[str], versions: dict[str, str]) -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                raise PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(substrates, "requires", lambda _: requirements)
+        monkeypatch.setattr(substrates, "version", version)
+
+    return install
+
+
+WANTED = ["torch>=2", 'a-trainer<2,>=1; extra == "trl"', 'its-friend; extra == "trl"', 'a-server; extra == "verl"']
+
+
+def test_needs_are_those_of_the_extra_alone(metadata):
+    metadata(WANTED, {"torch": "2.1", "a-trainer": "1.5", "its-friend": "3"})
+    trl = SUBSTRATES["trl"]
+    assert trl.needs() == [Need("a-trainer<2,>=1", "1.5"), Need("its-friend", "3")]
+    assert trl.missing() == []
+    assert SUBSTRATES["local"].needs() == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"its-friend": "3"}, ["a-trainer<2,>=1 (not installed)"]),
+        ({"a-trainer": "2.0", "its-friend": "3"}, ["a-trainer<2,>=1 (found 2.0)"]),
+        ({}, ["a-trainer<2,>=1 (not installed)", "its-friend (not installed)"]),
+    ],
+)
+def test_what_is_missing_or_of_another_version_is_said(metadata, versions, said):
+    metadata(WANTED, versions)
+    assert SUBSTRATES["trl"].missing() == said
+
+
+def test_an_extra_that_the_installation_does_not_know_is_missing(metadata):
+    metadata(WANTED, {})
+    assert "too old" in SUBSTRATES["monarch"].missing()[0]
+
+
+def test_a_checkout_has_to_be_a_folder(metadata, monkeypatch, tmp_path):
+    metadata([], {})
+    somewhere = Substrate(about="", checkout="SOME_SRC")
+    monkeypatch.delenv("SOME_SRC", raising=False)
+    assert somewhere.missing() == ["a checkout named by SOME_SRC"]
+    monkeypatch.setenv("SOME_SRC", str(tmp_path / "gone"))
+    assert somewhere.missing()
+    monkeypatch.setenv("SOME_SRC", str(tmp_path))
+    assert somewhere.missing() == []
+
+
+def test_a_run_without_what_its_substrate_needs_does_not_start(metadata, monkeypatch):
+    metadata(WANTED, {})
+    monkeypatch.setitem(sys.modules, "composer_replication.recipes.trl.substrate", SimpleNamespace(check=lambda _: None))
+    with pytest.raises(MissingExtraError, match=r"substrate\.type = trl needs a-trainer") as refused:
+        asyncio.run(train_on(run(type="trl"), None, None))
+    assert refused.value.fix == "pip install 'composer-replication[trl]'"
+
+
+def test_every_arm_is_checked(monkeypatch):
+    def check(config: RunConfig) -> None:
+        if config.loss.hint.weight > 1:
+            raise ConfigError("loss.hint.weight is too much")
+
+    monkeypatch.setitem(sys.modules, "composer_replication.recipes.trl.substrate", SimpleNamespace(check=check))
+    good = run(type="trl")
+    check_substrate(good)
+    with pytest.raises(ConfigError, match="too much"):
+        check_substrate(good.model_copy(update={"arms": {"fine": {}, "heavy": {"loss.hint.weight": 2.0}}}))
+
+
+def test_arms_share_the_substrate():
+    config = run().model_copy(update={"arms": {"other": {"substrate.type": "trl"}}})
+    with pytest.raises(ConfigError, match=r"substrate\.type is the same for all arms"):
+        resolve_arm(config, "other")
+
+
+@pytest.mark.parametrize("field", ["generators", "max_staleness", "trainer_ranks"])
+def test_what_only_a_mesh_reads_is_refused_elsewhere(field):
+    with pytest.raises(ValueError, match="is not read with type = local"):
+        SubstrateConfig(**{field: 3})
+
+
+def test_the_doctor_says_what_is_missing(metadata, tmp_path):
+    metadata(WANTED, {"its-friend": "3"})
+    said = composer_here("doctor", "--substrate", "trl", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "a-trainer<2,>=1 (not installed)" in said.stdout
+    assert "composer-replication[trl]" in said.stdout
+    metadata(WANTED, {"a-trainer": "1.2", "its-friend": "3"})
+    said = composer_here("doctor", "--substrate", "trl", "--json", cwd=tmp_path)
+    assert said.returncode == 0
+    found = json.loads(said.stdout.strip().splitlines()[-1])
+    assert found["needs"] == {"a-trainer<2,>=1": "1.2", "its-friend": "3"}
+    assert found["missing"] == []
