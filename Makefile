@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,14 @@ test-all: env ## Run every test and report coverage
 
 test-slow: env ## Run the tests that `make test` leaves out
 	@$(PYTEST) -m slow
+
+test-substrates: env ## Test every substrate, in an environment of its own for each (ten minutes to install); ends with a line of JSON
+	@$(BIN)/python scripts/test_substrates.py
+
+smoke: env ## Install every extra alone into an empty environment and use it once (needs the package index)
+	@rm -f docs/figures/tested_versions.json
+	@$(BIN)/nox --session smoke -- --write ../../docs/figures/tested_versions.json
+	@$(BIN)/python scripts/versions.py
 
 oracles: env ## Compare the losses with TRL's and liger's, in an environment of their own
 	@$(BIN)/nox --session oracles
@@ -105,6 +113,10 @@ bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-jui
 
 bench-replay: env ## Measure trace replay: the pool's overhead, its ledger as a cache, a gate's curve, agreement (the last two small)
 	@$(BIN)/python benchmarks/replay.py
+
+bench-substrates: env ## Measure the same steps on every substrate, in an environment of its own for each; ends with a line of JSON
+	@$(BIN)/nox --install-only --session trl verl mesh monarch
+	@$(BIN)/python benchmarks/substrates.py
 
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py

@@ -127,6 +127,19 @@ def harbor(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_harbor.py", *session.posargs)
 
 
+EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote")
+
+
+@nox.session(default=False)
+@nox.parametrize("extra", [nox.param(extra, id=extra) for extra in EXTRAS])
+def smoke(session: nox.Session, extra: str) -> None:
+    """One extra alone in a bare environment, from the index, and one real use of it."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", f".[{extra}]")
+    with session.chdir("tests_substrates/smoke"):
+        session.run("python", "smoke.py", extra, *session.posargs)
+
+
 @nox.session(name="bench-loss", default=False)
 def bench_loss(session: nox.Session) -> None:
     """CPU-seconds and memory of the fused losses beside TRL's and liger's."""

@@ -1,0 +1,145 @@
+"""One real use of what an extra installs, in an environment that holds nothing else; then the versions that it ran with.
+
+usage: python smoke.py EXTRA [--write FILE]          FILE collects versions by extra, as JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ALWAYS = ("torch", "transformers", "openai")
+
+
+def tasks(folder: Path) -> Path:
+    """A folder with one task."""
+    from composer_replication.embedded.language import project_path
+    from composer_replication.tasks.build import build_tasks
+    from composer_replication.tasks.report import BuildOptions
+
+    options = BuildOptions(max_tasks=1, packages=("orchard/grafts.py",), jobs=1)
+    assert build_tasks(str(project_path("orchard")), folder / "tasks", options).tasks
+    return folder / "tasks"
+
+
+def replaysim(_: Path) -> None:
+    """data-juicer's own operators keep a pair."""
+    from composer_replication.replaysim import DJNormalizer
+    from composer_replication.teacher_replay import DPOPair
+
+    words = "The tests pass once the price is rounded down, so I changed the division and ran them again."
+    pair = DPOPair(
+        state_id="1",
+        state_messages=[{"role": "user", "content": words}],
+        chosen=words,
+        rejected="I left the division as it was, since the tests that fail are about something else altogether.",
+        n_teachers_agreeing=2,
+    )
+    assert len(DJNormalizer(backend="data_juicer").normalize([pair])) == 1
+
+
+def trl(_: Path) -> None:
+    """Our trainer is TRL's."""
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from trl import GRPOTrainer
+
+    assert issubclass(ComposerReplicationTrainer, GRPOTrainer)
+
+
+def openenv(folder: Path) -> None:
+    """A session of the server's environment."""
+    from composer_replication.envs.faces.openenv import CodingAction, CodingSession
+    from composer_replication.envs.suite import TaskSuite
+
+    session = CodingSession(TaskSuite(tasks(folder)))
+    session.reset()
+    assert session.step(CodingAction(tool="list_files", arguments={})).observation
+
+
+def verifiers(folder: Path) -> None:
+    """The taskset loads."""
+    from composer_replication.envs.faces.verifiers import CodingTaskset, CodingTasksetConfig
+
+    assert list(CodingTaskset(CodingTasksetConfig(folder=str(tasks(folder)))).load())
+
+
+def gymnasium(folder: Path) -> None:
+    """An episode begins."""
+    import gymnasium
+
+    env = gymnasium.make("composer_replication.envs.faces.gymnasium:CodingTasks-v0", folder=str(tasks(folder)))
+    observation, _ = env.reset(seed=0)
+    assert observation["status"] == "ok"
+    env.close()
+
+
+def peft(_: Path) -> None:
+    """LoRA takes a gradient from the loss."""
+    from peft import LoraConfig, get_peft_model
+
+    from composer_replication.batch import build_batch
+    from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
+    from composer_replication.loss import compose_loss
+
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, 0, hidden=32, layers=2)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    compose_loss(adapted, build_batch(tokenizer, adapted)).total.backward()
+    assert any(p.grad is not None and bool(p.grad.any()) for p in adapted.parameters())
+
+
+def remote(_: Path) -> None:
+    """A server that is not there is said to be."""
+    from composer_replication.errors import SandboxError
+    from composer_replication.sandbox import open_sandbox
+
+    said = ""
+    try:
+        open_sandbox("remote:http://127.0.0.1:9")
+    except SandboxError as error:
+        said = str(error)
+    assert "127.0.0.1" in said
+
+
+SMOKE: Mapping[str, Callable[[Path], None]] = {
+    "replaysim": replaysim,
+    "trl": trl,
+    "openenv": openenv,
+    "verifiers": verifiers,
+    "gymnasium": gymnasium,
+    "peft": peft,
+    "remote": remote,
+}
+"""By extra."""
+
+
+def versions(extra: str) -> dict[str, str]:
+    """Of Python, of what every environment has, and of what the extra names."""
+    asked = [Requirement(line) for line in requires("composer-replication") or ()]
+    named = [r.name for r in asked if r.marker is not None and f'"{extra}"' in str(r.marker)]
+    return {"python": platform.python_version()} | {name: version(name) for name in dict.fromkeys([*ALWAYS, *named])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("extra", choices=SMOKE)
+    parser.add_argument("--write", type=Path, help="add the versions to this file")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        SMOKE[asked.extra](Path(folder))
+    tested = versions(asked.extra)
+    if asked.write:
+        known = json.loads(asked.write.read_text("utf-8")) if asked.write.exists() else {}
+        asked.write.write_text(json.dumps(dict(sorted({**known, asked.extra: tested}.items())), indent=1) + "\n", "utf-8")
+    print(json.dumps({"extra": asked.extra, **tested}))
+
+
+if __name__ == "__main__":
+    main()
