@@ -119,6 +119,14 @@ def _test_face(session: nox.Session, framework: str, *needs: str) -> None:
     session.run("python", "-m", "pytest", f"tests_substrates/faces/test_{framework}.py", *session.posargs)
 
 
+@nox.session
+def verl(session: nox.Session) -> None:
+    """The engine, the agent loop and a run of `verl.trainer.main_ppo`, on Ray and the CPU."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,verl]")
+    session.run("python", "-m", "pytest", "tests_substrates/verl", *session.posargs)
+
+
 @nox.session(python="3.12")
 def harbor(session: nox.Session) -> None:
     """Exported tasks under the loader of Harbor, which needs Python 3.12; nothing here needs torch."""

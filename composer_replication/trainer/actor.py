@@ -24,9 +24,9 @@ from composer_replication.trainer.shaping import group_verdicts
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Unscored
 
-__all__ = ["Actor", "choose_tasks", "refuse_unscored", "rollout_metrics"]
+__all__ = ["EVAL_STEP", "Actor", "choose_tasks", "refuse_unscored", "rollout_metrics"]
 
-_EVAL_STEP, _TRACE_STEP = -1, -2
+EVAL_STEP, _TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
 
 
@@ -134,7 +134,7 @@ class Actor:
         if not self.workshop.held_out:
             return {}
         samples = self.config.eval.samples
-        groups = await self._collect(self.workshop.held_out, samples, step=_EVAL_STEP, version=version, phase="eval")
+        groups = await self._collect(self.workshop.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
         self.workshop.run_dir.write_evaluation(self.arm, version, [t for g in groups for t in g.trajectories])
         passed, se = pass_at_1(groups)
         return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(len(unscored(groups)))}

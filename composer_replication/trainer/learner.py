@@ -46,7 +46,7 @@ from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
 from composer_replication.types import Pair, Trajectory
 
-__all__ = ["Learner", "StepResult", "hint_loss"]
+__all__ = ["Learner", "StepResult", "hint_loss", "merge_metrics", "rate_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Learner:
             betas=config.optimizer.betas,
             weight_decay=config.optimizer.weight_decay,
         )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, config.optimizer, config.steps))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, config.optimizer, config.steps))
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
@@ -129,7 +129,7 @@ class Learner:
         self.schedule.step()
         self.version += 1
         results: list[_Part] = gather_object(mine)
-        metrics = _merge([part.metrics for part in results])
+        metrics = merge_metrics([part.metrics for part in results])
         if self.self_teacher is not None:
             self.self_teacher.update(self.policy)
         if self.taid is not None:
@@ -280,13 +280,13 @@ def hint_loss(hint: HintConfig, taid_t: float | None) -> HintLoss:
             return GeneralizedJSD(hint.beta, hint.scale, hint.token_clip)
 
 
-def _rate(config: OptimizerConfig, steps: int, taken: int) -> float:
+def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:
     """Share of the learning rate for the step after `taken` of `steps`."""
     warm = min(1.0, (taken + 1) / (config.warmup_steps + 1))
     return warm if config.schedule == "constant" else warm * max(0.0, 1.0 - taken / steps)
 
 
-def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of micro-batches as `LossComponents.metrics` says they combine: sums, maxima, means weighted by counts."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):

@@ -17,7 +17,7 @@ from composer_replication.policy_gradient import (
 )
 from composer_replication.types import Group, HintedTurn, Trajectory, Unscored
 
-__all__ = ["Advantages", "effort_of", "group_verdicts", "taking_part", "verdict", "weigh"]
+__all__ = ["Advantages", "effort_of", "group_verdicts", "penalties_of", "taking_part", "verdict", "weigh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,7 @@ def weigh(
     ValueError where it is missing then.
     """
     trajectories = [t for g in groups for t in g.trajectories]
-    penalties: dict[str, list[float]] = {}
-    if config.reward.effort.weight > 0:
-        penalties["effort"] = [_effort(t, config, end_of_thinking) for t in trajectories]
-    if config.reward.overlong_tokens > 0:
-        penalties["overlong"] = [_overlong(t, config) for t in trajectories]
+    penalties = penalties_of(trajectories, config, end_of_thinking)
     if config.reward.kl_weight > 0:
         if kl is None:
             raise ValueError("reward.kl_weight is above 0, and nothing gives the KL")
@@ -71,6 +67,16 @@ def weigh(
             rewards = [None] * len(rewards)
         values += group_advantages(rewards, config.loss.rlvr.advantage, scaled_by=verdicts)
     return Advantages(values, {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()})
+
+
+def penalties_of(trajectories: Sequence[Trajectory], config: RunConfig, end_of_thinking: int | None) -> dict[str, list[float]]:
+    """What is taken off each trajectory's verdict for what it did, by the penalty's name. The KL's is not among them."""
+    penalties: dict[str, list[float]] = {}
+    if config.reward.effort.weight > 0:
+        penalties["effort"] = [_effort(t, config, end_of_thinking) for t in trajectories]
+    if config.reward.overlong_tokens > 0:
+        penalties["overlong"] = [_overlong(t, config) for t in trajectories]
+    return penalties
 
 
 def taking_part(

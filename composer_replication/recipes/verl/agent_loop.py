@@ -1,0 +1,174 @@
+"""verl's agent loop `composer`: our environment, turn by turn through verl's rollout server, token in and token out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
+
+from composer_replication.recipes.verl.advantage import PENALTY, VERDICT
+from composer_replication.recipes.verl.columns import Row, pack
+from composer_replication.recipes.verl.cpu_rollout import CPU_ROLLOUT
+from composer_replication.recipes.verl.episodes import Episodes, GroupRecord
+from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.siblings import Siblings
+from composer_replication.rollout.agent_loop import Rollout
+from composer_replication.rollout.protocol import Sample
+from composer_replication.tokens import ChatRenderer
+from composer_replication.types import Pair, Trajectory, Unscored
+
+__all__ = ["ComposerAgentLoop", "ComposerOutput", "tokens_of"]
+
+_GROUPS: dict[str, Siblings[GroupRecord]] = {}
+"""By verl's uid of the prompt: the groups that are under way in this process."""
+_LEAST = 2
+"""Positions a row needs for its verdict and its penalties."""
+
+
+class ComposerOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is not installed where types are checked
+    """A row whose rewards are where `advantage` reads them."""
+
+    penalty: float = 0.0
+    """Taken off the verdict."""
+
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = super().as_dict()
+        found.pop("penalty", None)
+        rewards = torch.zeros(len(self.response_ids))
+        rewards[VERDICT], rewards[PENALTY] = float(self.reward_score) + self.penalty, -self.penalty
+        return found | {"rm_scores": rewards}
+
+
+@register("composer")
+class ComposerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # as above
+    """One rollout of a task; verl makes one of these for each."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.episodes = _episodes(self.tokenizer)
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> ComposerOutput:
+        """`row` is the prompt's of the dataset (`dataset`), with verl's `uid`, `session_id` and `global_steps`."""
+        uid, number, step = str(row["uid"]), int(row["session_id"]), int(row["global_steps"])
+        evaluation = row["split"] == "held_out"
+        finish = partial(self.episodes.finish, step=step, evaluation=evaluation)
+        siblings = _GROUPS.setdefault(uid, Siblings(self._count(evaluation), finish))
+        with _Told(siblings, self.episodes, uid):
+            rollout = self.episodes.rollout(str(row["task_id"]), step, number, evaluation=evaluation)
+            versions = await self._roll_out(rollout, f"{uid}_{number}", sampling_params)
+            trajectory = await self._in_thread(
+                partial(
+                    rollout.finish,
+                    policy_version=step if evaluation else step - 1,
+                    temperature=self.episodes.config.rollout.temperature,
+                    arm=self.episodes.plan.arm,
+                )
+            )
+            record = await siblings.meet(number, trajectory)
+        pairs = [Pair(**pair) for pair in json.loads(row["pairs"])] if number == 0 else []
+        return self._output(record, number, pairs, versions)
+
+    def _count(self, evaluation: bool) -> int:
+        return int(self.rollout_config.val_kwargs.n if evaluation else self.rollout_config.n)
+
+    async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int]:
+        """Until the rollout ends; the versions of the weights that sampled it."""
+        await self._in_thread(rollout.begin)
+        context: list[int] = []
+        versions: list[int] = []
+        while rollout.live:
+            asked = rollout.request()
+            context += asked.new_ids
+            params = {
+                "temperature": sampling["temperature"],
+                "top_p": 1.0,
+                "top_k": -1,
+                "repetition_penalty": 1.0,
+                "logprobs": True,
+                "max_tokens": asked.max_new_tokens,
+                "seed": asked.seed,
+                "stop_token_ids": [self.episodes.renderer.end_of_turn_id],
+            }
+            session = {"session": request} if self.rollout_config.name == CPU_ROLLOUT else {}  # the others take no such word
+            said = await self.server_manager.generate(request, prompt_ids=list(context), sampling_params=params, **session)
+            versions += [v for v in (said.extra_fields.get("global_steps"),) if v is not None]
+            sample = Sample(
+                ids=tuple(said.token_ids),
+                logprobs=tuple(said.log_probs),
+                finished=said.token_ids[-1] == self.episodes.renderer.end_of_turn_id,
+            )
+            context += sample.ids
+            await self._in_thread(partial(rollout.act, sample))
+        return versions
+
+    async def _in_thread(self, work: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.episodes.threads, work)
+
+    def _output(self, record: GroupRecord, number: int, pairs: list[Pair], versions: list[int]) -> ComposerOutput:
+        trajectory = record.group.trajectories[number]
+        ids, mask, logprobs = tokens_of(trajectory)
+        prompt = list(trajectory.prompt_ids) or [self.tokenizer.pad_token_id]  # the box broke before there was one
+        short = max(0, _LEAST - len(ids))
+        verdict = 0.0 if isinstance(trajectory.reward, Unscored) else trajectory.reward
+        penalty = record.penalty(number) if record.penalties else 0.0
+        hints = tuple(hint for hint in record.hinted if hint.trajectory_id == trajectory.trajectory_id)
+        return ComposerOutput(
+            prompt_ids=prompt,
+            response_ids=ids + [self.tokenizer.pad_token_id] * short,
+            response_mask=mask + [0] * short,
+            response_logprobs=logprobs + [0.0] * short,
+            reward_score=verdict - penalty,
+            penalty=penalty,
+            num_turns=max(1, len(trajectory.turns)),  # 0 are verl's own rows, which fill up a batch
+            metrics=AgentLoopMetrics(),
+            extra_fields={
+                **pack(Row(trajectory.trajectory_id, hints, tuple(pairs))),
+                "reward_extra_info": {},
+                "min_global_steps": min(versions, default=record.step),
+                "max_global_steps": max(versions, default=record.step),
+            },
+        )
+
+
+def tokens_of(trajectory: Trajectory) -> tuple[list[int], list[int], list[float]]:
+    """Ids, mask and log-probs of everything after the prompt. A token whose log-prob is not finite is not trained on, nor is any
+    of a trajectory without a verdict."""
+    scored = not isinstance(trajectory.reward, Unscored)
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for turn in trajectory.turns:
+        finite = [math.isfinite(logprob) for logprob in turn.logprobs]
+        ids += [*turn.action_ids, *turn.observation_ids]
+        mask += [int(scored and known) for known in finite] + [0] * len(turn.observation_ids)
+        logprobs += [p if known else 0.0 for p, known in zip(turn.logprobs, finite, strict=True)]
+        logprobs += [0.0] * len(turn.observation_ids)
+    return ids, mask, logprobs
+
+
+class _Told(AbstractContextManager[None]):
+    """Whoever breaks inside tells its siblings and the run."""
+
+    def __init__(self, siblings: Siblings[GroupRecord], episodes: Episodes, uid: str) -> None:
+        self._siblings, self._episodes, self._uid = siblings, episodes, uid
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _GROUPS.pop(self._uid, None)
+        if error is not None:
+            self._siblings.leave(error)
+            self._episodes.fault(error)
+
+
+@cache
+def _episodes(tokenizer: Any) -> Episodes:
+    """This process's. Opened with the first agent loop, in the event loop's thread: nothing runs before it."""
+    plan = Plan.required()
+    return Episodes(plan, ChatRenderer(tokenizer))

@@ -1,0 +1,92 @@
+"""Hints and pairs as columns of verl's batches.
+
+An agent loop's `extra_fields` travel with its row through TransferQueue into the engine's micro-batches as they are; ours have one
+entry, `composer`. There the tensors that `channels` reads are made of them by the same `collate` as everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from composer_replication.batch import Batch, collate
+from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn, Unscored, to_json
+
+__all__ = ["COLUMN", "Row", "hint_batch", "pack", "rows_of"]
+
+COLUMN = "composer"
+"""Our entry in `extra_fields`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a row of verl's batch carries for us."""
+
+    trajectory_id: str
+    hints: tuple[HintedTurn, ...] = ()
+    pairs: tuple[Pair, ...] = ()
+
+
+def pack(row: Row) -> dict[str, Any]:
+    """Plain data for `extra_fields`."""
+    return {COLUMN: {"trajectory_id": row.trajectory_id, "hints": to_json(row.hints), "pairs": to_json(row.pairs)}}
+
+
+def rows_of(data: Any) -> list[Row]:
+    """Those of a TensorDict, in its order. Rows with which verl fills up a batch copy another row's fields and have no turns: they
+    carry nothing. Raises KeyError on a batch of another agent loop."""
+    found = []
+    for number, (fields, turns) in enumerate(zip(_plain(data["extra_fields"]), _plain(data["num_turns"]), strict=True)):
+        raw = fields[COLUMN]
+        found.append(_unpack(raw) if int(turns) else Row(f"padding/{number}"))
+    return found
+
+
+def hint_batch(input_ids: Sequence[Tensor], rows: Sequence[Row], pad_id: int, device: torch.device) -> Batch:
+    """The hint channel's tensors of a micro-batch with these sequences, unpadded [T] each; without denominator.
+
+    Every row is there, in the batch's order, so that positions are those of the student's forward pass.
+    """
+    sequences = [_sequence(number, ids, row) for number, (ids, row) in enumerate(zip(input_ids, rows, strict=True))]
+    hints = [
+        dataclasses.replace(hint, trajectory_id=sequences[number].trajectory_id)
+        for number, row in enumerate(rows)
+        for hint in row.hints
+    ]
+    batch = collate(sequences, [None] * len(sequences), hints, pad_id=pad_id, device=device)
+    batch.pop("hint_denominator", None)
+    return batch
+
+
+def _sequence(number: int, ids: Tensor, row: Row) -> Trajectory:
+    """The row's tokens as one long turn: what was sampled in them is no matter here."""
+    tokens = tuple(ids.tolist())
+    turn = Turn(action_ids=tokens[1:], logprobs=(0.0,) * (len(tokens) - 1), text="")
+    return Trajectory(
+        trajectory_id=f"{number}/{row.trajectory_id}",
+        task_id="",
+        policy_version=0,
+        messages=(),
+        tools=(),
+        prompt_ids=tokens[:1],
+        turns=(turn,),
+        stop_reason=StopReason.NO_TOOL_CALL,
+        temperature=1.0,
+        reward=Unscored("not read"),
+    )
+
+
+def _unpack(raw: Mapping[str, Any]) -> Row:
+    hints = tuple(HintedTurn(**{k: tuple(v) if isinstance(v, list) else v for k, v in h.items()}) for h in raw["hints"])
+    pairs = tuple(Pair(**{k: tuple(v) if isinstance(v, list) else v for k, v in p.items()}) for p in raw["pairs"])
+    return Row(raw["trajectory_id"], hints, pairs)
+
+
+def _plain(column: Any) -> list[Any]:
+    """A column of a TensorDict, whatever it is kept as, as a list."""
+    return list(column.tolist() if hasattr(column, "tolist") else column)

@@ -1,0 +1,136 @@
+"""What the agent loops of one process share: tasks, sandbox, hints, and where groups are recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.envs.coding import CodingEnv
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.files import append_line, read_lines, replace_file
+from composer_replication.recipes.verl.plan import Plan
+from composer_replication.rollout.agent_loop import Rollout, derive_seed
+from composer_replication.rollout.protocol import Budgets
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.actor import EVAL_STEP
+from composer_replication.trainer.shaping import penalties_of
+from composer_replication.trainer.signals import SignalMaker
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
+
+__all__ = ["Episodes", "GroupRecord", "read_groups"]
+
+_GROUPS = "groups.jsonl"
+"""In the folder of every such process: what became of its groups, a line of JSON each."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group of rollouts and what was found of it."""
+
+    step: int
+    """Of an evaluation the optimizer steps before it."""
+    evaluation: bool
+    group: Group
+    hints: Sequence[Hint] = ()
+    """Those that are told, then those that are not (`Hint.dropped`)."""
+    hinted: Sequence[HintedTurn] = ()
+    penalties: dict[str, list[float]] = field(default_factory=dict)
+    """Of each trajectory, by the penalty's name."""
+
+    def penalty(self, number: int) -> float:
+        """All that is taken off the verdict of trajectory `number`."""
+        return sum(values[number] for values in self.penalties.values())
+
+
+class Episodes:
+    """Opened once per process that runs agent loops."""
+
+    def __init__(self, plan: Plan, renderer: ChatRenderer) -> None:
+        """Raises ConfigError, TaskError or SandboxError as `Workshop.open`."""
+        self.plan, self.config, self.renderer = plan, plan.config, renderer
+        self.folder = plan.folder / f"agents-{os.uname().nodename}-{os.getpid()}"
+        self.workshop = Workshop.open(plan.config, RunDir.create(self.folder), Terminal())
+        self.maker = SignalMaker(
+            config=plan.config,
+            sources=self.workshop.hint_sources(plan.config),
+            renderer=renderer,
+            context_window=plan.context_window,
+        )
+        self.tasks = {t.spec.task_id: t for t in (*self.workshop.train, *self.workshop.held_out)}
+        self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
+        """Tools, tests and grades."""
+
+    def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
+        """A rollout that has not begun. Its draws are those it would have under the local trainer."""
+        config, named = self.config.rollout, EVAL_STEP if evaluation else step
+        env: CodingEnv = self.workshop.make_env(self.tasks[task_id])
+        budgets = Budgets(
+            turn_tokens=config.turn_tokens,
+            trajectory_tokens=config.trajectory_tokens,
+            context_tokens=config.context_tokens,
+            max_turns=config.max_turns,
+        )
+        return Rollout(
+            f"{named}/{task_id}/{sibling}",
+            env,
+            self.renderer,
+            budgets,
+            seed=derive_seed(self.config.seed, named, task_id, sibling),
+            context_tokens=min(config.context_tokens, self.plan.context_window),
+        )
+
+    def finish(self, trajectories: Sequence[Trajectory], *, step: int, evaluation: bool) -> GroupRecord:
+        """What is found of a group; written down before it is given back."""
+        first = trajectories[0]
+        group = Group(
+            group_id=first.trajectory_id.rpartition("/")[0], task_id=first.task_id, trajectories=tuple(trajectories)
+        )
+        record = GroupRecord(step, evaluation, group) if evaluation else self._taught(step, group)
+        append_line(self.folder / _GROUPS, json.dumps(_to_json(record), default=str), durable=False)
+        return record
+
+    def _taught(self, step: int, group: Group) -> GroupRecord:
+        trajectories, hint = group.trajectories, self.config.loss.hint
+        penalties = penalties_of(trajectories, self.config, self.renderer.end_of_thinking)
+        if hint.weight == 0:
+            return GroupRecord(step, False, group, penalties=penalties)
+        told = self.maker.told(step, trajectories)
+        return GroupRecord(step, False, group, (*told.hints, *told.untold), told.hinted, penalties)
+
+    def fault(self, error: BaseException) -> None:
+        """Let the run end: verl itself would go on with fewer rollouts."""
+        replace_file(self.plan.fault_path, f"{type(error).__name__}: {error}".encode())
+
+
+def _to_json(record: GroupRecord) -> dict[str, Any]:
+    return {
+        "step": record.step,
+        "evaluation": record.evaluation,
+        "group_id": record.group.group_id,
+        "task_id": record.group.task_id,
+        "trajectories": to_json(record.group.trajectories),
+        "hints": to_json(record.hints),
+        "hinted": len(record.hinted),
+        "penalties": record.penalties,
+    }
+
+
+def read_groups(plan: Plan) -> list[GroupRecord]:
+    """Every group recorded so far. Hinted turns are not kept: their number is that of told hints."""
+    return [_from_json(line) for path in sorted(plan.folder.glob(f"agents-*/{_GROUPS}")) for line in read_lines(path)]
+
+
+def _from_json(data: dict[str, Any]) -> GroupRecord:
+    trajectories = tuple(map(trajectory_from_json, data["trajectories"]))
+    return GroupRecord(
+        step=data["step"],
+        evaluation=data["evaluation"],
+        group=Group(group_id=data["group_id"], task_id=data["task_id"], trajectories=trajectories),
+        hints=tuple(Hint(**hint) for hint in data["hints"]),
+        penalties=data["penalties"],
+    )

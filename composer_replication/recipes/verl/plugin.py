@@ -1,0 +1,43 @@
+"""What verl loads in every process that imports it (entry point group `verl.plugins`).
+
+Outside a run of ours it does nothing. Inside one it must not fail in silence: verl notes only at DEBUG that a plugin could not be
+loaded, and would go on without our loss. So a process that cannot load it ends, with the reason on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from composer_replication.recipes.verl.plan import PLAN, Plan, on_cpu
+
+__all__: list[str] = []
+
+
+class _Loud(AbstractContextManager[None]):
+    """Ends the process (SystemExit, which verl does not catch) when its body fails."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            lines = "".join(traceback.format_exception(error))
+            sys.stderr.write(f"composer_replication: verl cannot load the plugin, so the run ends here:\n{lines}")
+            raise SystemExit(1) from error
+
+
+def _register() -> None:
+    Plan.required()
+    if on_cpu():
+        import composer_replication.recipes.verl.cpu_platform  # first: what follows asks for the platform
+        import composer_replication.recipes.verl.cpu_rollout
+    import composer_replication.recipes.verl.advantage
+    import composer_replication.recipes.verl.agent_loop
+    import composer_replication.recipes.verl.engine
+    import composer_replication.recipes.verl.policy_loss  # noqa: F401  registers itself, as the others
+
+
+if os.environ.get(PLAN):
+    with _Loud():
+        _register()
