@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -36,9 +37,9 @@ from composer_replication.trainer.usefulness import only_useful
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, Trajectory
 
-__all__ = ["PRIVILEGED", "train"]
+__all__ = ["LONGER", "PRIVILEGED", "TrainArm", "evaluation", "train", "train_arms", "wants_replay"]
 
-_LONGER = {
+LONGER = {
     "head": "losses take the whole [tokens, vocabulary] logits",
     "prefix": "losses read what sequences have in common once per sequence",
 }
@@ -69,20 +70,21 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    return await _train_arms(Workshop.open(config, run_dir, terminal), start_label)
+    return await train_arms(Workshop.open(config, run_dir, terminal), start_label, _train_here)
 
 
-async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
+TrainArm: TypeAlias = Callable[[Workshop, RunConfig, str, Phase], Awaitable[SummaryRow]]
+"""Trains one arm: the arm's own configuration, its name, and the phase in which every step is counted."""
+
+
+async def train_arms(workshop: Workshop, start_label: str, train_arm: TrainArm) -> list[SummaryRow]:
+    """Train every arm by `train_arm`, one after the other; the report is written after each."""
     config, run_dir, terminal = workshop.config, workshop.run_dir, workshop.terminal
     rows: list[SummaryRow] = []
     for arm in config.arms:
         variant = resolve_arm(config, arm)
-        with (
-            terminal.phase(f"train {arm}", variant.steps) as shown,
-            closing(LogprobCache(run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs,
-        ):
-            trainee = _Trainee.create(workshop, variant, arm, pair_logprobs)
-            rows.append(await _train_arm(trainee, shown))
+        with terminal.phase(f"train {arm}", variant.steps) as shown:
+            rows.append(await train_arm(workshop, variant, arm, shown))
         notes = [*_alarms(run_dir), PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
         report = write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
     terminal.table(
@@ -96,17 +98,22 @@ async def _train_arms(workshop: Workshop, start_label: str) -> list[SummaryRow]:
     return rows
 
 
+async def _train_here(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
+        return await _train_arm(_Trainee.create(workshop, config, arm, pair_logprobs), shown)
+
+
 async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
     workshop, config, actor, learner = trainee.workshop, trainee.config, trainee.actor, trainee.learner
     for what, why in learner.fallbacks.items():
-        workshop.terminal.note(f"{trainee.arm}: {_LONGER[what]}: {why}")
+        workshop.terminal.note(f"{trainee.arm}: {LONGER[what]}: {why}")
     if trainee.resume():
-        pairs = stored_pairs(workshop, trainee.arm) if _wants_replay(config) else []
+        pairs = stored_pairs(workshop, trainee.arm) if wants_replay(config) else []
     else:
         await trainee.evaluate()
-        pairs = await collect_pairs(workshop, config, actor, learner) if _wants_replay(config) else []
+        pairs = await collect_pairs(workshop, config, actor, learner) if wants_replay(config) else []
         trainee.save()
-    if _wants_replay(config):
+    if wants_replay(config):
         trainee.teacher_costs = teacher_costs(workshop)
     shown.advance(learner.version)
     while learner.version < config.steps:
@@ -236,7 +243,7 @@ class _Trainee:
 
     def summary(self) -> SummaryRow:
         """The arm's last evaluation and what it took."""
-        passed, se = _evaluation(self.workshop.run_dir, self.arm, first=False)
+        passed, se = evaluation(self.workshop.run_dir, self.arm, first=False)
         return SummaryRow(
             arm=self.arm,
             pass_at_1=passed,
@@ -259,12 +266,13 @@ def _flat(groups: Sequence[Group]) -> list[Trajectory]:
     return [t for g in groups for t in g.trajectories]
 
 
-def _wants_replay(config: RunConfig) -> bool:
+def wants_replay(config: RunConfig) -> bool:
+    """Whether the replay channel has a source of pairs."""
     replay = config.loss.replay
     return replay.weight > 0 and (bool(config.teachers) or replay.pairs is not None)
 
 
-def _evaluation(run_dir: RunDir, arm: str, *, first: bool) -> tuple[float, float]:
+def evaluation(run_dir: RunDir, arm: str, *, first: bool) -> tuple[float, float]:
     """pass@1 and its standard error at the arm's first or last evaluation; NaN when there is none."""
     found = [m.values for m in run_dir.read_metrics() if m.arm == arm and "eval/pass_at_1" in m.values]
     if not found:
@@ -286,7 +294,7 @@ def _alarms(run_dir: RunDir) -> list[str]:
 
 def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[SummaryRow]:
     """The rows, led by the policy all arms started from."""
-    passed, se = _evaluation(run_dir, rows[0].arm, first=True)
+    passed, se = evaluation(run_dir, rows[0].arm, first=True)
     start = SummaryRow(arm=label, pass_at_1=passed, pass_at_1_se=se, rollouts=0, tokens=0, cpu_s=0.0)
     return [start, *rows]
 
