@@ -10,8 +10,8 @@ import one_gradient
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from composer_replication.recipes.verl.agent_loop import tokens_of
-from composer_replication.recipes.verl.columns import Row, pack
+from composer_replication.recipes.verl.columns import Row, pack, tokens_of
+from composer_replication.types import Pair, Trajectory
 
 
 def engine(policy: Path, strategy: str = "fsdp2", learning_rate: float = 1e-3) -> Any:
@@ -25,9 +25,14 @@ def engine(policy: Path, strategy: str = "fsdp2", learning_rate: float = 1e-3) -
         model_type="language_model",
         backend=strategy,
         model_config=HFModelConfig(
-            path=str(policy), use_remove_padding=False, override_config={"attn_implementation": "eager"}, enable_gradient_checkpointing=False
+            path=str(policy),
+            use_remove_padding=False,
+            override_config={"attn_implementation": "eager"},
+            enable_gradient_checkpointing=False,
         ),
-        engine_config=FSDPEngineConfig(strategy=strategy, mixed_precision=fp32, use_torch_compile=False, use_remove_padding=False),
+        engine_config=FSDPEngineConfig(
+            strategy=strategy, mixed_precision=fp32, use_torch_compile=False, use_remove_padding=False
+        ),
         optimizer_config=FSDPOptimizerConfig(lr=learning_rate, clip_grad=1e9, weight_decay=0.0, total_training_steps=10),
         checkpoint_config=CheckpointConfig(),
     )
@@ -40,7 +45,7 @@ def loss_function(objective: str = "dapo", max_tokens: int | None = None) -> Any
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
 
-    from composer_replication.recipes.verl.policy_loss import AGGREGATION
+    from composer_replication.recipes.verl.overrides import AGGREGATION
 
     config = FSDPActorConfig(
         strategy="fsdp2",
@@ -54,36 +59,77 @@ def loss_function(objective: str = "dapo", max_tokens: int | None = None) -> Any
     return partial(ppo_loss, config=config)
 
 
-def batch_of(case: one_gradient.Case, micro_batch_size: int) -> TensorDict:
-    """The case as verl's V1 trainer has it before an update: what our agent loop puts out, with advantages."""
-    columns: dict[str, list[Any]] = {}
-    for number, (trajectory, advantage) in enumerate(zip(case.trajectories, case.advantages, strict=True)):
-        ids, mask, logprobs = tokens_of(trajectory)
-        if advantage is None:
-            mask = [0] * len(ids)
-        prompt = torch.tensor(trajectory.prompt_ids)
-        response, response_mask = torch.tensor(ids), torch.tensor(mask)
-        whole = torch.cat([prompt, response])
-        hints = tuple(h for h in case.hinted if h.trajectory_id == trajectory.trajectory_id)
-        row = {
-            "prompts": prompt,
-            "responses": response,
-            "input_ids": whole,
-            "position_ids": torch.arange(len(whole)),
-            "response_mask": response_mask,
-            "loss_mask": response_mask,
-            "old_log_probs": torch.tensor(logprobs),
-            "advantages": (0.0 if advantage is None else advantage) * response_mask,
-            "extra_fields": pack(Row(trajectory.trajectory_id, hints, tuple(case.pairs) if number == 0 else ())),
-            "num_turns": len(trajectory.turns),
-        }
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    data = {
-        name: torch.nested.as_nested_tensor(values, layout=torch.jagged) if isinstance(values[0], torch.Tensor) else NonTensorStack(*values)
-        for name, values in columns.items()
+def batch_of(case: one_gradient.Case, micro_batch_size: int, *, rows: slice = slice(None), filled_up: int = 0) -> TensorDict:
+    """The case as verl's V1 trainer has it before an update: what our agent loop puts out, with advantages. `filled_up` rows more
+    are verl's own, and `rows` are those of one rank."""
+    found = [
+        _row(case, trajectory, advantage, case.pairs if number == 0 else [])
+        for number, (trajectory, advantage) in enumerate(zip(case.trajectories, case.advantages, strict=True))
+    ]
+    found += [_filler(found[1]) for _ in range(filled_up)]
+    chosen = found[rows]
+    data = {name: _column([row[name] for row in chosen]) for name in chosen[0]}
+    return settled(TensorDict(data, batch_size=[len(chosen)]), micro_batch_size)
+
+
+def _row(case: one_gradient.Case, trajectory: Trajectory, advantage: float | None, pairs: list[Pair]) -> dict[str, Any]:
+    ids, mask, logprobs = tokens_of(trajectory)
+    if advantage is None:
+        mask = [0] * len(ids)
+    prompt = torch.tensor(trajectory.prompt_ids)
+    response, response_mask = torch.tensor(ids), torch.tensor(mask)
+    whole = torch.cat([prompt, response])
+    hints = tuple(h for h in case.hinted if h.trajectory_id == trajectory.trajectory_id)
+    return {
+        "prompts": prompt,
+        "responses": response,
+        "input_ids": whole,
+        "position_ids": torch.arange(len(whole)),
+        "response_mask": response_mask,
+        "loss_mask": response_mask,
+        "old_log_probs": torch.tensor(logprobs),
+        "advantages": torch.where(response_mask != 0, 0.0 if advantage is None else advantage, 0.0),
+        "extra_fields": pack(Row(trajectory.trajectory_id, hints, tuple(pairs))),
+        "num_turns": len(trajectory.turns),
     }
-    return settled(TensorDict(data, batch_size=[len(case.trajectories)]), micro_batch_size)
+
+
+def _filler(row: dict[str, Any]) -> dict[str, Any]:
+    """As verl makes them: the fields of another row around a prompt and one token of padding."""
+    none = torch.zeros(1, dtype=torch.int64)
+    return row | {
+        "prompts": torch.zeros(9, dtype=torch.int64),
+        "responses": none,
+        "input_ids": torch.zeros(10, dtype=torch.int64),
+        "position_ids": torch.arange(10),
+        "response_mask": none,
+        "loss_mask": none,
+        "old_log_probs": torch.zeros(1),
+        "advantages": torch.zeros(1),
+        "num_turns": 0,
+    }
+
+
+def _column(values: list[Any]) -> Any:
+    nested = isinstance(values[0], torch.Tensor)
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged) if nested else NonTensorStack(*values)
+
+
+def step(
+    made: Any, data: TensorDict, objective: str = "dapo", max_tokens: int | None = None
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The gradient of one optimizer step and its metrics."""
+    kept: dict[str, torch.Tensor] = {}
+    stepped = type(made).optimizer_step
+
+    def note() -> float:
+        kept.update(gradient(made))
+        return float(stepped(made))
+
+    made.optimizer_step = note
+    with made.train_mode():
+        outputs = made.train_batch(data, loss_function(objective, max_tokens))
+    return kept, {name: value[0] for name, value in outputs["metrics"].items() if isinstance(value, list)}
 
 
 def settled(data: TensorDict, micro_batch_size: int) -> TensorDict:
@@ -108,5 +154,3 @@ def settled(data: TensorDict, micro_batch_size: int) -> TensorDict:
 def gradient(made: Any) -> dict[str, torch.Tensor]:
     """What has accumulated, whole, by parameter name."""
     return {name: getattr(p.grad, "full_tensor", p.grad.clone)().detach().clone() for name, p in made.module.named_parameters()}
-
-

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+TOLERANCE = 2e-5
+"""Of ||difference|| / ||gradient||, in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -23,31 +31,177 @@ def policy(case, tmp_path_factory):
     return case.save(tmp_path_factory.mktemp("policy") / "policy")
 
 
-def step(made, case, size, loss_function):
-    """The gradient and the metrics of one optimizer step."""
-    import engines
+@pytest.fixture
+def made(policy, planned, alone):
+    """A function from a loss section to verl's engine."""
 
-    kept = {}
-    stepped = made.optimizer_step
+    def engine(loss):
+        planned(policy, loss=loss)
+        import engines
 
-    def note():
-        kept.update(engines.gradient(made))
-        return stepped()
+        return engines.engine(policy)
 
-    made.optimizer_step = note
-    with made.train_mode():
-        outputs = made.train_batch(engines.batch_of(case, size), loss_function)
-    return kept, {name: value[0] for name, value in outputs["metrics"].items() if isinstance(value, list)}
+    return engine
 
 
 @pytest.mark.parametrize("size", [4, 2, 1])
-def test_one_gradient(case, policy, planned, alone, size):
+def test_one_gradient(case, made, size):
+    import engines
     import one_gradient
 
-    planned(policy, loss=one_gradient.LOSS)
-    import engines
-
-    found, metrics = step(engines.engine(policy), case, size, engines.loss_function())
-    assert one_gradient.relative_error(found, one_gradient.local_gradient(case)) < 2e-5
+    found, metrics = engines.step(made(one_gradient.LOSS), engines.batch_of(case, size))
+    assert one_gradient.relative_error(found, one_gradient.local_gradient(case)) < TOLERANCE
     for name in ("rlvr/loss", "hint/loss", "replay/loss"):
         assert metrics[name] != 0.0
+    assert metrics["hint/turns"] == 2.0
+    assert metrics["replay/pairs"] == 2.0
+    assert metrics["rlvr/ratio/max"] > 1.0
+
+
+def test_one_gradient_of_two_ranks(case, policy, tmp_path):
+    """Each has two of the rows, and the pairs and hints lie on one or the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "rank.py"), str(policy), str(tmp_path)],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=900)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)[-3000:]
+    import one_gradient
+
+    for kind in ("frozen", "live"):
+        expected = one_gradient.local_gradient(case) if kind == "frozen" else torch.load(tmp_path / "live-expected.pt")
+        assert one_gradient.relative_error(torch.load(tmp_path / f"{kind}.pt"), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "gspo", "cispo", "dppo"])
+def test_every_objective_is_averaged_as_here(case, made, objective):
+    import engines
+    import one_gradient
+
+    from composer_replication.batch import collate
+    from composer_replication.config import LossConfig, RlvrConfig
+    from composer_replication.loss import compose_loss
+    from composer_replication.policy_gradient import surrogate_of
+
+    loss = LossConfig(rlvr=RlvrConfig(objective=objective), hint={"weight": 0.0}, replay={"weight": 0.0})
+    found, _ = engines.step(made(loss), engines.batch_of(case, 2), objective=objective, max_tokens=20)
+    batch = collate(case.trajectories, case.advantages, pad_id=0, objective=objective, max_tokens=20)
+    case.model.zero_grad()
+    compose_loss(case.model, batch, surrogate=surrogate_of(objective)).total.backward()
+    assert one_gradient.relative_error(found, one_gradient.gradient_of(case.model)) < TOLERANCE
+    case.model.zero_grad()
+
+
+@pytest.mark.parametrize("form", ["top_k_jsd", "sampled_token", "taid", "entropy_opd", "entropy_gated"])
+def test_every_form_of_the_hint(case, made, form):
+    import engines
+    import one_gradient
+
+    from composer_replication.config import HintConfig
+    from composer_replication.distillation import make_self_teacher
+    from composer_replication.loss import compose_loss
+    from composer_replication.trainer.learner import hint_loss
+
+    hint = HintConfig(weight=0.7, form=form)
+    loss = one_gradient.LOSS.model_copy(update={"hint": hint})
+    engine = made(loss)
+    found, metrics = engines.step(engine, engines.batch_of(case, 2))
+    options = {name: value for name, value in one_gradient.OPTIONS.items() if name != "jsd_beta"}
+    teacher = make_self_teacher("frozen", case.model)
+    case.model.zero_grad()
+    form_now = hint_loss(hint, 0.4 if form == "taid" else None)
+    compose_loss(case.model, case.batch, **options, hint_loss=form_now, self_teacher=teacher, strict=True).total.backward()
+    expected = one_gradient.gradient_of(case.model)
+    case.model.zero_grad()
+    assert metrics["hint/loss"] != 0.0
+    if form == "taid":
+        assert metrics["hint/taid_t"] == pytest.approx(0.4)
+    assert one_gradient.relative_error(found, expected) < TOLERANCE
+
+
+def test_log_probs_are_those_of_the_plain_model(case, made):
+    import engines
+    import one_gradient
+
+    from composer_replication.loss import sequence_logprobs
+
+    engine = made(one_gradient.LOSS)
+    with engine.eval_mode():
+        output = engine.infer_batch(engines.batch_of(case, 2), loss_function=None)
+    for trajectory, found in zip(case.trajectories, output["model_output"]["log_probs"].unbind(), strict=True):
+        ids = torch.tensor([trajectory.context_ids(len(trajectory.turns))])
+        wanted = torch.ones_like(ids).index_fill_(1, torch.tensor([0]), 0)
+        expected = sequence_logprobs(case.model, ids, torch.ones_like(ids), wanted)[0, 1:]
+        assert torch.allclose(found[:-1], expected, atol=2e-5)
+
+
+def test_rows_that_fill_up_a_batch_teach_nothing(case, made):
+    """They copy another row's fields, hints and pairs among them."""
+    import engines
+    import one_gradient
+
+    data = engines.batch_of(case, 1, filled_up=2)
+    found, metrics = engines.step(made(one_gradient.LOSS), data)
+    assert metrics["hint/turns"] == 2.0
+    assert one_gradient.relative_error(found, one_gradient.local_gradient(case)) < TOLERANCE
+
+
+def test_the_self_teacher_follows_and_is_saved(case, made, tmp_path):
+    import engines
+    import one_gradient
+
+    from composer_replication.config import HintConfig
+
+    loss = one_gradient.LOSS.model_copy(update={"hint": HintConfig(self_teacher="ema", rate=0.5)})
+    engine = made(loss)
+    (part,) = engine.self_teacher.parts(engine.module)
+    before = {name: p.clone() for name, p in part.model.named_parameters()}
+    engines.step(engine, engines.batch_of(case, 4))
+    now = dict(engine.module.named_parameters())
+    for name, average in part.model.named_parameters():
+        assert torch.allclose(average, 0.5 * before[name] + 0.5 * now[name].full_tensor(), atol=1e-6)
+    engine.save_checkpoint(str(tmp_path / "actor"), global_step=1)
+    after = {name: p.clone() for name, p in part.model.named_parameters()}
+    engines.step(engine, engines.batch_of(case, 4))
+    engine.load_checkpoint(str(tmp_path / "actor"))
+    assert all(torch.equal(after[name], p) for name, p in part.model.named_parameters())
+
+
+def test_the_rate_falls_as_on_one_machine(policy, planned, alone):
+    import engines
+    import one_gradient
+
+    from composer_replication.config import OptimizerConfig
+
+    planned(policy, loss=one_gradient.LOSS, steps=4, optimizer=OptimizerConfig(schedule="linear", warmup_steps=1))
+    engine = engines.engine(policy, learning_rate=1.0)
+    found = []
+    for _ in range(4):
+        found.append(engine.lr_scheduler.get_last_lr()[0])
+        engine.lr_scheduler_step()
+    assert found == pytest.approx([0.5, 0.75, 0.5, 0.25])
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(case, made):
+    import engines
+    import one_gradient
+
+    from composer_replication.errors import ModelError
+
+    broken = replace(case, advantages=[float("inf"), -1.1, None, 0.6])
+    with pytest.raises((ModelError, ValueError), match="finite"):
+        engines.step(made(one_gradient.LOSS), engines.batch_of(broken, 4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -15,17 +14,16 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from composer_replication.recipes.verl.advantage import PENALTY, VERDICT
-from composer_replication.recipes.verl.columns import Row, pack
-from composer_replication.recipes.verl.cpu_rollout import CPU_ROLLOUT
+from composer_replication.recipes.verl.columns import Row, pack, tokens_of
 from composer_replication.recipes.verl.episodes import Episodes, GroupRecord
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.plan import CPU_ROLLOUT, Plan
 from composer_replication.recipes.verl.siblings import Siblings
 from composer_replication.rollout.agent_loop import Rollout
 from composer_replication.rollout.protocol import Sample
 from composer_replication.tokens import ChatRenderer
-from composer_replication.types import Pair, Trajectory, Unscored
+from composer_replication.types import Pair, Unscored
 
-__all__ = ["ComposerAgentLoop", "ComposerOutput", "tokens_of"]
+__all__ = ["ComposerAgentLoop", "ComposerOutput"]
 
 _GROUPS: dict[str, Siblings[GroupRecord]] = {}
 """By verl's uid of the prompt: the groups that are under way in this process."""
@@ -136,22 +134,6 @@ class ComposerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # as above
                 "max_global_steps": max(versions, default=record.step),
             },
         )
-
-
-def tokens_of(trajectory: Trajectory) -> tuple[list[int], list[int], list[float]]:
-    """Ids, mask and log-probs of everything after the prompt. A token whose log-prob is not finite is not trained on, nor is any
-    of a trajectory without a verdict."""
-    scored = not isinstance(trajectory.reward, Unscored)
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    for turn in trajectory.turns:
-        finite = [math.isfinite(logprob) for logprob in turn.logprobs]
-        ids += [*turn.action_ids, *turn.observation_ids]
-        mask += [int(scored and known) for known in finite] + [0] * len(turn.observation_ids)
-        logprobs += [p if known else 0.0 for p, known in zip(turn.logprobs, finite, strict=True)]
-        logprobs += [0.0] * len(turn.observation_ids)
-    return ids, mask, logprobs
 
 
 class _Told(AbstractContextManager[None]):

@@ -1,12 +1,13 @@
 """Hints and pairs as columns of verl's batches.
 
-An agent loop's `extra_fields` travel with its row through TransferQueue into the engine's micro-batches as they are; ours have one
-entry, `composer`. There the tensors that `channels` reads are made of them by the same `collate` as everywhere.
+An agent loop's `extra_fields` travel with its row through TransferQueue into the engine's micro-batches as they are; ours
+have one entry, `composer`. There the tensors that `channels` reads are made of them by the same `collate` as everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from composer_replication.batch import Batch, collate
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn, Unscored, to_json
 
-__all__ = ["COLUMN", "Row", "hint_batch", "pack", "rows_of"]
+__all__ = ["COLUMN", "Row", "hint_batch", "pack", "rows_of", "tokens_of"]
 
 COLUMN = "composer"
 """Our entry in `extra_fields`."""
@@ -38,13 +39,29 @@ def pack(row: Row) -> dict[str, Any]:
 
 
 def rows_of(data: Any) -> list[Row]:
-    """Those of a TensorDict, in its order. Rows with which verl fills up a batch copy another row's fields and have no turns: they
-    carry nothing. Raises KeyError on a batch of another agent loop."""
+    """Those of a TensorDict, in its order. Rows with which verl fills up a batch copy another row's fields and have no turns:
+    they carry nothing. Raises KeyError on a batch of another agent loop."""
     found = []
     for number, (fields, turns) in enumerate(zip(_plain(data["extra_fields"]), _plain(data["num_turns"]), strict=True)):
         raw = fields[COLUMN]
         found.append(_unpack(raw) if int(turns) else Row(f"padding/{number}"))
     return found
+
+
+def tokens_of(trajectory: Trajectory) -> tuple[list[int], list[int], list[float]]:
+    """Ids, mask and log-probs of everything after the prompt. A token whose log-prob is not finite is not trained on, nor is any
+    of a trajectory without a verdict."""
+    scored = not isinstance(trajectory.reward, Unscored)
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for turn in trajectory.turns:
+        finite = [math.isfinite(logprob) for logprob in turn.logprobs]
+        ids += [*turn.action_ids, *turn.observation_ids]
+        mask += [int(scored and known) for known in finite] + [0] * len(turn.observation_ids)
+        logprobs += [p if known else 0.0 for p, known in zip(turn.logprobs, finite, strict=True)]
+        logprobs += [0.0] * len(turn.observation_ids)
+    return ids, mask, logprobs
 
 
 def hint_batch(input_ids: Sequence[Tensor], rows: Sequence[Row], pad_id: int, device: torch.device) -> Batch:

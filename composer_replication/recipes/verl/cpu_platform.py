@@ -66,7 +66,8 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]  # verl is not installed 
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False and use_smi_check  # only where VERL_PLATFORM names it
+        del use_smi_check
+        return False  # only where VERL_PLATFORM names it
 
     def current_device(self) -> torch.device:
         return torch.device("cpu")
@@ -93,6 +94,7 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]  # verl is not installed 
         """Nor a cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        del device_index
         return (None, None)
 
     def communication_backend_name(self) -> str:
@@ -103,6 +105,7 @@ class CPUPlatform(PlatformBase):  # type: ignore[misc]  # verl is not installed 
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
+        del msg
         yield
 
     def profiler_start(self) -> None:

@@ -20,14 +20,13 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 
 from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
+from composer_replication.recipes.verl.plan import CPU_ROLLOUT
 from composer_replication.rollout.protocol import Sample, SampleRequest
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.trainer.models import load_policy
 
-__all__ = ["CPU_ROLLOUT", "CPUReplica", "CPURollout", "CPUServer"]
+__all__ = ["CPUReplica", "CPURollout", "CPUServer"]
 
-CPU_ROLLOUT = "composer_cpu"
-"""What `actor_rollout_ref.rollout.name` calls it."""
 _TOGETHER_S = 0.01
 """How long a batch waits for requests that arrive with its first."""
 
@@ -56,8 +55,8 @@ class CPUServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: Mapping[str, Any], request_id: str, session: str = "", **_: Any
     ) -> TokenOutput:
-        """Sample a turn after `prompt_ids`, the session's whole context. Raises ValueError where that does not go on from what the
-        session has read."""
+        """Sample a turn after `prompt_ids`, the session's whole context. Raises ValueError where that does not go on from what
+        the session has read."""
         name, prompt = session or request_id, list(prompt_ids)
         seen = self._read.get(name, [])
         if prompt[: len(seen)] != seen:
@@ -142,7 +141,9 @@ class CPURollout(BaseRollout):  # type: ignore[misc]  # as above
     async def release(self) -> None:
         """Nothing is on a device."""
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any) -> None:
+    async def update_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any
+    ) -> None:
         whole = {name: getattr(w, "full_tensor", lambda w=w: w)().detach().float().cpu().numpy() for name, w in weights}
         await ray.get_actor(_name(self.replica_rank)).load.remote(whole, global_steps)
 

@@ -106,20 +106,27 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
         self._count(data, rows)
         self.optimizer_zero_grad()
         outputs: dict[str, Any] = self.forward_backward_batch(data, partial(_add_hints, loss_function))
-        parts = outputs["metrics"].pop(_PART) + self._pairs(rows, int(tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", 1)))
+        parts = outputs["metrics"].pop(_PART) + self._pairs(
+            rows, int(tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", 1))
+        )
         norm = self.optimizer_step()
         if not math.isfinite(norm):
             raise ModelError("the gradient is not finite", fix="lower optimizer.learning_rate in a new run")
         metrics = merge_metrics([part for each in self._gathered(parts) for part in each])
         metrics |= {"hint/turns": float(sum(self._gathered(sum(len(row.hints) for row in rows))))}
         self._follow(metrics)
+        total = sum(weight * metrics.get(f"{name}/loss", 0.0) for name, weight in self._weights().items())
+        metrics |= {"loss/total": total, "optimizer/learning_rate": float(self.lr_scheduler.get_last_lr()[0])}
         outputs["metrics"] |= {name: [value] for name, value in metrics.items()}
         outputs["metrics"]["grad_norm"] = norm
         return outputs
 
+    def _weights(self) -> dict[str, float]:
+        return {"rlvr": 1.0, "hint": self.loss.hint.weight, "replay": self.loss.replay.weight}
+
     def _count(self, data: Any, rows: list[Row]) -> None:
-        """Put the whole batch's denominators into `data`: that of hints, and verl's number of sequences without those that are not
-        in the loss."""
+        """Put the whole batch's denominators into `data`: that of hints, and verl's number of sequences without those that are
+        not in the loss."""
         lengths = [len(hint.action_ids) for row in rows for hint in row.hints]
         mine = float(len(lengths) if self.loss.hint.reduction == "turn" else sum(lengths))
         scored = sum(bool(mask.any()) for mask in data["response_mask"].unbind())
@@ -142,7 +149,9 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
 
     # --- hints
 
-    def prepare_model_outputs(self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any) -> dict[str, Any]:
+    def prepare_model_outputs(
+        self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
+    ) -> dict[str, Any]:
         found: dict[str, Any] = super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
         if _DENOMINATOR in micro_batch:
             found[_PART] = self._hints(output.logits, micro_batch)
@@ -163,7 +172,7 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
             batch = with_stand_ins(batch, {"hint"}, {"hint": weight, "replay": 0.0}, logits.device)
         else:
             return None, {}
-        packed = logits.shape[0] == 1 and len(rows) > 1 or tu.get_non_tensor_data(micro_batch, "use_remove_padding", False)
+        packed = (logits.shape[0] == 1 and len(rows) > 1) or tu.get_non_tensor_data(micro_batch, "use_remove_padding", False)
         student = _Packed(logits, ids.offsets()) if packed else Forward(logits, None)
         form = hint_loss(self.loss.hint, None if self.taid is None else self.taid.t)
         temperature = self.loss.hint.temperature
@@ -225,5 +234,3 @@ def _from_first_rank(module: nn.Module) -> None:
 
 def _state_path(folder: str) -> Path:
     return Path(folder) / f"composer_rank_{dist.get_rank()}.pt"
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,10 +23,10 @@ from composer_replication.trainer.signals import SignalMaker
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
 
-__all__ = ["Episodes", "GroupRecord", "read_groups"]
+__all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]
 
-_GROUPS = "groups.jsonl"
-"""In the folder of every such process: what became of its groups, a line of JSON each."""
+_FOLDERS = "agents-*"
+"""Of the processes that ran agent loops: what became of their groups, a file for each step and a line of JSON for each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +88,9 @@ class Episodes:
     def finish(self, trajectories: Sequence[Trajectory], *, step: int, evaluation: bool) -> GroupRecord:
         """What is found of a group; written down before it is given back."""
         first = trajectories[0]
-        group = Group(
-            group_id=first.trajectory_id.rpartition("/")[0], task_id=first.task_id, trajectories=tuple(trajectories)
-        )
+        group = Group(group_id=first.trajectory_id.rpartition("/")[0], task_id=first.task_id, trajectories=tuple(trajectories))
         record = GroupRecord(step, evaluation, group) if evaluation else self._taught(step, group)
-        append_line(self.folder / _GROUPS, json.dumps(_to_json(record), default=str), durable=False)
+        append_line(self.folder / _file(step, evaluation), json.dumps(_to_json(record), default=str), durable=False)
         return record
 
     def _taught(self, step: int, group: Group) -> GroupRecord:
@@ -120,9 +119,21 @@ def _to_json(record: GroupRecord) -> dict[str, Any]:
     }
 
 
-def read_groups(plan: Plan) -> list[GroupRecord]:
-    """Every group recorded so far. Hinted turns are not kept: their number is that of told hints."""
-    return [_from_json(line) for path in sorted(plan.folder.glob(f"agents-*/{_GROUPS}")) for line in read_lines(path)]
+def read_groups(plan: Plan, step: int, *, evaluation: bool) -> list[GroupRecord]:
+    """Those recorded at a step, in the order of their tasks. Hinted turns are not kept: their number is that of told hints."""
+    paths = sorted(plan.folder.glob(f"{_FOLDERS}/{_file(step, evaluation)}"))
+    found = [_from_json(line) for path in paths for line in read_lines(path)]
+    return sorted(found, key=lambda record: record.group.group_id)
+
+
+def forget_groups(plan: Plan) -> None:
+    """Before a run begins or goes on: what is recorded then is all of one process."""
+    for folder in plan.folder.glob(_FOLDERS):
+        shutil.rmtree(folder)
+
+
+def _file(step: int, evaluation: bool) -> str:
+    return f"{'eval' if evaluation else 'step'}_{step:05d}.jsonl"
 
 
 def _from_json(data: dict[str, Any]) -> GroupRecord:

@@ -14,8 +14,10 @@ from composer_replication.config import RunConfig
 from composer_replication.errors import ConfigError
 from composer_replication.observe import files
 
-__all__ = ["PLAN", "Plan", "on_cpu"]
+__all__ = ["CPU_ROLLOUT", "PLAN", "Plan", "on_cpu"]
 
+CPU_ROLLOUT = "composer_cpu"
+"""Our rollout server's name (`actor_rollout_ref.rollout.name`)."""
 PLAN = "COMPOSER_VERL_PLAN"
 """Environment variable: the plan's file. Ray hands it to every process of the run."""
 

@@ -11,21 +11,10 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 
-from composer_replication.policy_gradient import Objective, kl_k3, surrogate, surrogate_of
+from composer_replication.policy_gradient import kl_k3, surrogate, surrogate_of
 from composer_replication.recipes.verl.plan import Plan
 
-__all__ = ["AGGREGATION", "policy_loss"]
-
-AGGREGATION: dict[Objective, str] = {
-    "grpo": "seq-mean-token-mean",
-    "gspo": "seq-mean-token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
-    "dapo": "token-mean",
-    "bnpo": "token-mean",
-    "cispo": "token-mean",
-    "dppo": "token-mean",
-}
-"""verl's name for how an objective averages its tokens."""
+__all__ = ["policy_loss"]
 
 
 @register_policy_loss("composer")
@@ -70,4 +59,3 @@ def policy_loss(
         weights = rollout_is_weights[row, column]
         metrics |= {"rlvr/importance/mean": weights.mean().item(), "rlvr/importance/max": weights.max().item()}
     return value, metrics
-

@@ -1,4 +1,4 @@
-"""The rollouts of one prompt wait for each other: hints may come from a sibling that passed, and must not give away what it did."""
+"""The rollouts of one prompt wait for each other: hints may come from one that passed, and must not give away what it did."""
 
 from __future__ import annotations
 

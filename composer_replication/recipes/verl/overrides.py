@@ -1,0 +1,229 @@
+"""From a run file to verl's settings, and what verl cannot express."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.config import RunConfig
+from composer_replication.errors import ConfigError
+from composer_replication.policy_gradient import Objective
+from composer_replication.recipes.verl.plan import CPU_ROLLOUT
+from composer_replication.trainer.models import resolve_device
+
+__all__ = ["AGGREGATION", "Files", "check", "command_line", "settings"]
+
+_OURS = (
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.policy_loss.",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.ppo_micro_batch_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.strategy",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.use_dynamic_bsz",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.use_fused_kernels",
+    "actor_rollout_ref.rollout.agent.",
+    "actor_rollout_ref.rollout.n",
+    "algorithm.",
+    "data.",
+    "distillation.",
+    "trainer.total_",
+    "trainer.use_v1",
+    "trainer.v1.",
+)
+"""Settings that follow from the run file, or that the channels rest on, by their beginning."""
+_NOT_OURS = (
+    "actor_rollout_ref.rollout.nnodes",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
+    "actor_rollout_ref.rollout.agent.num_workers",
+)
+AGGREGATION: Mapping[Objective, str] = {
+    "grpo": "seq-mean-token-mean",
+    "gspo": "seq-mean-token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+    "dapo": "token-mean",
+    "bnpo": "token-mean",
+    "cispo": "token-mean",
+    "dppo": "token-mean",
+}
+"""verl's name for how an objective averages its tokens."""
+_RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a run of verl reads and writes."""
+
+    train: Path
+    held_out: Path | None
+    checkpoints: Path
+    outputs: Path
+    """Of hydra."""
+    ray: Path
+    """Of Ray: sockets, whose paths may not be long."""
+    environment: Mapping[str, str]
+    """Variables that every process of the run has."""
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError when an arm asks for what verl cannot express."""
+    hint = config.loss.hint
+    _refuse(config.curriculum.enabled, "curriculum.enabled = true", "verl reads its data set in one order")
+    _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
+    _refuse(config.reward.kl_weight > 0, "reward.kl_weight above 0", "verl's advantage estimators see no verdict apart from it")
+    if hint.weight > 0:
+        _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")
+        _refuse(hint.shuffle, "loss.hint.shuffle = true", "verl's agent loops see one task's trajectories")
+    _refuse(config.model.device.startswith("cuda:"), f"model.device = {config.model.device}", "Ray places verl's workers")
+    if config.loss.rlvr.kl_beta > 0:
+        cpu = resolve_device(config.model.device).type == "cpu"
+        _refuse(cpu, "loss.rlvr.kl_beta above 0 without CUDA", "its reference policy wants pinned memory")
+    for name in config.substrate.options:
+        plain = name.lstrip("+~")
+        if plain.startswith(_OURS) and not plain.startswith(_NOT_OURS):
+            raise ConfigError(
+                f"substrate.options.{name} follows from the run file, or the channels rest on it",
+                fix="leave it out, and set what it follows from",
+            )
+    rows, ranks = config.rollout.groups * config.rollout.group_size, _ranks(config)
+    if rows % ranks:
+        raise ConfigError(
+            f"{ranks} ranks cannot share {rows} trajectories a step evenly, as verl wants",
+            fix="change rollout.groups, rollout.group_size, or trainer.nnodes and trainer.n_gpus_per_node in substrate.options",
+        )
+
+
+def _refuse(asked: bool, what: str, why: str) -> None:
+    if asked:
+        raise ConfigError(f"{what} cannot be expressed on verl: {why}", fix='leave it out, or set substrate.type = "local"')
+
+
+def _ranks(config: RunConfig) -> int:
+    found = 1
+    for name in _RANKS:
+        found *= int(config.substrate.options.get(name, 1))
+    return found
+
+
+def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
+    """Arguments of `python -m verl.trainer.main_ppo`. A dotted name of the run file's `substrate.options` comes last."""
+    words = [f"{name}={_word(value)}" for name, value in settings(config, files, cpu=cpu).items()]
+    return words + [f"{name}={_word(value)}" for name, value in config.substrate.options.items()]
+
+
+def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
+    """verl's settings by dotted name, as hydra takes them."""
+    rollout, optimizer = config.rollout, config.optimizer
+    rows = rollout.groups * rollout.group_size // _ranks(config)
+    micro = max(size for size in range(1, min(optimizer.micro_batch_size, rows) + 1) if rows % size == 0)
+    validates = files.held_out is not None
+    found: dict[str, Any] = {
+        "hydra.run.dir": files.outputs,
+        "data.train_files": files.train,
+        "data.val_files": files.held_out or files.train,
+        "data.train_batch_size": rollout.groups,
+        "data.shuffle": False,
+        "data.dataloader_num_workers": 0,
+        "data.max_prompt_length": rollout.context_tokens,
+        "data.max_response_length": rollout.context_tokens,
+        "algorithm.adv_estimator": "composer",
+        "actor_rollout_ref.model.path": config.model.path,
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": optimizer.gradient_checkpointing,
+        "actor_rollout_ref.rollout.n": rollout.group_size,
+        "actor_rollout_ref.rollout.temperature": rollout.temperature,
+        "actor_rollout_ref.rollout.agent.default_agent_loop": "composer",
+        "actor_rollout_ref.rollout.agent.num_workers": 1,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.max_model_len": rollout.context_tokens,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": micro,
+        "actor_rollout_ref.rollout.val_kwargs.n": config.eval.samples,
+        "actor_rollout_ref.rollout.val_kwargs.do_sample": True,
+        "actor_rollout_ref.rollout.val_kwargs.temperature": rollout.temperature,
+        "reward.num_workers": 1,
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": "sync",
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.logger": ["file"],
+        "trainer.project_name": "composer",
+        "trainer.experiment_name": config.name,
+        "trainer.total_epochs": 1,
+        "trainer.total_training_steps": config.steps,
+        "trainer.save_freq": config.checkpoint_every,
+        "trainer.test_freq": config.eval.every if validates else -1,
+        "trainer.val_before_train": validates,
+        "trainer.default_local_dir": files.checkpoints,
+        "trainer.max_actor_ckpt_to_keep": 2,
+        "trainer.resume_mode": "auto",
+    }
+    found |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in files.environment.items()}
+    return (
+        found | _actor(config, micro, AGGREGATION[config.loss.rlvr.objective]) | _correction(config) | _device(config, files, cpu)
+    )
+
+
+def _actor(config: RunConfig, micro: int, aggregation: str) -> dict[str, Any]:
+    optimizer, rlvr = config.optimizer, config.loss.rlvr
+    values: dict[str, Any] = {
+        "strategy": "fsdp2",
+        "ppo_mini_batch_size": config.rollout.groups,
+        "ppo_micro_batch_size_per_gpu": micro,
+        "policy_loss.loss_mode": "composer",
+        "loss_agg_mode": aggregation,
+        "use_torch_compile": False,
+        "grad_clip": optimizer.max_grad_norm,
+        "optim.lr": optimizer.learning_rate,
+        "optim.betas": list(optimizer.betas),
+        "optim.weight_decay": optimizer.weight_decay,
+        "optim.clip_grad": optimizer.max_grad_norm,
+        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+    }
+    if aggregation == "seq-mean-token-sum-norm":
+        values["loss_scale_factor"] = config.rollout.trajectory_tokens
+    if rlvr.kl_beta > 0:
+        values |= {"use_kl_loss": True, "kl_loss_coef": rlvr.kl_beta, "kl_loss_type": "low_var_kl"}
+    return {f"actor_rollout_ref.actor.{name}": value for name, value in values.items()}
+
+
+def _correction(config: RunConfig) -> dict[str, Any]:
+    """Without importance correction the sampler's log-probs are the old policy's, and are not computed again."""
+    rlvr = config.loss.rlvr
+    if rlvr.importance == "none":
+        return {"algorithm.rollout_correction.bypass_mode": True}
+    high = f"{rlvr.importance_high}"
+    limits = high if rlvr.importance == "tis" else f"{rlvr.importance_low}_{high}"
+    return {"algorithm.rollout_correction.rollout_is": "token", "algorithm.rollout_correction.rollout_is_threshold": limits}
+
+
+def _device(config: RunConfig, files: Files, cpu: bool) -> dict[str, Any]:
+    if not cpu:
+        return {"trainer.device": "cuda", "actor_rollout_ref.rollout.name": "vllm"}
+    precision = "+actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    return {
+        "trainer.device": "cpu",
+        "actor_rollout_ref.rollout.name": CPU_ROLLOUT,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "eager",
+        **{f"{precision}.{kind}_dtype": "fp32" for kind in ("param", "reduce", "buffer")},
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "ray_kwargs.ray_init.num_cpus": 32,  # logical: verl's actors ask for one each and mostly wait
+        "+ray_kwargs.ray_init.num_gpus": 1 + _ranks(config),  # likewise
+        "+ray_kwargs.ray_init.include_dashboard": False,
+        "+ray_kwargs.ray_init.object_store_memory": 256 << 20,
+        "+ray_kwargs.ray_init._temp_dir": files.ray,
+    }
+
+
+def _word(value: Any) -> str:
+    """A value as hydra's command line takes it."""
+    if isinstance(value, list):
+        return "[" + ",".join(map(_word, value)) + "]"
+    if isinstance(value, bool | int | float):
+        return str(value)
+    quoted = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{quoted}'"

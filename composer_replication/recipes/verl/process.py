@@ -1,0 +1,105 @@
+"""`python -m verl.trainer.main_ppo` in a process group of its own, watched while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from composer_replication.errors import BackendError
+from composer_replication.recipes.verl.plan import Plan
+
+__all__ = ["Main", "ray_folder"]
+
+_PATIENCE_S = 30.0
+"""Between being asked to end and being killed."""
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b(\(.*\))?:")
+_RAY = re.compile(r"^\(.*?pid=\d+.*?\)\s*|\x1b\[[0-9;]*m")
+
+
+@contextmanager
+def ray_folder() -> Iterator[Path]:
+    """A folder with a short path, as Ray's sockets need it; gone afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Main:
+    """The running program; its output is in the plan's log."""
+
+    def __init__(self, plan: Plan, arguments: Sequence[str], environment: Mapping[str, str], without: Sequence[str]) -> None:
+        """`without` are variables of this process that it must not have."""
+        self._plan = plan
+        inherited = {name: value for name, value in os.environ.items() if name not in without}
+        with plan.log_path.open("ab") as log:
+            self._began = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=plan.folder,
+                env=inherited | dict(environment),
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Main:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it and everything it started: Ray's processes end with it."""
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, how)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE_S)
+                if how is signal.SIGKILL:
+                    return
+
+    async def wait(self, stall_s: float) -> bool:
+        """Wait a moment; whether the program has ended well.
+
+        Raises:
+            BackendError: it ended otherwise, a rollout broke, or nothing was printed, measured or rolled out in `stall_s` s.
+        """
+        await asyncio.sleep(0.5)
+        code = self._process.poll()
+        if self._plan.fault_path.exists():
+            raise BackendError(f"verl's agent loop broke: {self._plan.fault_path.read_text()}", fix=self._fix)
+        if code is None and time.time() - self._moved() > stall_s:
+            raise BackendError(f"verl did nothing for {stall_s:g} s", fix=f"raise rollout.stall_s, or {self._fix}")
+        if code:
+            raise BackendError(f"verl ended with exit code {code}: {self.last_words()}", fix=self._fix)
+        return code == 0
+
+    def last_words(self) -> str:
+        """The last line of its log that names an error, of Ray's own only when there is no other; else the last one."""
+        with self._plan.log_path.open("rb") as log:
+            log.seek(self._began)
+            lines = [_RAY.sub("", line).strip() for line in log.read().decode(errors="replace").splitlines()]
+        said = [line for line in lines if line]
+        errors = [line for line in said if _ERROR.search(line)]
+        causes = [line for line in errors if not line.startswith("ray.exceptions.")]
+        return (causes or errors or said or ["nothing was printed"])[-1][:500]
+
+    @property
+    def _fix(self) -> str:
+        return f"read {self._plan.log_path}, then continue with --resume"
+
+    def _moved(self) -> float:
+        """When any of its files was last written to."""
+        paths = [self._plan.path, self._plan.log_path, self._plan.metrics_path, *self._plan.folder.glob("agents-*/*")]
+        return max(path.stat().st_mtime for path in paths if path.exists())

@@ -1,0 +1,165 @@
+"""A run on verl: pairs first, in this process; then verl trains, and what it writes is read back step by step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from composer_replication.causal_lm import LogprobCache
+from composer_replication.config import RunConfig
+from composer_replication.errors import BackendError
+from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
+from composer_replication.recipes.verl.episodes import forget_groups
+from composer_replication.recipes.verl.overrides import Files, check, command_line
+from composer_replication.recipes.verl.plan import PLAN, Plan
+from composer_replication.recipes.verl.process import Main, ray_folder
+from composer_replication.recipes.verl.readback import Readback
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.actor import Actor
+from composer_replication.trainer.checkpoint import latest_checkpoint, save_checkpoint
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.loop import evaluation, train_arms, wants_replay
+from composer_replication.trainer.models import load_policy, resolve_device
+from composer_replication.trainer.replay import collect_pairs, stored_pairs, teacher_costs
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Pair
+
+__all__ = ["check", "train"]
+
+
+async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
+    """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
+
+    Raises:
+        ConfigError: something is wrong with the run (`Workshop.open`).
+        BackendError: verl died, broke or stands still; its log is named.
+        ComposerError: whatever a part of the recipe has to say.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return await train_arms(Workshop.open(config, run_dir, terminal), start_label, _train_arm)
+
+
+async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    run_dir = workshop.run_dir
+    folder = run_dir.path.resolve() / "verl" / arm
+    pairs, window = await _prepared(workshop, config, arm)
+    plan = Plan(arm, config, window, folder)
+    done = _version(folder / "checkpoints")
+    run_dir.truncate_after(arm, done if done else -1)
+    readback = Readback(
+        plan,
+        run_dir,
+        workshop.terminal,
+        min(len(pairs), config.loss.replay.pairs_per_step) if config.loss.replay.weight > 0 else 0,
+        teacher_costs(workshop) if wants_replay(config) else {},
+        *_spent(run_dir, arm),
+    )
+    shown.advance(done)
+    if done < config.steps:
+        await _run(workshop, plan, pairs, readback, shown)
+        _keep_weights(run_dir.ckpt_path / arm, folder / "checkpoints", config.steps)
+    passed, se = evaluation(run_dir, arm, first=False)
+    return SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
+
+
+async def _prepared(workshop: Workshop, config: RunConfig, arm: str) -> tuple[list[Pair], int]:
+    """The pairs of the starting policy, collected once, and its context window."""
+    store = workshop.run_dir.ckpt_path / arm / "pairs.jsonl"
+    wanted = wants_replay(config)
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_policy(config.model)
+    engine = TransformersEngine(model, tokenizer)
+    if not wanted or store.is_file():
+        return (stored_pairs(workshop, arm) if wanted else []), engine.context_window
+    with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as known:
+        learner = Learner(model, config, known)
+        actor = Actor(workshop, config, arm, TransformersEngine(learner.policy, tokenizer), ChatRenderer(tokenizer))
+        return await collect_pairs(workshop, config, actor, learner), engine.context_window
+
+
+async def _run(workshop: Workshop, plan: Plan, pairs: Sequence[Pair], readback: Readback, shown: Phase) -> None:
+    """From the last checkpoint to the end."""
+    config, cpu = plan.config, resolve_device(plan.config.model.device).type == "cpu"
+    forget_groups(plan)
+    for old in (plan.fault_path, plan.metrics_path):
+        old.unlink(missing_ok=True)
+    plan.write()
+    environment = {PLAN: str(plan.path), "VERL_FILE_LOGGER_PATH": str(plan.metrics_path)}
+    environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": str(plan.folder / "cache")}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    environment |= {"VERL_PLATFORM": "cpu"} if cpu else {}
+    environment |= {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
+    held_out = plan.folder / "held_out.parquet"
+    with ray_folder() as ray:
+        files = Files(
+            train=write_rows(plan.folder / "train.parquet", training_rows(config, workshop.train, pairs)),
+            held_out=write_rows(held_out, evaluation_rows(workshop.held_out)) if workshop.held_out else None,
+            checkpoints=plan.folder / "checkpoints",
+            outputs=plan.folder / "hydra",
+            ray=ray,
+            environment=environment,
+        )
+        workshop.terminal.note(f"{plan.arm}: verl writes to {plan.log_path}")
+        without = (
+            ("CUDA_VISIBLE_DEVICES",) if cpu and not os.environ.get("CUDA_VISIBLE_DEVICES") else ()
+        )  # Ray counts an empty one
+        ended = False
+        with Main(plan, command_line(config, files, cpu=cpu), environment, without) as main:
+            while not ended:
+                ended = await main.wait(config.rollout.stall_s)
+                for step in readback.steps():
+                    shown.advance(step - shown.done)
+            if shown.done < config.steps:
+                raise BackendError(
+                    f"verl ended after {shown.done} of {config.steps} steps: {main.last_words()}", fix=f"read {plan.log_path}"
+                )
+
+
+def _version(checkpoints: Path) -> int:
+    """Steps behind verl's last checkpoint; 0 without one."""
+    said = checkpoints / "latest_checkpointed_iteration.txt"
+    return int(said.read_text()) if said.is_file() else 0
+
+
+def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
+    """Rollouts and tokens of the steps that are kept."""
+    lines = [line.values for line in run_dir.read_metrics() if line.arm == arm]
+    found = next((line for line in reversed(lines) if "rollout/total" in line), {})
+    return int(found.get("rollout/total", 0)), int(found.get("rollout/tokens_total", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """A policy as verl left it; its optimizer is in verl's own checkpoint."""
+
+    policy: PreTrainedModel
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+        """There is no state but the weights."""
+        del state
+        self.policy.load_state_dict(weights)
+
+
+def _keep_weights(folder: Path, checkpoints: Path, step: int) -> Path:
+    """The last weights where those of every substrate are. Raises StorageError."""
+    saved = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
+    model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(saved)
+    save_checkpoint(folder, step, _Trained(model), tokenizer, {"substrate": "verl"})
+    found = latest_checkpoint(folder)
+    assert found is not None
+    return found
