@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker verl remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ traces: env ## Test ATIF files with the package atif, in an environment of its o
 
 docker: env ## Test the Docker sandbox on the daemon that `docker` is set up for
 	@$(BIN)/python -m pytest tests_substrates/docker
+
+verl: env ## Test the substrate verl: its engine, and a run of main_ppo on Ray and the CPU, in an environment of its own
+	@$(BIN)/nox --session verl
 
 remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
 	@$(BIN)/nox --session remote

@@ -31,7 +31,7 @@ _LEAST = 2
 """Positions a row needs for its verdict and its penalties."""
 
 
-class ComposerOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is not installed where types are checked
+class ComposerOutput(AgentLoopOutput):
     """A row whose rewards are where `advantage` reads them."""
 
     penalty: float = 0.0
@@ -46,7 +46,7 @@ class ComposerOutput(AgentLoopOutput):  # type: ignore[misc]  # verl is not inst
 
 
 @register("composer")
-class ComposerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # as above
+class ComposerAgentLoop(AgentLoopBase):
     """One rollout of a task; verl makes one of these for each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,6 +80,7 @@ class ComposerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # as above
     async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int]:
         """Until the rollout ends; the versions of the weights that sampled it."""
         await self._in_thread(rollout.begin)
+        ending = self.episodes.renderer.end_of_turn_id
         context: list[int] = []
         versions: list[int] = []
         while rollout.live:
@@ -93,7 +94,7 @@ class ComposerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # as above
                 "logprobs": True,
                 "max_tokens": asked.max_new_tokens,
                 "seed": asked.seed,
-                "stop_token_ids": [self.episodes.renderer.end_of_turn_id],
+                "stop_token_ids": [ending],
             }
             session = {"session": request} if self.rollout_config.name == CPU_ROLLOUT else {}  # the others take no such word
             said = await self.server_manager.generate(request, prompt_ids=list(context), sampling_params=params, **session)
@@ -101,7 +102,7 @@ class ComposerAgentLoop(AgentLoopBase):  # type: ignore[misc]  # as above
             sample = Sample(
                 ids=tuple(said.token_ids),
                 logprobs=tuple(said.log_probs),
-                finished=said.token_ids[-1] == self.episodes.renderer.end_of_turn_id,
+                finished=len(said.token_ids) < asked.max_new_tokens or said.token_ids[-1] == ending,
             )
             context += sample.ids
             await self._in_thread(partial(rollout.act, sample))

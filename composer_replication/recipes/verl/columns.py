@@ -99,9 +99,12 @@ def _sequence(number: int, ids: Tensor, row: Row) -> Trajectory:
 
 
 def _unpack(raw: Mapping[str, Any]) -> Row:
-    hints = tuple(HintedTurn(**{k: tuple(v) if isinstance(v, list) else v for k, v in h.items()}) for h in raw["hints"])
-    pairs = tuple(Pair(**{k: tuple(v) if isinstance(v, list) else v for k, v in p.items()}) for p in raw["pairs"])
-    return Row(raw["trajectory_id"], hints, pairs)
+    hints = tuple(HintedTurn(**_tupled(hint)) for hint in raw["hints"])
+    return Row(raw["trajectory_id"], hints, tuple(Pair(**_tupled(pair)) for pair in raw["pairs"]))
+
+
+def _tupled(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
 
 
 def _plain(column: Any) -> list[Any]:

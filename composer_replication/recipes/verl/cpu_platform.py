@@ -47,7 +47,7 @@ _MODULE = _Device(
 
 
 @PlatformRegistry.register(platform="cpu")
-class CPUPlatform(PlatformBase):  # type: ignore[misc]  # verl is not installed where types are checked
+class CPUPlatform(PlatformBase):
     """What verl asks of a device."""
 
     @property

@@ -118,7 +118,7 @@ class CPUServer:
     release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
 
-class CPUReplica(RolloutReplica):  # type: ignore[misc]  # verl is not installed where types are checked
+class CPUReplica(RolloutReplica):
     """Starts a server."""
 
     async def launch_servers(self) -> None:
@@ -128,7 +128,7 @@ class CPUReplica(RolloutReplica):  # type: ignore[misc]  # verl is not installed
         self._server_address = _name(self.replica_rank)
 
 
-class CPURollout(BaseRollout):  # type: ignore[misc]  # as above
+class CPURollout(BaseRollout):
     """The trainer's side of it: hands over weights."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:

@@ -55,7 +55,7 @@ class _Packed(Forward):
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cuda", vendor="nvidia")
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
-class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not installed where types are checked
+class ComposerEngine(FSDPEngineWithLMHead):
     """The policy's engine of a run of ours (`Plan.required`); engines that only score are verl's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -70,9 +70,10 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
     def _build_fsdp_module(self, module: nn.Module) -> nn.Module:
         hint = self.loss.hint
         if self.engine_config.forward_only or hint.weight == 0:
-            return super()._build_fsdp_module(module)
+            unchanged: nn.Module = super()._build_fsdp_module(module)
+            return unchanged
         whole = module if hint.self_teacher == "live" else copy.deepcopy(module)  # before it is sharded
-        sharded = super()._build_fsdp_module(module)
+        sharded: nn.Module = super()._build_fsdp_module(module)
         if whole is not module:
             _from_first_rank(whole)
         self.self_teacher = make_self_teacher(hint.self_teacher, whole, rate=hint.rate)
@@ -94,7 +95,9 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
         super().load_checkpoint(local_path, *args, **kwargs)
 
     def _owners(self) -> dict[str, Any]:
-        owners = {"self_teacher": self.self_teacher, "taid": self.taid}
+        """What moves, and has to be saved: other self-teachers are made of the policy that the run starts from."""
+        moving = self.self_teacher if self.loss.hint.self_teacher == "ema" else None
+        owners = {"self_teacher": moving, "taid": self.taid}
         return {name: owner for name, owner in owners.items() if owner is not None}
 
     # --- one step
@@ -145,7 +148,7 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
             self.self_teacher.update(self.module)
         if self.taid is not None:
             metrics["hint/taid_t"] = self.taid.t
-            self.taid.update_t(metrics.get("hint/loss", 0.0))
+            self.taid.update_t(metrics.get("hint/loss", 0.0), global_step=self.lr_scheduler.last_epoch + 1)
 
     # --- hints
 
@@ -172,7 +175,7 @@ class ComposerEngine(FSDPEngineWithLMHead):  # type: ignore[misc]  # verl is not
             batch = with_stand_ins(batch, {"hint"}, {"hint": weight, "replay": 0.0}, logits.device)
         else:
             return None, {}
-        packed = (logits.shape[0] == 1 and len(rows) > 1) or tu.get_non_tensor_data(micro_batch, "use_remove_padding", False)
+        packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         student = _Packed(logits, ids.offsets()) if packed else Forward(logits, None)
         form = hint_loss(self.loss.hint, None if self.taid is None else self.taid.t)
         temperature = self.loss.hint.temperature

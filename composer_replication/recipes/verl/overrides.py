@@ -145,6 +145,7 @@ def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "actor_rollout_ref.rollout.val_kwargs.n": config.eval.samples,
         "actor_rollout_ref.rollout.val_kwargs.do_sample": True,
         "actor_rollout_ref.rollout.val_kwargs.temperature": rollout.temperature,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro,
         "reward.num_workers": 1,
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",

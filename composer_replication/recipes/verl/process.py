@@ -18,6 +18,7 @@ from pathlib import Path
 
 from composer_replication.errors import BackendError
 from composer_replication.recipes.verl.plan import Plan
+from composer_replication.sandbox.linux import die_with_parent
 
 __all__ = ["Main", "ray_folder"]
 
@@ -54,6 +55,7 @@ class Main:
                 cwd=plan.folder,
                 env=inherited | dict(environment),
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
 
     def __enter__(self) -> Main:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +148,7 @@ class _Trained:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor], /) -> None:
         """There is no state but the weights."""
         del state
         self.policy.load_state_dict(weights)
