@@ -26,7 +26,6 @@ _RENAMED = {
     "timing_s/update_actor": "time/update_s",
     "timing_s/update_weights": "time/sync_s",
     "timing_s/step": "time/step_s",
-    "actor/perf/cpu_memory_used_gb": "memory/used_gb",
 }
 """verl's metrics that a run of any substrate has too."""
 

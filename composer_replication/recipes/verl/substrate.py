@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from composer_replication.causal_lm import LogprobCache
-from composer_replication.config import RunConfig
+from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.errors import BackendError
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
@@ -157,8 +157,7 @@ class _Trained:
 def _keep_weights(folder: Path, checkpoints: Path, step: int) -> Path:
     """The last weights where those of every substrate are. Raises StorageError."""
     saved = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
-    model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(saved)
+    model, tokenizer = load_policy(ModelConfig(path=str(saved), device="cpu"))
     save_checkpoint(folder, step, _Trained(model), tokenizer, {"substrate": "verl"})
     found = latest_checkpoint(folder)
     assert found is not None
