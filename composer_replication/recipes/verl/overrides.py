@@ -68,6 +68,8 @@ class Files:
     """Of Ray: sockets, whose paths may not be long."""
     environment: Mapping[str, str]
     """Variables that every process of the run has."""
+    begun: bool = False
+    """Whether the run goes on from a checkpoint: where it starts from has been evaluated then."""
 
 
 def check(config: RunConfig) -> None:
@@ -158,7 +160,7 @@ def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
         "trainer.total_training_steps": config.steps,
         "trainer.save_freq": config.checkpoint_every,
         "trainer.test_freq": config.eval.every if validates else -1,
-        "trainer.val_before_train": validates,
+        "trainer.val_before_train": validates and not files.begun,
         "trainer.default_local_dir": files.checkpoints,
         "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.resume_mode": "auto",

@@ -109,6 +109,7 @@ async def _run(workshop: Workshop, plan: Plan, pairs: Sequence[Pair], readback: 
             outputs=plan.folder / "hydra",
             ray=ray,
             environment=environment,
+            begun=shown.done > 0,
         )
         workshop.terminal.note(f"{plan.arm}: verl writes to {plan.log_path}")
         without = (
