@@ -135,7 +135,7 @@ def harbor(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_harbor.py", *session.posargs)
 
 
-EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote")
+EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "verl")
 
 
 @nox.session(default=False)

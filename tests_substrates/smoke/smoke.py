@@ -108,6 +108,22 @@ def remote(_: Path) -> None:
     assert "127.0.0.1" in said
 
 
+def verl(folder: Path) -> None:
+    """verl loads our plugin inside a run, and knows our policy loss then."""
+    import os
+
+    from composer_replication.config import ModelConfig, RunConfig, TasksConfig
+    from composer_replication.recipes.verl.plan import PLAN, Plan
+
+    config = RunConfig(model=ModelConfig(path=str(folder)), tasks=TasksConfig(train=folder))
+    plan = Plan("main", config, 512, folder / "arm")
+    plan.write()
+    os.environ |= {PLAN: str(plan.path), "VERL_PLATFORM": "cpu"}
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    assert get_policy_loss_fn("composer").__module__.startswith("composer_replication")
+
+
 SMOKE: Mapping[str, Callable[[Path], None]] = {
     "replaysim": replaysim,
     "trl": trl,
@@ -116,6 +132,7 @@ SMOKE: Mapping[str, Callable[[Path], None]] = {
     "gymnasium": gymnasium,
     "peft": peft,
     "remote": remote,
+    "verl": verl,
 }
 """By extra."""
 
