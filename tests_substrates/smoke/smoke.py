@@ -6,6 +6,7 @@ usage: python smoke.py EXTRA [--write FILE]          FILE collects versions by e
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import tempfile
@@ -58,7 +59,7 @@ def openenv(folder: Path) -> None:
     from composer_replication.envs.faces.openenv import CodingAction, CodingSession
     from composer_replication.envs.suite import TaskSuite
 
-    session = CodingSession(TaskSuite(tasks(folder)))
+    session = CodingSession(TaskSuite(tasks(folder)), itertools.count())
     session.reset()
     assert session.step(CodingAction(tool="list_files", arguments={})).observation
 
@@ -67,7 +68,7 @@ def verifiers(folder: Path) -> None:
     """The taskset loads."""
     from composer_replication.envs.faces.verifiers import CodingTaskset, CodingTasksetConfig
 
-    assert list(CodingTaskset(CodingTasksetConfig(folder=str(tasks(folder)))).load())
+    assert list(CodingTaskset(CodingTasksetConfig(tasks=tasks(folder))).load())
 
 
 def gymnasium(folder: Path) -> None:
@@ -91,7 +92,7 @@ def peft(_: Path) -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    compose_loss(adapted, build_batch(tokenizer, adapted)).total.backward()
+    compose_loss(adapted, build_batch(tokenizer, model=adapted)).total.backward()
     assert any(p.grad is not None and bool(p.grad.any()) for p in adapted.parameters())
 
 
