@@ -1,0 +1,127 @@
+"""The rl component of PRIME-RL's trainer with our surrogates.
+
+    [trainer.loss]
+    type = "custom"
+    import_path = "composer_replication.recipes.prime_rl.composer_loss.loss_fn"
+    kwargs = { surrogate = "ppo", epsilon_low = 0.2, epsilon_high = 0.28 }
+
+The trainer calls it once per sequence, adds up what it returns and divides by the batch's number of rl tokens over all ranks: the
+average of `loss.rlvr.objective` dapo, bnpo, cispo and dppo. Hints and pairs do not come through here: they travel in the
+trainer's ref_kl and ce components, each divided by its own tokens (`algorithm`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from composer_replication.policy_gradient import ImportanceKind, Surrogate, SurrogateKind, importance_weights, kl_k3
+from composer_replication.policy_gradient import surrogate as policy_surrogate
+
+__all__ = ["LossInputs", "LossOutputs", "loss_fn"]
+
+
+class LossInputs(Protocol):
+    """What PRIME-RL hands over: log-probs, advantages and mask [seq] of one sequence; from 0.7 on also `ref_logprobs` and
+    `loss_weights`, before that `teacher_logprobs`, each [seq] or None."""
+
+    @property
+    def trainer_logprobs(self) -> Tensor: ...
+
+    @property
+    def inference_logprobs(self) -> Tensor: ...
+
+    @property
+    def advantages(self) -> Tensor: ...
+
+    @property
+    def loss_mask(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossOutputs:
+    """As PRIME-RL reads it."""
+
+    loss: Tensor
+    """0-dim: the SUM over the tokens of the sequence."""
+    metrics: Mapping[str, Tensor]
+    """0-dim each."""
+
+
+def loss_fn(
+    inputs: LossInputs,
+    *,
+    surrogate: SurrogateKind = "ppo",
+    epsilon_low: float | None = None,
+    epsilon_high: float | None = None,
+    kl_beta: float = 0.0,
+    importance: ImportanceKind | None = None,
+    importance_low: float = 0.5,
+    importance_high: float = 2.0,
+) -> LossOutputs:
+    """The policy gradient on one sequence's tokens in `loss_mask`, times `loss_weights` where there are any.
+
+    Options are those of `compose_loss`. With `importance` the policy that scores is taken for the one that sampled, and the ratio
+    to the engine that sampled is the weight; without, that engine's log-probs are the old ones. Tokens whose log-prob the engine
+    did not give as a finite number have loss 0 (the trainer's denominator counts them all the same). Raises ValueError on an
+    unknown option, and for `kl_beta` above 0 without reference log-probs.
+    """
+    mask = inputs.loss_mask & torch.isfinite(inputs.inference_logprobs)
+    now, sampled = inputs.trainer_logprobs[mask], inputs.inference_logprobs[mask]
+    old = sampled if importance is None else now.detach()
+    found = _surrogate(surrogate, now, old, inputs.advantages[mask], epsilon_low, epsilon_high)
+    losses, metrics = found.loss, _metrics(found, now, sampled, inputs.loss_mask)
+    if importance is not None:
+        corrections = importance_weights(now, sampled, importance, low=importance_low, high=importance_high)
+        losses = corrections * losses
+        metrics |= {"rlvr/importance/mean": _mean(corrections), "rlvr/importance/max": _max(corrections)}
+    if kl_beta > 0:
+        kl = kl_k3(now, _reference(inputs)[mask])
+        losses = losses + kl_beta * kl
+        metrics["rlvr/kl_ref/mean"] = _mean(kl.detach())
+    weights = getattr(inputs, "loss_weights", None)
+    if weights is not None:
+        losses = losses * weights[mask]
+    # in their places, and not as a shorter list: added up in the order in which PRIME-RL's own losses are
+    placed = torch.zeros_like(inputs.trainer_logprobs, dtype=losses.dtype).masked_scatter(mask, losses)
+    return LossOutputs(placed.sum(), metrics)
+
+
+def _surrogate(
+    kind: SurrogateKind, now: Tensor, old: Tensor, advantages: Tensor, low: float | None, high: float | None
+) -> Surrogate:
+    sequence = torch.zeros_like(now, dtype=torch.int64)
+    return policy_surrogate(kind, now, old, advantages, epsilon_low=low, epsilon_high=high, sequence=sequence)
+
+
+def _reference(inputs: LossInputs) -> Tensor:
+    for name in ("ref_logprobs", "teacher_logprobs"):
+        found = getattr(inputs, name, None)
+        if isinstance(found, Tensor):
+            return found
+    raise ValueError(
+        "kl_beta > 0 needs reference log-probs, and this sequence has no ref_logprobs (before 0.7: teacher_logprobs)"
+    )
+
+
+def _metrics(found: Surrogate, now: Tensor, sampled: Tensor, asked: Tensor) -> dict[str, Tensor]:
+    return {
+        "rlvr/loss": _mean(found.loss.detach()),
+        "rlvr/tokens": now.new_tensor(float(len(now))),
+        "rlvr/dropped/tokens": asked.sum().to(now.dtype) - len(now),
+        "rlvr/ratio/max": _max(found.ratio),
+        "rlvr/clip_frac": _mean(found.clipped.to(now.dtype)),
+        "rlvr/kl_k3": _mean(kl_k3(sampled, now.detach())),
+    }
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.sum() / max(1, len(values))
+
+
+def _max(values: Tensor) -> Tensor:
+    return values.max() if len(values) else values.new_zeros(())
