@@ -1,0 +1,171 @@
+"""What the orchestrator adds to rollouts: hints at error turns, and pairs with the weights of their tokens.
+
+Log-probs come from `Score`, a prefill of PRIME-RL's inference server; nothing of PRIME-RL or verifiers is imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from transformers import AutoTokenizer
+
+from composer_replication.config import RunConfig
+from composer_replication.errors import ConfigError
+from composer_replication.hints import HintContext, detectors_named, find_hints, generators_named, insert_hints
+from composer_replication.observe.files import replace_file
+from composer_replication.recipes.prime_rl.signed_advantages import SignedPair, signed_advantages
+from composer_replication.tasks.store import load_tasks
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.pairs_file import file_pairs
+from composer_replication.types import HintedTurn, Pair, Trajectory
+
+__all__ = ["REFERENCES", "Hints", "Pairs", "Score", "hints_of", "shared_pairs"]
+
+Score: TypeAlias = Callable[[list[int]], Awaitable[list[float]]]
+"""Token ids to the log-prob of each given those before it; of the first, 0."""
+
+REFERENCES = "pair_references.json"
+_AT_ONCE = 32
+"""Prefills in flight while the reference reads the pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What became of the error turns of some trajectories."""
+
+    turns: tuple[HintedTurn, ...]
+    dropped: dict[str, int]
+    """Findings and hints that teach nothing, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hints:
+    """Finds error turns, writes hints and inserts them at token level."""
+
+    config: RunConfig
+    renderer: ChatRenderer
+    contexts: dict[str, HintContext] = field(default_factory=dict)
+    gold: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    def tell(self, trajectories: Sequence[Trajectory]) -> Told:
+        """The hinted turns of siblings, as the self-teacher is to read them."""
+        hint = self.config.loss.hint
+        tools = {t.task_id: t.tools for t in trajectories}
+        contexts = {
+            name: dataclasses.replace(self.contexts.get(name, HintContext()), tools=declared) for name, declared in tools.items()
+        }
+        report = find_hints(
+            trajectories,
+            contexts,
+            max_per_trajectory=hint.per_trajectory,
+            gold=self.gold,
+            detectors=detectors_named(hint.detectors),
+            generators=generators_named(hint.generators),
+            demo=hint.demo,
+        )
+        window = self.config.rollout.context_tokens - 1  # a prefill is asked for one token more
+        placed = insert_hints(trajectories, report.hints, self.renderer, context_window=window)
+        return Told(placed.hinted, dict(Counter(report.dropped) + Counter(placed.dropped)))
+
+
+@dataclass(slots=True)
+class Pairs:
+    """The pairs of `loss.replay.pairs`, and what the reference says of them."""
+
+    config: RunConfig
+    pairs: tuple[Pair, ...]
+    folder: Path
+    """Where the reference's log-probs are kept."""
+    references: tuple[tuple[float, float], ...] = ()
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def tokens_each(self) -> float:
+        """Mean number of answer tokens of a pair, both sides together.
+
+        The trainer divides by answer tokens where the replay channel divides by pairs; this times the weight makes up for it:
+        exactly where a batch's pairs are as long as the file's on average, and over all batches together.
+        """
+        return sum(len(p.chosen_ids) + len(p.rejected_ids) for p in self.pairs) / len(self.pairs)
+
+    async def read_references(self, score: Score) -> None:
+        """Have the reference read every pair, once: what it said is kept in `folder` and read from there by a resumed run.
+
+        `score` must be the policy that the run starts from.
+        """
+        async with self._reading:
+            if self.references or self.config.loss.replay.variant != "dpo":
+                return
+            digest = _digest(self.config.model.path, self.pairs)
+            path = self.folder / REFERENCES
+            kept = json.loads(path.read_text()) if path.is_file() else {}
+            if kept.get("digest") != digest:
+                gate = asyncio.Semaphore(_AT_ONCE)
+                sums = await asyncio.gather(*(self._sums(pair, score, gate) for pair in self.pairs))
+                kept = {"digest": digest, "references": sums}
+                replace_file(path, json.dumps(kept).encode())
+            self.references = tuple((chosen, rejected) for chosen, rejected in kept["references"])
+
+    def weigh(self, number: int, chosen: Sequence[float], rejected: Sequence[float]) -> SignedPair:
+        """Pair `number` (of the file), whose answers' tokens have these log-probs under the policy. Raises ValueError for DPO
+        before `read_references`."""
+        reference = self.references[number] if self.references else None
+        replay = self.config.loss.replay
+        return signed_advantages(chosen, rejected, replay, confidence=self.pairs[number].confidence, reference=reference)
+
+    @staticmethod
+    async def _sums(pair: Pair, score: Score, gate: asyncio.Semaphore) -> tuple[float, float]:
+        async with gate:
+            start = len(pair.prompt_ids)
+            sides = [await score([*pair.prompt_ids, *answer]) for answer in (pair.chosen_ids, pair.rejected_ids)]
+            return sum(sides[0][start:]), sum(sides[1][start:])
+
+
+def hints_of(config: RunConfig) -> Hints | None:
+    """What a run needs for its hints; None when the channel is off. Raises TaskError and ModelError."""
+    if config.loss.hint.weight == 0:
+        return None
+    tasks = load_tasks(config.tasks.train)
+    return Hints(
+        config=config,
+        renderer=_renderer(config),
+        contexts={t.spec.task_id: HintContext(documentation=t.docs(), instruction=t.spec.instruction) for t in tasks},
+        gold={t.spec.task_id: t.deleted_code() for t in tasks},
+    )
+
+
+@lru_cache(maxsize=4)
+def _opened(run: str, folder: Path) -> Pairs:
+    config = RunConfig.model_validate_json(run)
+    found = file_pairs(config, _renderer(config), config.rollout.context_tokens)
+    if found is None:
+        raise ConfigError("loss.replay.weight is above 0 and loss.replay.pairs names no file", fix="name one, or set it to 0")
+    return Pairs(config, found.pairs, folder)
+
+
+def shared_pairs(config: RunConfig, folder: Path) -> Pairs:
+    """The pairs of a run in the policy's tokens, read once per process: every source of a run has an algorithm of its own.
+
+    Raises:
+        ConfigError: the file has no pair for this policy, or there is no file.
+        ModelError: the policy's tokenizer cannot render them.
+    """
+    return _opened(config.model_dump_json(), folder)
+
+
+def _renderer(config: RunConfig) -> ChatRenderer:
+    return ChatRenderer(AutoTokenizer.from_pretrained(config.model.path))
+
+
+def _digest(model: str, pairs: Sequence[Pair]) -> str:
+    ids = [[pair.prompt_ids, pair.chosen_ids, pair.rejected_ids] for pair in pairs]
+    return hashlib.sha256(json.dumps([model, ids]).encode()).hexdigest()
