@@ -99,7 +99,12 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     ),
     "prime_rl": Substrate(
         about="PRIME-RL's asynchronous trainer, the channels as its per-token loss components",
-        extra="verifiers",
+        cannot=(
+            "loss.hint.form other than sampled_token: one log-prob per token travels, no distribution",
+            "loss.hint.self_teacher ema and trust_region: it serves the present policy alone (frozen needs a server of its own)",
+            "loss.rlvr.objective grpo, dr_grpo and gspo, loss.hint.reduction turn: each component is divided by its tokens",
+            "[[teachers]]: pairs come from a file; reward penalties, the curriculum: its orchestrator has none of them",
+        ),
         checkout="COMPOSER_PRIME_RL_SRC",
     ),
     "monarch": Substrate(about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch"),

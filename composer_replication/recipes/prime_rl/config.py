@@ -1,0 +1,328 @@
+"""PRIME-RL's configuration from our run file, and what of a run file PRIME-RL cannot express.
+
+Its trainer knows the log-prob of each token, not the distribution it is drawn from, and three components of which each is divided
+by its own tokens. What needs more is refused by name. What changes how fast a run goes and not what it computes
+(`rollout.cohorts`, `optimizer.micro_batch_size`, ...) is left to PRIME-RL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from composer_replication.config import RunConfig, resolve_arm, to_toml
+from composer_replication.errors import ConfigError
+from composer_replication.observe.files import replace_file
+from composer_replication.policy_gradient import surrogate_of
+from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, needs_frozen
+
+__all__ = ["LOSS_FN", "check", "prime_rl_config", "validate", "write_configs"]
+
+LOSS_FN = "composer_replication.recipes.prime_rl.composer_loss.loss_fn"
+_FROZEN_OPTION = f"orchestrator.env_vars.{FROZEN_URL}"
+_OTHERS = "local, trl, verl, monarch or ray"
+_BY_TOKENS = ("bnpo", "dapo", "cispo", "dppo")
+
+
+class _Refusal(NamedTuple):
+    what: str
+    fix: str
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError for what one arm asks and PRIME-RL cannot do; it names the field, and substrates that can."""
+    found = [*_channel_refusals(config), *_other_refusals(config)]
+    if found:
+        more = f" (and {len(found) - 1} more: {'; '.join(r.what for r in found[1:])})" if len(found) > 1 else ""
+        raise ConfigError(f"substrate.type = prime_rl: {found[0].what}{more}", fix=found[0].fix)
+
+
+def write_configs(config: RunConfig, out: Path, *, gpus: int = 2, resume: bool = False) -> list[Path]:
+    """One `rl.toml` per arm, with the arm's own run file beside it: in `out`, or in a folder of each arm's name where there are
+    several. `composer_replication.recipes.prime_rl.launcher rl @ rl.toml` runs it.
+
+    Args:
+        gpus: GPUs of the machine: half of them train, the others sample; PRIME-RL needs two.
+        resume: an arm that has checkpoints in its folder goes on from the last.
+
+    Raises:
+        ConfigError: an arm asks for what PRIME-RL cannot do, or its own loader, where it can be imported, refuses the file.
+        StorageError: a file cannot be written.
+    """
+    written: list[Path] = []
+    for arm in config.arms:
+        variant = resolve_arm(config, arm)
+        check(variant)
+        folder = (out / arm if len(config.arms) > 1 else out).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        run_file, toml = folder / "run.toml", folder / "rl.toml"
+        replace_file(run_file, to_toml(_alone(variant)).encode())
+        made = prime_rl_config(variant, folder, gpus=gpus)
+        if resume and any(Path(made["output_dir"], "checkpoints").glob("step_*")):
+            made["ckpt"] |= {"resume_step": -1}
+        replace_file(toml, tomli_w.dumps(made).encode())
+        validate(toml)
+        written.append(toml)
+    return written
+
+
+def validate(toml: Path) -> bool:
+    """Read a file with PRIME-RL's own loader; False where that cannot be imported. Raises ConfigError when it is refused."""
+    try:
+        from prime_rl.configs.rl import RLConfig
+        from prime_rl.utils.config import cli
+        from pydantic_config.cli import ConfigFileError
+    except ModuleNotFoundError:
+        return False
+    try:
+        cli(RLConfig, args=["@", str(toml)])
+    except ConfigFileError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"{toml}: PRIME-RL refuses it: {said}", fix="correct substrate.options, or the field it names"
+        ) from error
+    return True
+
+
+def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[str, Any]:
+    """The content of `rl.toml` for one arm whose run file is `folder/run.toml`; what `substrate.options` sets comes last."""
+    made: dict[str, Any] = {
+        "output_dir": str(folder / "outputs"),
+        "max_steps": config.steps,
+        "seq_len": config.rollout.context_tokens,
+        "model": {"name": config.model.path},
+        "ckpt": {"interval": config.checkpoint_every, "keep_last": 2},
+        "file_monitor": {},
+        "deployment": {"gpus_per_node": gpus, "num_train_gpus": gpus // 2, "num_infer_gpus": gpus - gpus // 2},
+        "trainer": _trainer(config),
+        "orchestrator": _orchestrator(config, folder / "run.toml"),
+        "inference": {"seed": config.seed % (1 << 31), "model": {"max_model_len": config.rollout.context_tokens}},
+    }
+    for key, value in config.substrate.options.items():
+        *tables, last = key.split(".")
+        table = made
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(
+                    f"substrate.options: {key}: {name!r} is no table", fix="name a field of PRIME-RL's configuration"
+                )
+        table[last] = value
+    return made
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+def _trainer(config: RunConfig) -> dict[str, Any]:
+    rlvr, optimizer = config.loss.rlvr, config.optimizer
+    kwargs: dict[str, Any] = {"surrogate": surrogate_of(rlvr.objective), "kl_beta": rlvr.kl_beta}
+    kwargs |= {k: v for k, v in (("epsilon_low", rlvr.epsilon_low), ("epsilon_high", rlvr.epsilon_high)) if v is not None}
+    if rlvr.importance != "none":
+        kwargs |= {
+            "importance": rlvr.importance,
+            "importance_low": rlvr.importance_low,
+            "importance_high": rlvr.importance_high,
+        }
+    return {
+        "loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs},
+        "optim": {
+            "type": "adamw",
+            "lr": optimizer.learning_rate,
+            "weight_decay": optimizer.weight_decay,
+            "max_norm": optimizer.max_grad_norm,
+            "betas1": optimizer.betas[0],
+            "betas2": optimizer.betas[1],
+        },
+        "scheduler": _scheduler(config),
+    }
+
+
+def _scheduler(config: RunConfig) -> dict[str, Any]:
+    warmup = config.optimizer.warmup_steps
+    decay = config.steps - warmup if config.optimizer.schedule == "linear" else 0
+    if warmup == 0 and decay <= 0:
+        return {"type": "constant"}
+    return {"type": "linear", "warmup_steps": warmup, "decay_steps": max(0, decay), "min_lr": 0.0}
+
+
+def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
+    rollout, loss = config.rollout, config.loss
+    pairs = loss.replay.pairs_per_step if _replays(config) else 0
+    made: dict[str, Any] = {
+        "batch_size": rollout.groups * rollout.group_size + pairs,
+        "group_size": 1,  # each source has its own: a pair has no siblings
+        "renderer": _renderer(config),
+        # a rollout whose advantages are all 0 counts among the tokens divided by, and may have hints; only refills drop it
+        "pre_batch_filters": [{"type": "zero_advantage", "enforce": rollout.refills > 0}],
+        "post_batch_filters": [{"type": "zero_advantage", "enforce": False}],
+        "env_vars": _environment(run_file),
+        "algo": {"type": "grpo"},
+        "train": {
+            "sampling": {"temperature": rollout.temperature, "max_completion_tokens": rollout.turn_tokens},
+            "source": [
+                {
+                    "name": "tasks",
+                    "ratio": float(rollout.groups),
+                    "group_size": rollout.group_size,
+                    "env": _coding_env(config, config.tasks.train, run_file),
+                }
+            ],
+        },
+    }
+    if pairs:
+        source = {
+            "name": "replay",
+            "ratio": float(pairs),
+            "group_size": 1,
+            "sampling": {"temperature": 1.0},  # pairs are scored without one
+            "env": {"taskset": {"id": "composer_replay", "run": str(run_file)}, "agent": {"runtime": {"type": "subprocess"}}},
+        }
+        made["train"]["source"].append(source)
+    if config.tasks.held_out is not None:
+        made["eval"] = {
+            "interval": config.eval.every,
+            "group_size": config.eval.samples,
+            "sampling": {"temperature": rollout.temperature, "max_completion_tokens": rollout.turn_tokens},
+            "source": [{"name": "held_out", "env": _coding_env(config, config.tasks.held_out, run_file)}],
+        }
+    return made
+
+
+def _coding_env(config: RunConfig, tasks: Path, run_file: Path) -> dict[str, Any]:
+    """The tasks of a folder for an agent whose calls are carried out in our sandbox: nothing of it runs in the runtime."""
+    rollout = config.rollout
+    grading: dict[str, Any] = {"sandbox": config.sandbox.kind}
+    if config.tasks.python is not None:
+        grading["python"] = str(config.tasks.python)
+    return {
+        "taskset": {"id": "composer_tasks", "tasks": str(tasks), "task": grading},
+        "agent": {
+            "harness": {"id": "composer_agent", "run": str(run_file)},
+            "runtime": {"type": "subprocess"},
+            "max_turns": rollout.max_turns,
+            "max_output_tokens": rollout.trajectory_tokens,
+            "max_total_tokens": rollout.context_tokens,
+        },
+    }
+
+
+def _environment(run_file: Path) -> dict[str, str]:
+    url = os.environ.get(FROZEN_URL)
+    return {RUN_FILE: str(run_file)} | ({FROZEN_URL: url} if url else {})
+
+
+def _renderer(config: RunConfig) -> dict[str, str]:
+    """PRIME-RL's own for the models that it knows; the model's chat template, with Hermes markup for calls, for others."""
+    try:
+        from renderers.base import MODEL_RENDERER_MAP
+    except ModuleNotFoundError:
+        known = not Path(config.model.path).is_dir()
+    else:
+        known = config.model.path in MODEL_RENDERER_MAP
+    return {"name": "auto"} if known else {"name": "default", "tool_parser": "qwen3"}
+
+
+def _replays(config: RunConfig) -> bool:
+    return config.loss.replay.weight > 0 and config.loss.replay.pairs is not None
+
+
+def _alone(config: RunConfig) -> RunConfig:
+    """The run of one arm as a file of its own; a replay channel without pairs is off."""
+    replay = config.loss.replay
+    weight = replay.weight if _replays(config) else 0.0
+    loss = config.loss.model_copy(update={"replay": replay.model_copy(update={"weight": weight})})
+    return config.model_copy(update={"loss": loss, "arms": {"main": {}}})
+
+
+# --- what there is not ------------------------------------------------------------------------------------------------
+
+
+def _channel_refusals(config: RunConfig) -> Iterator[_Refusal]:
+    rlvr, hint = config.loss.rlvr, config.loss.hint
+    if rlvr.objective not in _BY_TOKENS:
+        yield _Refusal(
+            f"loss.rlvr.objective = {rlvr.objective} averages over sequences, and PRIME-RL divides by tokens",
+            f"choose {', '.join(_BY_TOKENS)}, or a substrate that averages over sequences: {_OTHERS}",
+        )
+    if hint.weight > 0:
+        yield from _hint_refusals(config)
+    if rlvr.kl_beta > 0 and hint.weight > 0:
+        yield _Refusal(
+            "loss.rlvr.kl_beta and loss.hint.weight are both above 0: PRIME-RL sends one reference log-prob per token",
+            f"set one of them to 0, or choose another substrate: {_OTHERS}",
+        )
+    if needs_frozen(config) and not _frozen_server(config.substrate.options):
+        field = "loss.hint.self_teacher = frozen" if hint.weight > 0 else "loss.rlvr.kl_beta > 0"
+        yield _Refusal(
+            f"{field} reads the starting policy all through the run, and PRIME-RL serves only the present one",
+            f"serve it with `inference` on a GPU of its own and set {FROZEN_URL} to its address, "
+            f"set loss.hint.self_teacher = live, or choose another substrate: {_OTHERS}",
+        )
+    if (hint.weight > 0 or rlvr.kl_beta > 0) and config.rollout.temperature != 1.0:
+        yield _Refusal(
+            f"rollout.temperature = {config.rollout.temperature}: PRIME-RL's reference log-probs are those of temperature 1",
+            f"set rollout.temperature and loss.hint.temperature to 1, or choose another substrate: {_OTHERS}",
+        )
+    if config.loss.replay.weight > 0 and config.teachers:
+        yield _Refusal(
+            "[[teachers]] would be asked while it trains, and PRIME-RL's orchestrator asks nobody",
+            "ask them before: `composer replay`, `composer pairs extract`, and loss.replay.pairs names the file; or choose "
+            f"another substrate: {_OTHERS}",
+        )
+
+
+def _hint_refusals(config: RunConfig) -> Iterator[_Refusal]:
+    hint = config.loss.hint
+    if hint.form != "sampled_token":
+        yield _Refusal(
+            f"loss.hint.form = {hint.form} compares distributions, and PRIME-RL sends one log-prob per token",
+            f"choose sampled_token, the reverse KL on sampled tokens, or a substrate with whole distributions: {_OTHERS}",
+        )
+    if hint.self_teacher in ("ema", "trust_region"):
+        yield _Refusal(
+            f"loss.hint.self_teacher = {hint.self_teacher}: PRIME-RL serves the present policy and nothing in between",
+            f"choose live or frozen, or another substrate: {_OTHERS}",
+        )
+    if hint.reduction == "turn":
+        yield _Refusal(
+            "loss.hint.reduction = turn divides by hinted turns, and PRIME-RL by their tokens",
+            f"choose token, with a weight that is larger by the tokens of a turn, or another substrate: {_OTHERS}",
+        )
+    for field, given in (("shuffle", hint.shuffle), ("useful_only", hint.useful_only)):
+        if given:
+            yield _Refusal(
+                f"loss.hint.{field} needs the hints of a whole step at once, and PRIME-RL finishes one group at a time",
+                f"set it to false, or choose another substrate: {_OTHERS}",
+            )
+    asked = [name for name in ("judge", "consensus") if name in hint.generators]
+    if asked:
+        yield _Refusal(
+            f"loss.hint.generators: {asked[0]} asks teachers, and PRIME-RL's orchestrator asks nobody",
+            f"leave it out, or choose another substrate: {_OTHERS}",
+        )
+
+
+def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
+    reward, tasks = config.reward, config.tasks
+    unread = {
+        "reward.effort.weight": reward.effort.weight > 0,
+        "reward.overlong_tokens": reward.overlong_tokens > 0,
+        "reward.kl_weight": reward.kl_weight > 0,
+        "curriculum.enabled": config.curriculum.enabled,
+        "tasks.instruction": tasks.instruction is not None,
+        "tasks.held_out_share": tasks.held_out_share > 0,
+    }
+    for field, given in unread.items():
+        if given:
+            yield _Refusal(f"{field} is not read there", f"leave it out, or choose another substrate: {_OTHERS}")
+    if config.model.device == "cpu":
+        yield _Refusal("model.device = cpu: PRIME-RL's trainer runs on GPUs alone", f"leave it out, or choose: {_OTHERS}")
+
+
+def _frozen_server(options: Mapping[str, Any]) -> bool:
+    return bool(options.get(_FROZEN_OPTION) or os.environ.get(FROZEN_URL))
