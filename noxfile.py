@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import nox
@@ -13,6 +14,26 @@ nox.options.error_on_missing_interpreters = True
 
 TORCH = "torch==2.13.0"
 """Installed first and by itself, so that nothing else chooses its version."""
+
+PRIME_RL_NEEDS = (
+    "verifiers==0.3.0",
+    "renderers==0.1.12",
+    "prime-pydantic-config==0.4.3",
+    "aiolimiter",
+    "beartype",
+    "jaxtyping",
+    "loguru",
+    "msgspec",
+    "nvidia-ml-py",
+    "orjson",
+    "psutil",
+    "pyzmq",
+    "setproctitle",
+    "tenacity",
+    "tomli",
+    "wandb",
+)
+"""What the release v0.8.0 of PRIME-RL imports in its launcher, its orchestrator and its loss; it is on no index itself."""
 
 HARBOR_TEST_NEEDS = (
     "tomli-w>=1.1",
@@ -125,6 +146,16 @@ def verl(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,verl]")
     session.run("python", "-m", "pytest", "tests_substrates/verl", *session.posargs)
+
+
+@nox.session
+def prime_rl(session: nox.Session) -> None:
+    """Loss, algorithm and configuration in PRIME-RL's own code: the checkout of v0.8.0 that COMPOSER_PRIME_RL_SRC names."""
+    if not Path(os.environ.get("COMPOSER_PRIME_RL_SRC") or "/nowhere").is_dir():
+        session.skip("NOT CHECKED: COMPOSER_PRIME_RL_SRC names no checkout of PRIME-RL")
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", *PRIME_RL_NEEDS)
+    session.run("python", "-m", "pytest", "tests_substrates/prime_rl", *session.posargs)
 
 
 @nox.session(python="3.12")

@@ -1,0 +1,382 @@
+"""From rollouts to a gradient through PRIME-RL's own code: finalize, stamp, pack, tensors, loss, backward."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+import verifiers.v1 as vf
+from one_gradient import gradient_of, relative_error
+from prime_rl.configs.algorithm import GRPOAlgoConfig
+from prime_rl.configs.trainer import CustomLossConfig
+from prime_rl.orchestrator import algo
+from prime_rl.orchestrator.trajectories import trace_to_samples
+from prime_rl.orchestrator.types import Rollout
+from prime_rl.trainer.batch import prepare_batch
+from prime_rl.trainer.rl.data import DataLoader
+from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
+from prime_rl.trainer.utils import build_bin_cost
+from verifiers.v1.types import AssistantMessage, ToolMessage, UserMessage
+from verifiers.v1.utils.loaders import load_environment
+
+from composer_replication.batch import collate
+from composer_replication.distillation import SampledToken
+from composer_replication.errors import ConfigError
+from composer_replication.loss import compose_loss
+from composer_replication.policy_gradient import group_advantages
+from composer_replication.recipes.prime_rl.algorithm import PAIR, register
+from composer_replication.recipes.prime_rl.config import LOSS_FN, write_configs
+from composer_replication.recipes.prime_rl.scoring import REFERENCES, hints_of, shared_pairs
+from composer_replication.recipes.prime_rl.settings import RUN_FILE
+from composer_replication.recipes.prime_rl.traces import trajectory_of
+from composer_replication.tokens import ChatRenderer
+from composer_replication.types import Message
+
+
+def logprobs_of(model, ids):
+    logits = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    own = logits[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return torch.cat([own.new_zeros(1), own])
+
+
+class Pool:
+    """The present policy, as PRIME-RL's inference pool scores."""
+
+    model_name = "policy"
+
+    def __init__(self, model):
+        self.model = model
+        self.read = []
+
+    async def score(self, ids):
+        self.read.append(list(ids))
+        with torch.no_grad():
+            return logprobs_of(self.model, list(ids)).tolist()
+
+
+def rollout(policy, *, call, answer, reward, name):
+    """Two turns: a call and what came of it, then the end. Tokens are the chat template's, log-probs the policy's own."""
+    model, tokenizer, _ = policy
+    renderer = ChatRenderer(tokenizer)
+    said = [Message(role="user", content="Fix the orchard.")]
+    prompt, opening = renderer.template.ids(said), renderer.generation_prompt_ids
+    function = {"name": call, "arguments": {"path": "grafts.py"}}
+    asked = Message(role="assistant", content="", tool_calls=[{"id": "c1", "type": "function", "function": function}])
+    action = renderer.assistant_ids(asked)
+    told = renderer.delta_ids([Message(role="tool", content=answer, tool_call_id="c1", name=call)], ended=True)
+    told = told[: len(told) - len(opening)]
+    last = renderer.assistant_ids(Message(role="assistant", content="I am done."))
+    ids = [*prompt, *opening, *action, *told, *opening, *last]
+    with torch.no_grad():
+        own = logprobs_of(model, ids).tolist()
+    first = len(prompt) + len(opening)
+    second = first + len(action) + len(told) + len(opening)
+
+    def answered(parent, message, tokens, start):
+        mask = [False] * len(opening) + [True] * len(tokens)
+        logprobs = own[start : start + len(tokens)]
+        return vf.MessageNode(
+            parent=parent, message=message, sampled=True, token_ids=[*opening, *tokens], mask=mask, logprobs=logprobs
+        )
+
+    call_of = [{"id": "c1", "name": call, "arguments": '{"path": "grafts.py"}'}]
+    nodes = [
+        vf.MessageNode(message=UserMessage(content="Fix the orchard."), token_ids=list(prompt), mask=[False] * len(prompt)),
+        answered(0, AssistantMessage(content="", tool_calls=call_of), action, first),
+        vf.MessageNode(
+            parent=1, message=ToolMessage(tool_call_id="c1", content=answer), token_ids=list(told), mask=[False] * len(told)
+        ),
+        answered(2, AssistantMessage(content="I am done."), last, second),
+    ]
+    made = Rollout(
+        id=name,
+        task=vf.TraceTask(type="Task", data=vf.TaskData(idx=0, prompt=None)),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
+        nodes=nodes,
+        rewards={"tests_pass": vf.Reward(score=reward)},
+        ok=True,
+        env_name="tasks",
+    )
+    made.samples = trace_to_samples(made, env_name="tasks")
+    return made
+
+
+def group(policy):
+    """A sibling that passed, and one that called a tool that there is not."""
+    good = rollout(policy, call="read_file", answer="def graft(): ...", reward=1.0, name="good")
+    bad = rollout(policy, call="open_file", answer="Tool 'open_file' not found", reward=0.0, name="bad")
+    return [good, bad]
+
+
+@pytest.fixture
+def algorithm(run_file, policy, tmp_path, monkeypatch):
+    """`algorithm(**overrides)`: ours, as PRIME-RL builds it and sets it up, and its run."""
+    monkeypatch.setitem(algo.ALGORITHM_CLASSES, "grpo", algo.ALGORITHM_CLASSES["grpo"])
+    register()
+
+    def make(**overrides):
+        (toml,) = write_configs(run_file(tmp_path / "given.toml", **overrides), tmp_path / "out")
+        monkeypatch.setenv(RUN_FILE, str(toml.parent / "run.toml"))
+        built = algo.build_algorithm(GRPOAlgoConfig(), Pool(policy[0]))
+        assert type(built).__name__ == "ComposerAlgorithm"
+        asyncio.run(built.setup())
+        return built, built.run_config
+
+    return make
+
+
+def finalized(built, rollouts):
+    async def finalize():
+        for one in rollouts:
+            await built.finalize_rollout(one)
+        await built.finalize_group(rollouts)
+
+    asyncio.run(finalize())
+    samples = [sample for one in rollouts for sample in one.samples]
+    for sample in samples:
+        sample.temperatures = [1.0] * len(sample.token_ids)
+    return samples
+
+
+def pairs_as_rollouts(config):
+    """By the real source: its taskset, its harness, verifiers' own episode."""
+    from prime_rl.configs.rl import RLConfig
+    from prime_rl.utils.config import cli
+
+    source = cli(RLConfig, args=["@", str(config)]).orchestrator.train.source[1]
+    environment = load_environment(source.env)
+    context = vf.ModelContext(model="policy", client=vf.EvalClientConfig(base_url="http://127.0.0.1:9/v1"))
+
+    async def play():
+        async with environment.serving():
+            return [await environment.run_episode(task, context) for task in environment.taskset]
+
+    episodes = asyncio.run(play())
+    found = []
+    for episode in episodes:
+        assert episode.ok, episode.last_error or episode.traces[0].last_error
+        wire = vf.WireTrace.model_validate(episode.traces[0].model_dump())
+        one = Rollout[vf.WireTaskData].model_construct(**dict(wire))
+        one.env_name = "replay"
+        one.samples = trace_to_samples(one, env_name="replay")
+        found.append(one)
+    return found
+
+
+def packed_gradient(model, samples, loss_fn, *, seq_len=1000):
+    """Gradient of the trainer's sum over what PRIME-RL packs; its metrics, and how many sequences each micro-batch held."""
+    (mine,) = prepare_batch(samples, seq_len, 1, [0] * len(samples), 1, build_bin_cost(None))
+    loader = DataLoader.__new__(DataLoader)
+    tensors = [loader._micro_batch_to_tensor(one) for one in mine]
+
+    def count(stream):
+        if stream == "rl_weights":
+            return sum(
+                int((t["loss_mask"] & (t[stream] != 0)).sum() if t[stream] is not None else t["loss_mask"].sum()) for t in tensors
+            )
+        return sum(int((t[stream] != 0).sum()) for t in tensors if t[stream] is not None)
+
+    scales = [max(1, count(stream)) for stream in ("rl_weights", "ce_weights", "ref_kl_weights")]
+    model.zero_grad()
+    metrics = {}
+    for one in tensors:
+        sizes = one["sequence_lengths"]
+
+        def split(name, one=one, sizes=sizes):
+            return None if one[name] is None else one[name][0].split(sizes)
+
+        ids = [part.tolist() for part in split("input_ids")]
+        now = [logprobs_of(model, part).float() for part in ids]  # stands for the packed forward pass
+        streams = ("inference_logprobs", "ref_logprobs", "advantages", "loss_mask", "rl_weights", "ce_weights", "ref_kl_weights")
+        loss, found = compute_loss(now, *(split(name) for name in streams), loss_fn, *scales)
+        metrics |= found
+        loss.backward()
+    found = gradient_of(model)
+    model.zero_grad()
+    return found, metrics, [len(t["sequence_lengths"]) for t in tensors]
+
+
+def composer_loss(**kwargs):
+    return setup_rl_loss_fn(CustomLossConfig(import_path=LOSS_FN, kwargs=kwargs))
+
+
+def local_gradient(policy, config, rollouts, pairs):
+    """compose_loss on the same trajectories, hints and pairs."""
+    model, tokenizer, _ = policy
+    trajectories = [trajectory_of(one, one.branches[0].nodes) for one in rollouts]
+    hints = hints_of(config)
+    advantages = group_advantages([one.reward for one in rollouts], config.loss.rlvr.advantage) if rollouts else []
+    hinted = hints.tell(trajectories).turns if hints and trajectories else ()
+    batch = collate(
+        trajectories, advantages, hinted, pairs, pad_id=int(tokenizer.pad_token_id), objective="dapo", hint_reduction="token"
+    )
+    batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+    replay = config.loss.replay
+    model.zero_grad()
+    loss = compose_loss(
+        model,
+        batch,
+        alpha_sdpo=config.loss.hint.weight,
+        beta_replay=replay.weight,
+        dpo_variant=replay.variant,
+        dpo_beta=replay.dpo_beta,
+        simpo_beta=replay.simpo_beta,
+        simpo_gamma=replay.simpo_gamma,
+        hint_loss=SampledToken(),
+    )
+    loss.total.backward()
+    found = gradient_of(model)
+    model.zero_grad()
+    return found, loss
+
+
+def with_references(built, policy, *, moved=0.0):
+    """Pairs with what the reference said of them; `moved` shifts it, so that the policy is not its own reference."""
+    from dataclasses import replace
+
+    if built.pairs.references:
+        built.pairs.references = tuple((chosen - moved, rejected + moved) for chosen, rejected in built.pairs.references)
+        return [
+            replace(pair, ref_chosen_logprob=chosen, ref_rejected_logprob=rejected)
+            for pair, (chosen, rejected) in zip(built.pairs.pairs, built.pairs.references, strict=True)
+        ]
+    return list(built.pairs.pairs)
+
+
+@pytest.fixture(autouse=True)
+def fresh_pairs():
+    """Each run reads its own."""
+    from composer_replication.recipes.prime_rl import scoring
+
+    scoring._opened.cache_clear()
+
+
+def test_hints_are_written_at_the_error_turn_only(algorithm, policy):
+    built, _ = algorithm()
+    good, bad = group(policy)
+    before = len(built.policy_pool.read)
+    samples = finalized(built, [good, bad])
+    assert samples[0].ref_kl_weights is None
+    assert samples[0].ref_logprobs is None
+    action = bad.nodes[1]
+    start = len(bad.nodes[0].token_ids) + action.mask.index(True)
+    size = sum(action.mask)
+    expected = [0.7 if start <= i < start + size else 0.0 for i in range(len(samples[1].token_ids))]
+    assert samples[1].ref_kl_weights == expected
+    assert samples[1].rl_weights is None  # so that rl has every sampled token
+    (context,) = built.policy_pool.read[before:]
+    assert context[-size:] == action.token_ids[-size:]
+    read = policy[1].decode(context)
+    assert "open_file" in read
+    assert "Hint" in read
+    assert bad.metrics["hint/tokens"] == size
+    assert good.metrics["hint/turns"] == 0.0
+    assert [good.advantages[-1], bad.advantages[-1]] == pytest.approx(group_advantages([1.0, 0.0], "grpo"))
+
+
+def test_reward_minus_mean_is_the_stock_algorithm(algorithm, policy):
+    from prime_rl.orchestrator.algo.grpo import GRPOAlgorithm
+
+    built, _ = algorithm(**{"loss.rlvr.advantage": "dr_grpo"})
+    mine = finalized(built, group(policy))
+    stock = finalized(GRPOAlgorithm(GRPOAlgoConfig(), None), group(policy))
+    assert [s.advantages for s in mine] == [s.advantages for s in stock]
+
+
+def test_a_group_without_signal_stays_for_its_hints_alone(algorithm, policy):
+    built, _ = algorithm(**{"rollout.refills": "1"})
+    siblings = [
+        rollout(policy, call=c, answer=a, reward=0.0, name=c)
+        for c, a in (("read_file", "x"), ("open_file", "Tool 'open_file' not found"))
+    ]
+    plain, hinted = finalized(built, siblings)
+    assert set(plain.advantages) == {0.0}  # the filter for these drops it
+    assert hinted.advantages is None
+    assert set(hinted.rl_weights) == {0.0}
+    assert any(hinted.ref_kl_weights)
+    prepare_batch([hinted], 1000, 1, [0], 1, build_bin_cost(None))  # no rl token lacks an advantage
+
+
+def test_pairs_are_rollouts_of_two_branches(algorithm, tmp_path):
+    built, _ = algorithm()
+    rollouts = pairs_as_rollouts(tmp_path / "out" / "rl.toml")
+    assert [one.info[PAIR] for one in rollouts] == [0, 1, 2]
+    for one, pair in zip(rollouts, built.pairs.pairs, strict=True):
+        assert [list(s.token_ids) for s in one.samples] == [
+            [*pair.prompt_ids, *pair.chosen_ids],
+            [*pair.prompt_ids, *pair.rejected_ids],
+        ]
+    samples = finalized(built, rollouts)
+    assert all(set(s.rl_weights) == {0.0} for s in samples)
+    assert all(sum(s.ce_weights) > 0 for s in samples[::2])
+    assert all(sum(s.ce_weights) < 0 for s in samples[1::2])
+    assert {name for one in rollouts for name in one.metrics} == {
+        "replay/loss",
+        "replay/margin",
+        "replay/accuracy",
+        "replay/pairs",
+    }
+
+
+@pytest.mark.parametrize("variant", ["dpo", "simpo"])
+def test_the_gradient_of_pairs_through_the_real_packing(algorithm, policy, tmp_path, variant):
+    built, config = algorithm(**{"loss.replay.variant": variant})
+    pairs = with_references(built, policy, moved=1.5)
+    samples = finalized(built, pairs_as_rollouts(tmp_path / "out" / "rl.toml"))
+    found, metrics, packed = packed_gradient(policy[0], samples, composer_loss())
+    expected, loss = local_gradient(policy, config, [], pairs)
+    assert max(packed) > 1  # several sequences in one micro-batch
+    assert "nll" in metrics
+    error = relative_error(found, expected)
+    print(f"{variant}: relative error of the gradient {error:.2e}, local loss {loss.trace_replay_dpo.item():.4f}")
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("seq_len", [1000, 220])
+def test_one_gradient_with_all_three_channels(algorithm, policy, tmp_path, seq_len):
+    """Through finalize, stamping, packing (into one micro-batch or several) and the trainer's sum: what compose_loss finds."""
+    built, config = algorithm()
+    pairs = with_references(built, policy, moved=1.5)
+    rollouts = group(policy)
+    samples = [*finalized(built, rollouts), *finalized(built, pairs_as_rollouts(tmp_path / "out" / "rl.toml"))]
+    longest = max(len(s.token_ids) for s in samples)
+    found, metrics, packed = packed_gradient(policy[0], samples, composer_loss(surrogate="ppo"), seq_len=max(longest, seq_len))
+    expected, loss = local_gradient(policy, config, rollouts, pairs)
+    assert not loss.off
+    error = relative_error(found, expected)
+    print(f"seq_len {seq_len}: {packed} sequences per micro-batch, relative error of the gradient {error:.2e}")
+    assert error < 1e-5
+    assert {"rlvr/tokens", "ref_kl", "nll"} <= metrics.keys()
+    for name in ("rlvr/kl_k3", "rlvr/loss", "rlvr/ratio/max"):
+        assert torch.isfinite(metrics[name]).all()
+
+
+def test_the_reference_reads_pairs_once(algorithm, policy, tmp_path):
+    built, config = algorithm()
+    assert len(built.policy_pool.read) == 2 * 3
+    assert (tmp_path / "out" / REFERENCES).is_file()
+    again = shared_pairs(config, tmp_path / "out")
+    again.references = ()
+
+    async def refuse(ids):
+        raise AssertionError("read again")
+
+    asyncio.run(again.read_references(refuse))
+    assert again.references == built.pairs.references
+
+
+def test_another_file_of_pairs_is_refused(algorithm, tmp_path):
+    built, _ = algorithm()
+    first, *_ = pairs_as_rollouts(tmp_path / "out" / "rl.toml")
+    first.info[PAIR] = 1
+    with pytest.raises(ConfigError, match="give all processes one pairs file"):
+        finalized(built, [first])
+
+
+def test_a_frozen_teacher_that_nobody_serves_is_refused(algorithm, monkeypatch):
+    built, config = algorithm()
+    hint = config.loss.hint.model_copy(update={"self_teacher": "frozen"})
+    built.run_config = config.model_copy(update={"loss": config.loss.model_copy(update={"hint": hint})})
+    with pytest.raises(ConfigError, match="COMPOSER_PRIME_RL_FROZEN_URL"):
+        asyncio.run(built.open_channels())
