@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
 from prime_rl.configs.orchestrator import OrchestratorConfig
 from prime_rl.configs.trainer import TrainerConfig
 from prime_rl.utils.config import cli
 
+from composer_replication.errors import BackendError
+from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.prime_rl.config import LOSS_FN, write_configs
 from composer_replication.recipes.prime_rl.launcher import orchestrator_command
 from composer_replication.recipes.prime_rl.settings import RUN_FILE
+from composer_replication.recipes.prime_rl.substrate import train
 
 CHECKOUT = Path(os.environ["COMPOSER_PRIME_RL_SRC"]).absolute()
 
@@ -45,3 +51,12 @@ def test_the_name_orchestrator_leads_to_the_stock_command(tmp_path):
     done = launch("orchestrator", "--help", PATH=os.pathsep.join((str(tmp_path), os.environ["PATH"])))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "max-off-policy-steps" in done.stdout + done.stderr
+
+
+def test_its_last_words_are_in_the_error(run_file, tmp_path, monkeypatch):
+    """Its own `rl`, on a machine that only says that it has GPUs: it misses what its trainer needs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config, run_dir = run_file(tmp_path / "given.toml"), RunDir.create(tmp_path / "run")
+    with pytest.raises(BackendError, match=r"(?s)PRIME-RL ended with status 1:.*torchtitan") as ended:
+        asyncio.run(train(config, run_dir, Terminal()))
+    assert "launcher.log" in ended.value.fix

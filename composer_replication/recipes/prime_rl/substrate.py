@@ -19,7 +19,7 @@ from composer_replication.recipes.prime_rl.config import check, write_configs
 __all__ = ["CHECKOUT", "check", "measured", "train"]
 
 CHECKOUT = "COMPOSER_PRIME_RL_SRC"
-"""Environment variable: a checkout of PRIME-RL, where it is not installed."""
+"""Environment variable: a checkout of PRIME-RL, used rather than one that is installed."""
 _SOURCES = ("src", "packages/prime-rl-configs/src")
 _TAIL = 20
 """Lines of the log in the error of a run that failed."""
@@ -45,6 +45,7 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
         terminal.note(f"{arm}: PRIME-RL trains on {gpus} GPUs; its logs are in {toml.parent / 'outputs'}")
         await _run(toml, search)
         steps = measured(toml.parent / "outputs")
+        run_dir.truncate_after(arm, -1)  # an arm that was done before is measured again as a whole
         for step, metrics in sorted(steps.items()):
             run_dir.log_metrics(arm, step, metrics)
         rows.append(_summary(arm, config, steps))
@@ -86,11 +87,11 @@ def _gpus() -> int:
 
 def _search_path() -> list[str]:
     """What to put before PYTHONPATH so that PRIME-RL is found."""
-    if find_spec("prime_rl") is not None:
-        return []
     checkout = os.environ.get(CHECKOUT)
     if checkout and (Path(checkout) / _SOURCES[0] / "prime_rl").is_dir():
         return [str(Path(checkout).absolute() / source) for source in _SOURCES]
+    if find_spec("prime_rl") is not None:
+        return []
     raise MissingExtraError(
         "PRIME-RL is neither installed nor in a checkout",
         fix=f"run this in PRIME-RL's environment, or set {CHECKOUT} to the folder of a checkout (docs/prime_rl.md)",
