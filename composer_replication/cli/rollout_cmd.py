@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -37,6 +37,8 @@ __all__ = ["rollout"]
 
 EXIT_UNSOUND = 10
 """The oracle did not solve every task, or doing nothing solved one."""
+
+EngineKind = Literal["transformers", "vllm", "sglang"]
 
 _PER_COLLECTION = 64
 """Most trajectories collected, and then written, at a time."""
@@ -64,6 +66,10 @@ def rollout(
     sandbox: SandboxOption = "auto",
     instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
     tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
+    engine: Annotated[
+        EngineKind, typer.Option(help="What samples a model: this process, or a server that holds it already.")
+    ] = "transformers",
+    server_url: Annotated[str | None, typer.Option(help="http://HOST:PORT of the vLLM or SGLang server.")] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
     ] = False,
@@ -74,13 +80,14 @@ def rollout(
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     _check_policy(policy)
+    _check_engine(policy, engine, server_url)
     chosen = worded(load_tasks(tasks)[:limit], instruction)
     interpreter = (python or build_python(tasks, sandbox)).absolute()
     box = open_sandbox(sandbox)
     terminal.isolation(box.isolation.summary())
     possible = [task for task in chosen if not task.spec.impossible]
     _prove(policy, possible, box, interpreter)
-    actor = _actor(policy, chosen, tools)
+    actor = _actor(policy, chosen, tools, engine, server_url)
     given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
     given |= {"context_tokens": context_tokens, "max_turns": max_turns}
     budgets = replace(actor.budgets, **{name: value for name, value in given.items() if value is not None})
@@ -115,6 +122,17 @@ def _check_policy(policy: str) -> None:
     close = difflib.get_close_matches(policy.lower(), (*_REQUIRED, "random"), n=1, cutoff=0.8)
     if close and policy != close[0] and not Path(policy).exists():
         raise ConfigError(f"there is no policy {policy!r}", fix=f"did you mean --policy {close[0]}?")
+
+
+def _check_engine(policy: str, engine: EngineKind, server_url: str | None) -> None:
+    """Raises ConfigError where one of the two options is given without what it goes with."""
+    if engine != "transformers" and policy in (*_REQUIRED, "random"):
+        raise ConfigError(f"--engine {engine} samples models, and {policy} is none", fix="leave --engine out")
+    if (engine == "transformers") != (server_url is None):
+        raise ConfigError(
+            f"--engine {engine} {'needs' if server_url is None else 'reads no'} --server-url",
+            fix="give --engine vllm or sglang together with --server-url http://HOST:PORT",
+        )
 
 
 def _prove(policy: str, possible: Sequence[Task], box: Sandbox, interpreter: Path) -> None:
@@ -155,10 +173,10 @@ class _Actor:
     budgets: Budgets
 
 
-def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset) -> _Actor:
+def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: EngineKind, server_url: str | None) -> _Actor:
     """The engine behind a policy's name, the renderer that speaks its tokens, and the budgets it is given by default."""
     if policy not in (*_REQUIRED, "random"):
-        return _model(policy)
+        return _model(policy) if engine_kind == "transformers" else _served(policy, engine_kind, str(server_url))
     renderer = ChatRenderer(byte_level_tokenizer())
     if policy == "random":
         names = {name for t in tasks for d in t.spec.deleted for name in (d.path, d.qualname.rpartition(".")[2])}
@@ -180,6 +198,14 @@ def _model(path: str) -> _Actor:
 
     model, tokenizer = load_policy(ModelConfig(path=path))
     return _Actor(TransformersEngine(model, tokenizer), ChatRenderer(tokenizer), Budgets())
+
+
+def _served(path: str, kind: Literal["vllm", "sglang"], url: str) -> _Actor:
+    from composer_replication.trainer.engines import open_server_engine
+    from composer_replication.trainer.models import load_tokenizer
+
+    tokenizer, generation = load_tokenizer(path)
+    return _Actor(open_server_engine(kind, url, tokenizer, generation), ChatRenderer(tokenizer), Budgets())
 
 
 # --- what came of it ---------------------------------------------------------------------------------------------------

@@ -174,6 +174,9 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     if python is not None and not config.sandbox.kind.startswith("remote:") and not python.is_file():
         raise ConfigError(f"{where}: tasks.python: no such file: {python}", fix="name the interpreter that runs the tests")
     tasks = config.tasks.model_copy(update={"train": train, "held_out": held_out, "python": python})
+    rollout = config.rollout
+    if rollout.server_weights is not None:
+        rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
     loss = config.loss
     if loss.replay.pairs is not None:
         pairs = _pairs_path(loss.replay.pairs, f"{where}: {_PAIRS}", base)
@@ -182,7 +185,14 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         arm: {k: str(_pairs_path(Path(str(v)), f"{where}: arms.{arm}: {k}", base)) if k == _PAIRS else v for k, v in keys.items()}
         for arm, keys in config.arms.items()
     }
-    update = {"tasks": tasks, "model": model, "loss": loss, "arms": arms, "out": (base / config.out).resolve()}
+    update = {
+        "tasks": tasks,
+        "model": model,
+        "rollout": rollout,
+        "loss": loss,
+        "arms": arms,
+        "out": (base / config.out).resolve(),
+    }
     return config.model_copy(update=update)
 
 

@@ -85,9 +85,19 @@ class SandboxConfig(Section):
     """Offer agents commands of their own and patches over several files besides looking, editing, testing and submitting."""
 
 
+_SERVED = ReadBy("engine", "vllm", "sglang")
+
+
 class RolloutConfig(Section):
     """How trajectories are collected."""
 
+    engine: Literal["transformers", "vllm", "sglang"] = "transformers"
+    """What samples: the trainer's own model in its own process (transformers), or a server that is given the policy's weights
+    after each step. A server computes other log-probs than the trainer does, and needs `loss.rlvr.importance`."""
+    server_url: Annotated[Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")] | None, _SERVED] = None
+    """Its address, `http://HOST:PORT`. A key, where it wants one, is in the environment variable COMPOSER_SERVER_KEY."""
+    server_weights: Annotated[Path | None, _SERVED] = None
+    """Folder through which the weights go, under the same path here and on the server's machine; by default the run's own."""
     groups: Positive = 8
     """Tasks per step."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -111,6 +121,12 @@ class RolloutConfig(Section):
     """Seconds without any model call, tool or test finishing after which a rollout counts as stuck, and the run stops."""
     env_workers: Positive = 2
     """Threads for tools, tests and grades."""
+
+    @model_validator(mode="after")
+    def _a_server_has_an_address(self) -> Self:
+        if self.engine != "transformers" and self.server_url is None:
+            refuse(f"server_url is missing with engine = {self.engine}", 'add server_url = "http://HOST:PORT"')
+        return self
 
 
 _IF_ENABLED = ReadBy("enabled", True)
@@ -272,6 +288,12 @@ class RunConfig(Section):
             refuse(
                 f"reward.overlong_tokens = {overlong} is more than rollout.trajectory_tokens = {budget}",
                 "lower reward.overlong_tokens, to an eighth of the budget or so",
+            )
+        if self.rollout.engine != "transformers" and self.loss.rlvr.importance == "none":
+            refuse(
+                f"rollout.engine = {self.rollout.engine} and loss.rlvr.importance = none: the server's log-probs are not the "
+                "trainer's, and the ratio of the two would be clipped as if the policy had moved",
+                "set loss.rlvr.importance = tis or icepop",
             )
         curriculum, siblings = self.curriculum, self.rollout.group_size
         if (most := curriculum.unreachable(siblings)) is not None:

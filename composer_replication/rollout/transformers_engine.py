@@ -19,9 +19,9 @@ from composer_replication.rollout.sampling import draw, uniforms
 from composer_replication.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["TransformersEngine"]
+__all__ = ["TransformersEngine", "stop_ids_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class TransformersEngine:
         window, a recurrent state), so each turn reads its whole context again."""
         if not plain:
             _log.warning("%s caches more than attention: every turn reads its whole context again", type(model).__name__)
-        stops = _stop_ids(model, tokenizer) if stop_ids is None else stop_ids
+        stops = stop_ids_of(model.generation_config, tokenizer) if stop_ids is None else stop_ids
         if not stops:
             raise ModelError("no token ends a turn", fix="set `tokenizer.eos_token` or pass stop_ids")
         self._stop = torch.tensor(sorted(set(stops)), device=self.device)
@@ -266,8 +266,9 @@ def _distinct(sessions: Sequence[Session], feeds: Sequence[tuple[int, ...]]) -> 
     return unique, rows
 
 
-def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
+def stop_ids_of(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end a turn: those of a model's generation config, the tokenizer's, and the chat template's end of a turn."""
+    configured = getattr(generation, "eos_token_id", None)
     stops = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     if getattr(tokenizer, "chat_template", None) is not None:
         stops.add(ChatTemplate(tokenizer).end_of_turn_id)

@@ -23,10 +23,10 @@ from composer_replication.errors import CheckpointError
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import Actor, rollout_metrics
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
+from composer_replication.trainer.engines import PolicyEngine, open_engine
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
@@ -145,7 +145,7 @@ class _Trainee:
     config: RunConfig
     arm: str
     learner: Learner
-    engine: TransformersEngine
+    engine: PolicyEngine
     renderer: ChatRenderer
     actor: Actor
     maker: SignalMaker
@@ -163,7 +163,7 @@ class _Trainee:
         made_of = fingerprint(model, [*workshop.train, *workshop.held_out], pairs)
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
-        engine = TransformersEngine(learner.policy, tokenizer)
+        engine = open_engine(config, learner, tokenizer, arm, workshop.run_dir.ckpt_path / arm / "serving")
         actor = Actor(workshop, config, arm, engine, renderer)
         maker = SignalMaker(
             config=config,

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
 
-__all__ = ["load_model", "load_policy", "load_weights", "resolve_device", "save_policy"]
+__all__ = ["load_model", "load_policy", "load_tokenizer", "load_weights", "resolve_device", "save_policy"]
 
 
 # What a damaged config.json becomes inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
@@ -62,33 +62,10 @@ def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrain
     Raises:
         ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
     """
-    local = Path(config.path).is_dir()
-    if local:
-        _refuse_incomplete(Path(config.path))
-    elif config.path.startswith((".", "/", "~")):
-        raise ModelError(f"no such folder: {config.path}", fix="give a model folder or a Hugging Face model id")
-    try:
-        with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
-            tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
-            model = auto.from_pretrained(config.path, dtype=torch.float32, **options)
-    except _LOAD_ERRORS as error:
-        why = " ".join(str(error).split())[:300] or type(error).__name__
-        what = (
-            f"the folder {config.path}" if local else f"{config.path} (there is no such folder, so it was taken for a model id)"
-        )
-        raise ModelError(
-            f"the model cannot be loaded from {what}: {why}",
-            fix="give a folder written by save_pretrained, or a Hugging Face model id that can be downloaded",
-        ) from error
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ModelError(
-            f"the tokenizer of {config.path} has no chat template",
-            fix="use an instruction-tuned model, or put a chat_template.jinja with tool calls beside its tokenizer",
-        )
-    if tokenizer.eos_token_id is None:
-        raise ModelError(f"the tokenizer of {config.path} has no EOS token", fix="set eos_token in its configuration")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token_id = tokenizer.eos_token_id
+    with _loading(config.path):
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
+        model = auto.from_pretrained(config.path, dtype=torch.float32, **options)
+    tokenizer = _fit_for_chat(tokenizer, config.path)
     device = resolve_device(config.device)
     try:
         return model.to(device), tokenizer
@@ -96,6 +73,50 @@ def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrain
         raise ModelError(
             f"{config.path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
         ) from error
+
+
+def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:
+    """The tokenizer of a folder or a Hugging Face id, and how its model generates where that is said. Errors as `load_model`."""
+    with _loading(path):
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(path)
+    try:
+        return _fit_for_chat(tokenizer, path), GenerationConfig.from_pretrained(path)
+    except OSError:  # it has none
+        return tokenizer, None
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Says of a folder or an id what cannot be loaded from it."""
+    local = Path(path).is_dir()
+    if local:
+        _refuse_incomplete(Path(path))
+    elif path.startswith((".", "/", "~")):
+        raise ModelError(f"no such folder: {path}", fix="give a model folder or a Hugging Face model id")
+    try:
+        with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
+            yield
+    except _LOAD_ERRORS as error:
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        what = f"the folder {path}" if local else f"{path} (there is no such folder, so it was taken for a model id)"
+        raise ModelError(
+            f"the model cannot be loaded from {what}: {why}",
+            fix="give a folder written by save_pretrained, or a Hugging Face model id that can be downloaded",
+        ) from error
+
+
+def _fit_for_chat(tokenizer: Any, path: str) -> Any:
+    """The tokenizer, which then has a chat template, an EOS token and one for padding."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ModelError(
+            f"the tokenizer of {path} has no chat template",
+            fix="use an instruction-tuned model, or put a chat_template.jinja with tool calls beside its tokenizer",
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {path} has no EOS token", fix="set eos_token in its configuration")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    return tokenizer
 
 
 def _refuse_incomplete(folder: Path) -> None:

@@ -127,6 +127,8 @@ UNREAD = [
     ("loss.replay", "variant = 'simpo'\ndpo_beta = 9", "dpo_beta"),
     ("loss.replay", "simpo_beta = 9", "simpo_beta"),
     ("loss.replay", "simpo_gamma = 9", "simpo_gamma"),
+    ("rollout", "server_url = 'http://127.0.0.1:8000'", "server_url"),
+    ("rollout", "server_weights = 'weights'", "server_weights"),
     ("curriculum", "levels = 3", "levels"),
     ("curriculum", "enabled = false\npromote_at = 0.5", "promote_at"),
     ("curriculum", "floor = 0.1", "floor"),
@@ -174,6 +176,16 @@ def test_a_field_that_its_section_reads_is_not_refused(run_file: Path) -> None:
             "reward.overlong_tokens = 101 is more than rollout.trajectory_tokens = 100",
             "lower reward.overlong_tokens",
         ),
+        (
+            ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis"],
+            "rollout.server_url is missing with engine = vllm",
+            "add server_url",
+        ),
+        (
+            ["--rollout.engine", "sglang", "--rollout.server_url", "http://127.0.0.1:30000"],
+            "rollout.engine = sglang and loss.rlvr.importance = none: the server's log-probs are not the trainer's",
+            "set loss.rlvr.importance = tis or icepop",
+        ),
         *(
             (
                 ["--loss.hint.form", form, "--rollout.temperature", "0.7"],
@@ -198,6 +210,7 @@ def test_fields_that_contradict_each_other_are_refused(run_file: Path, words: li
         ["--loss.hint.form", "sampled_token", "--rollout.temperature", "0.7", "--loss.hint.weight", "0"],
         ["--loss.hint.form", "jsd", "--rollout.temperature", "0.7"],
         ["--loss.rlvr.importance", "tis", "--loss.rlvr.importance_high", "0.4"],
+        ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:8000", "--loss.rlvr.importance", "icepop"],
     ],
 )
 def test_fields_that_agree_are_not_refused(run_file: Path, words: list[str]) -> None:
@@ -296,3 +309,10 @@ def test_arms_may_be_written_as_sections(run_file: Path) -> None:
     config = load_config(run_file, ["--arms.my-arm.steps", "3"])
     assert config.arms == {"alone": {"loss.hint.weight": 0}, "my-arm": {"loss.replay.weight": 0.5, "steps": 3}}
     assert resolve_arm(config, "alone").loss.hint.weight == 0
+
+
+def test_the_folder_for_a_servers_weights_is_relative_to_the_run_file(run_file: Path) -> None:
+    words = ["--rollout.engine", "vllm", "--rollout.server_url", "http://127.0.0.1:8000", "--loss.rlvr.importance", "tis"]
+    config = load_config(run_file, [*words, "--rollout.server_weights", "shared"])
+    assert config.rollout.server_weights == run_file.parent.resolve() / "shared"
+    assert load_config(run_file, words).rollout.server_weights is None

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import venv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +14,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from composer_replication.cli.rollout_cmd import EXIT_UNSOUND, rollout
+from composer_replication.config import ModelConfig
+from composer_replication.embedded.policy import tiny_model
 from composer_replication.errors import ConfigError, ModelError, StorageError, TaskError
 from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.tokens import byte_level_tokenizer
+from composer_replication.trainer.models import load_policy, save_policy
 from composer_replication.types import trajectory_from_json
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from wire_servers import Backend, WireServer
 
 app = typer.Typer()
 app.command()(rollout)
@@ -130,6 +138,34 @@ def test_a_model_from_a_folder(folder, tmp_path):
         written.append([json.loads(line)["turns"] for line in lines])
     assert written[0] == written[1]
     assert written[0] != written[2]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_model_that_a_server_holds(folder, tmp_path, kind):
+    tokenizer = byte_level_tokenizer()
+    save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
+    policy, _ = load_policy(ModelConfig(path=str(tmp_path / "policy"), device="cpu"))
+    options = ("--tasks", folder, "--policy", tmp_path / "policy", "--turn-tokens", 30, "--group-size", 2)
+    with WireServer(kind, Backend(policy, tokenizer)) as server:
+        at = ("--engine", kind, "--server-url", server.url)
+        assert run(*options, *at, "--out", tmp_path / "served").exit_code == 0
+        assert run(*options, "--out", tmp_path / "here").exit_code == 0
+        there, here = (
+            [json.loads(line) for line in (tmp_path / n / "trajectories.jsonl").read_text().splitlines()]
+            for n in ("served", "here")
+        )
+        assert [t["prompt_ids"] for t in there] == [t["prompt_ids"] for t in here]
+        assert all(len(turn["action_ids"]) == len(turn["logprobs"]) for t in there for turn in t["turns"])
+        pieces = byte_level_tokenizer(["def add(a, b): return a + b"] * 9, vocab_size=300)
+        save_policy(tiny_model(pieces, 0, hidden=32, layers=1), pieces, tmp_path / "other")
+        with pytest.raises(ModelError, match="another tokenizer"):
+            run("--tasks", folder, "--policy", tmp_path / "other", *at)
+        with pytest.raises(ConfigError, match="needs --server-url"):
+            run(*options, "--engine", kind)
+        with pytest.raises(ConfigError, match="reads no --server-url"):
+            run(*options, "--server-url", server.url)
+        with pytest.raises(ConfigError, match="samples models, and oracle is none"):
+            run("--tasks", folder, "--policy", "oracle", *at)
 
 
 def test_errors_say_what_to_do(folder, tmp_path):

@@ -1,0 +1,268 @@
+"""An `Engine` over a vLLM or SGLang server: token ids in, token ids and log-probs out, the policy's weights kept up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from composer_replication.errors import ModelError
+from composer_replication.rollout.protocol import Sample, SampleRequest
+from composer_replication.rollout.serving.http import Http
+from composer_replication.rollout.serving.sglang import SglangServer
+from composer_replication.rollout.serving.vllm import VllmServer
+from composer_replication.rollout.serving.weights import PREFIX, PolicySource, keep_only, write_whole
+from composer_replication.rollout.serving.wire import Answer, Ask, Server, checked
+
+__all__ = ["ServingEngine", "open_server"]
+
+_log = logging.getLogger(__name__)
+
+TOLERANCE = 0.1
+"""Nats: the most by which the log-probs of policy and server may differ, in the mean over a probe's tokens. Rounding to bfloat16
+stays below; other weights, another model or another temperature do not."""
+_PROBE_TOKENS, _PROBE_TOP = 32, 8
+_PROBE_TEMPERATURE = 2.0
+
+T = TypeVar("T")
+
+
+def open_server(
+    kind: Literal["vllm", "sglang"], url: str, *, timeout_s: float = 1800.0, attempts: int = 6, model: str | None = None
+) -> Server:
+    """The server of a kind at an address; nothing is sent yet.
+
+    Args:
+        url: `http://HOST:PORT`.
+        timeout_s: most seconds that one turn may take.
+        attempts: at what costs nothing when it fails: refused connections and the statuses 429 and 503.
+        model: for vLLM: name under which it serves the policy, by default its only model.
+    """
+    http = Http(url, timeout_s=timeout_s, attempts=attempts)
+    return VllmServer(http, model) if kind == "vllm" else SglangServer(http)
+
+
+class ServingEngine:
+    """Samples turns from a server that many requests reach at once.
+
+    Sessions are kept here as token ids; the server's prefix cache spares it to read them again. With a policy, its weights are
+    loaded into the server before the first turn and before the first one after each `reset`, and what every turn was sampled
+    from is checked: other weights than those are an error, be it another client's or those of a server started again.
+
+    Args:
+        stop_ids: tokens that end a turn.
+        probe_ids: some token ids of the policy's vocabulary; by their continuation the server is proved.
+        probe_text: what they encode; where it is given, the server's tokenizer has to agree.
+        policy: what the server is to hold; None takes its weights as they are.
+        folder: for the policy's weights; the server must read it under the same path.
+        tolerance: nats, see `TOLERANCE`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        stop_ids: Sequence[int],
+        probe_ids: Sequence[int],
+        probe_text: str | None = None,
+        policy: PolicySource | None = None,
+        folder: Path | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        if (policy is None) != (folder is None):
+            raise ValueError("a policy needs a folder to pass through, and a folder a policy")
+        self._server = server
+        self._stop_ids, self._probe_ids = tuple(sorted(set(stop_ids))), tuple(probe_ids)
+        self._probe_text = probe_text
+        self._policy, self._folder, self._tolerance = policy, folder, tolerance
+        self._sessions: dict[str, tuple[int, ...]] = {}
+        self._window: int | None = None
+        self._run, self._pushes = uuid.uuid4().hex[:8], 0
+        self._pushed: str | None = None
+        """Label of the policy's weights in the server: None when it has none yet."""
+        self._stale = policy is not None
+        self.policy_version: int | None = None
+        """Version of the policy that the server holds; None before its weights were loaded, and without a policy."""
+
+    @property
+    def url(self) -> str:
+        return self._server.http.url
+
+    @property
+    def context_window(self) -> int:
+        if self._window is None:
+            self.check()
+        assert self._window is not None
+        return self._window
+
+    def close(self, sessions: Sequence[str]) -> None:
+        for name in sessions:
+            self._sessions.pop(name, None)
+
+    def reset(self) -> None:
+        """To be called after each change of the weights: before the next turn the server gets them, and an empty cache."""
+        self._sessions.clear()
+        self._stale = self._policy is not None
+
+    def end(self) -> None:
+        """Close the connections, for good. Happens by itself when the program ends."""
+        self._server.http.end()
+
+    def check(self) -> None:
+        """Ask the server for everything that sampling needs.
+
+        Raises:
+            ModelError: it is not there or of another kind, its log-probs are not those of the distribution it samples from, or it
+                cannot load the policy's weights; names the option that it has to be started with.
+        """
+        self._await(self._check())
+
+    def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
+        """Sample one turn for every request, in order; all are under way together.
+
+        Raises:
+            ModelError: the server fails or answers something else than asked for, a context leaves its window, or its weights are
+                not the policy's. No session has moved then.
+            StorageError: the policy's weights cannot be written.
+        """
+        if not requests:
+            return []
+        if self._window is None:
+            self.check()
+        if self._stale:
+            self.push()
+        asks = [self._ask(request, temperature) for request in requests]
+        answers = self._await(self._sample(asks))
+        for request, ask, answer in zip(requests, asks, answers, strict=True):
+            self._sessions[request.session] = ask.ids + answer.ids
+        return [Sample(ids=a.ids, logprobs=a.logprobs, finished=a.ids[-1] in self._stop_ids) for a in answers]
+
+    def push(self) -> None:
+        """Load the policy's weights into the server and prove that it samples from them. `sample` does it when it has to.
+
+        Full weights: the server answers what is under way, holds back what comes, loads the folder and empties its cache. An
+        adapter gets a new name, and requests name theirs, so that nothing waits.
+
+        Raises:
+            ModelError: it cannot, or its log-probs are others than the policy's own.
+            StorageError: the folder cannot be written.
+        """
+        assert self._policy is not None
+        assert self._folder is not None
+        version = self._policy.version
+        self._pushes += 1
+        label = f"{PREFIX}{self._run}-{version}-{self._pushes}"
+        write_whole(self._policy, self._folder / label)
+        before, self._pushed, self.policy_version = self._pushed, None, None
+        self._await(self._load(self._folder.absolute() / label, label, before))
+        self._pushed, self.policy_version, self._stale = label, version, False
+        keep_only(self._folder / label)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._server.http.run(work)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+
+    @property
+    def _adapter(self) -> str | None:
+        return self._pushed if self._policy is not None and self._policy.is_adapter else None
+
+    def _ask(self, request: SampleRequest, temperature: float) -> Ask:
+        ids = self._sessions.get(request.session, ()) + tuple(request.new_ids)
+        if not ids or request.max_new_tokens < 1:
+            raise ValueError(f"session {request.session!r} has nothing to read or nothing to sample")
+        needed = len(ids) + request.max_new_tokens
+        if needed > self.context_window:
+            raise ModelError(
+                f"session {request.session!r} may need {needed} positions and {self.url} has {self.context_window}",
+                fix="lower budgets.context_tokens, or start the server with a longer context",
+            )
+        return Ask(
+            ids=ids,
+            max_new_tokens=request.max_new_tokens,
+            temperature=temperature,
+            seed=request.seed,
+            stop_ids=self._stop_ids,
+        )
+
+    async def _sample(self, asks: Sequence[Ask]) -> list[Answer]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._one(ask, self._adapter)) for ask in asks]
+        answers = [task.result() for task in tasks]
+        if self._pushed is not None:
+            labels = {a.weights for a in answers if a.weights is not None} or {await self._server.weights()}
+            if labels != {self._pushed}:
+                others = ", ".join(sorted(labels - {self._pushed}))
+                raise ModelError(
+                    f"{self.url} sampled from the weights {others!r} and not from this policy's",
+                    fix="it was started again or another client loaded weights: keep it for one run at a time, and repeat the "
+                    "command, which loads them anew",
+                )
+        return answers
+
+    async def _one(self, ask: Ask, adapter: str | None) -> Answer:
+        return checked(await self._server.generate(ask, adapter), ask, self.url)
+
+    def _probe(self, temperature: float, tokens: int, top: int = 0) -> Ask:
+        return Ask(
+            ids=self._probe_ids,
+            max_new_tokens=tokens,
+            temperature=temperature,
+            seed=0,
+            stop_ids=self._stop_ids,
+            top=top,
+        )
+
+    async def _check(self) -> None:
+        facts = await self._server.facts()
+        for note in facts.notes:
+            _log.warning("%s: %s", self.url, note)
+        if self._policy is not None:
+            await self._server.require_loading(adapter=self._policy.is_adapter)
+        if self._probe_text is not None and tuple(await self._server.encode(self._probe_text)) != self._probe_ids:
+            raise ModelError(
+                f"{self.url} serves a model with another tokenizer than the policy's", fix="serve the policy, or name its folder"
+            )
+        likeliest = [(await self._one(self._probe(t, 1, _PROBE_TOP), None)).top for t in (1.0, _PROBE_TEMPERATURE)]
+        both = sorted(likeliest[0].keys() & likeliest[1].keys(), key=likeliest[0].__getitem__)
+        spread = [tops[both[-1]] - tops[both[0]] for tops in likeliest] if len(both) > 1 else [0.0, 0.0]
+        if min(spread) <= 0.0 or spread[0] / spread[1] < _PROBE_TEMPERATURE**0.5:
+            raise ModelError(
+                f"{self.url} returns log-probs that do not depend on the temperature, and so are not those of the distribution "
+                "that it samples from",
+                fix=self._server.processed_fix,
+            )
+        self._window = facts.window
+
+    async def _load(self, folder: Path, label: str, before: str | None) -> None:
+        assert self._policy is not None
+        adapter = label if self._policy.is_adapter else None
+        if adapter is None:
+            await self._server.load_weights(folder, label)
+        else:
+            await self._server.load_adapter(folder, label)
+        answer = await self._one(self._probe(1.0, _PROBE_TOKENS), adapter)
+        own = self._policy.logprobs(self._probe_ids, answer.ids)
+        apart = statistics.fmean(abs(a - b) for a, b in zip(own, answer.logprobs, strict=True))
+        if not apart <= self._tolerance:
+            raise ModelError(
+                f"{self.url} loaded {folder}, but its log-probs are {apart:.2f} nats from the policy's own (at most "
+                f"{self._tolerance:g} is rounding)",
+                fix="serve a model of the policy's shape, without quantization, and start the server again"
+                + self._server.proof_note,
+            )
+        if adapter is not None and before is not None:
+            await self._server.unload_adapter(before)
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside a group of groups."""
+    inner = errors.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -1,0 +1,170 @@
+"""JSON over HTTP to a server that samples. What costs nothing is repeated, and whatever fails is one sentence.
+
+A connection that is refused and the statuses 429 and 503 are tried again, with growing pauses. A connection that breaks while the
+server is at work is not: the server was killed or crashed, and another one in its place may hold other weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import openai
+
+from composer_replication.errors import ConfigError, ModelError
+
+__all__ = ["KEY_VARIABLE", "Http", "RefusedError"]
+
+KEY_VARIABLE = "COMPOSER_SERVER_KEY"
+"""Environment variable with the server's `--api-key`, where it has one."""
+
+_CONNECT_S = 10.0
+_BUSY = frozenset({429, 503})
+_NEVER_SENT = frozenset({"ConnectError", "ConnectTimeout"})
+"""Names of transport errors before a request has left; by name, because their library depends on the version of openai."""
+
+T = TypeVar("T")
+
+
+class RefusedError(Exception):
+    """The server answered with an error.
+
+    Args:
+        status: of HTTP, from 400.
+        message: the server's own words.
+    """
+
+    def __init__(self, url: str, path: str, status: int, message: str) -> None:
+        super().__init__(message)
+        self.url, self.path, self.status, self.message = url, path, status, message
+
+    def as_model_error(self, fix: str = "look at the server's log") -> ModelError:
+        """For whoever has nothing better to say about it."""
+        return ModelError(f"{self.url}{self.path} answered HTTP {self.status}: {self.message}", fix=fix)
+
+
+class Http:
+    """One server. `run` carries out coroutines that call `get` and `post`; its connections stay open between runs.
+
+    Args:
+        url: of the server's root, `http://HOST:PORT`.
+        timeout_s: most seconds without a byte from the server.
+        attempts: at a request that costs nothing when it fails.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, attempts: int) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is no address of a server", fix="write it as http://HOST:PORT")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._timeout_s, self._attempts = timeout_s, attempts
+        self._client = openai.AsyncOpenAI(
+            api_key=os.environ.get(KEY_VARIABLE) or "none",
+            base_url=self.url,
+            timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
+            max_retries=0,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._finalizer = weakref.finalize(self, _end, self._loop, self._client)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, from any thread, one at a time, none of which runs an event loop."""
+        return self._loop.run_until_complete(work)
+
+    def end(self) -> None:
+        """Close the connections, for good. Happens by itself when the program ends."""
+        self._finalizer()
+
+    async def get(self, path: str) -> Any:
+        """What `post` gives."""
+        return await self._ask("GET", path, None)
+
+    async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The answer: JSON data, or its text where it is none.
+
+        Raises:
+            RefusedError: a status from 400 that does not pass by itself.
+            ModelError: the server cannot be reached, stays busy, dies, does not answer in time, or wants a key.
+        """
+        return await self._ask("POST", path, body)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return _parsed(await self._send(method, path, body))
+            except openai.APIStatusError as error:
+                failure = self._refused(path, error)
+                if error.status_code not in _BUSY:
+                    raise failure from error
+            except openai.APITimeoutError as error:
+                if type(error.__cause__).__name__ not in _NEVER_SENT:
+                    raise self._silent(path) from error
+                failure = self._unreachable(error)
+            except openai.APIConnectionError as error:
+                if type(error.__cause__).__name__ not in _NEVER_SENT:
+                    raise self._broken(path, error) from error
+                failure = self._unreachable(error)
+            if attempt < self._attempts:
+                await asyncio.sleep(min(4.0, 0.125 * 2**attempt))
+        raise failure
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> str:
+        if method == "GET":
+            return await self._client.get(path, cast_to=str)
+        return await self._client.post(path, cast_to=str, body=body)
+
+    # --- what is said of it -----------------------------------------------------------------------------------------------
+
+    def _refused(self, path: str, error: openai.APIStatusError) -> ModelError | RefusedError:
+        if error.status_code in (401, 403):
+            return ModelError(
+                f"{self.url}{path} answered HTTP {error.status_code}: {_words(error)}",
+                fix=f"put the server's key into the environment variable {KEY_VARIABLE}",
+            )
+        if error.status_code in _BUSY:
+            return ModelError(
+                f"{self.url}{path} is busy: HTTP {error.status_code} {self._attempts} times in a row: {_words(error)}",
+                fix="wait until it has started or other clients leave it room",
+            )
+        return RefusedError(self.url, path, error.status_code, _words(error))
+
+    def _unreachable(self, error: openai.APIConnectionError) -> ModelError:
+        return ModelError(
+            f"no server can be reached at {self.url}: {error.__cause__ or error}",
+            fix="start it and wait until it answers, or correct the address",
+        )
+
+    def _broken(self, path: str, error: openai.APIConnectionError) -> ModelError:
+        return ModelError(
+            f"the connection to {self.url}{path} broke before the answer was whole: {error.__cause__ or error}",
+            fix="the server was killed or crashed: look at its log, start it again, then repeat the command",
+        )
+
+    def _silent(self, path: str) -> ModelError:
+        return ModelError(
+            f"{self.url}{path} sent nothing for {self._timeout_s:g} s",
+            fix="raise the limit if one answer may take that long; otherwise look at the server's log",
+        )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _words(error: openai.APIStatusError) -> str:
+    """The server's own message: vLLM's is an object, SGLang's an object or a text."""
+    body = error.body if isinstance(error.body, dict) else {}
+    said = body.get("message") or body.get("detail") or error.response.text or error.message
+    return " ".join(str(said).split())[:500]
+
+
+def _end(loop: asyncio.AbstractEventLoop, client: openai.AsyncOpenAI) -> None:
+    if not loop.is_closed():
+        loop.run_until_complete(client.close())
+        loop.close()

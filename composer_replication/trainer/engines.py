@@ -1,0 +1,104 @@
+"""What a trainee samples with: its own model in this process, or a server that is given its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from composer_replication.causal_lm import evaluating, sequence_logprobs
+from composer_replication.config import RunConfig
+from composer_replication.rollout.protocol import Engine
+from composer_replication.rollout.serving import ServingEngine, open_server
+from composer_replication.rollout.transformers_engine import TransformersEngine, stop_ids_of
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.models import save_policy
+
+__all__ = ["LearnerPolicy", "PolicyEngine", "open_engine", "open_server_engine"]
+
+_PROBE = 'def total(prices):\n    """The sum of all prices."""\n    return '
+
+
+class PolicyEngine(Engine, Protocol):
+    """An engine over a policy that learns."""
+
+    def reset(self) -> None:
+        """Forget every session. To be called after each change of the weights."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerPolicy:
+    """The policy of a learner, as a serving engine wants it."""
+
+    learner: Learner
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    @property
+    def is_adapter(self) -> bool:
+        return hasattr(self.learner.policy, "peft_config")
+
+    def save(self, folder: Path) -> None:
+        save_policy(self.learner.policy, self.tokenizer, folder)
+
+    @torch.no_grad()
+    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Sequence[float]:
+        policy: Any = self.learner.policy
+        rows = torch.tensor([[*prompt_ids, *ids]], device=policy.device)
+        wanted = torch.zeros_like(rows)
+        wanted[:, len(prompt_ids) :] = 1
+        with evaluating(policy):
+            scored: list[float] = sequence_logprobs(policy, rows, None, wanted)[0, len(prompt_ids) :].tolist()
+        return scored
+
+
+def open_engine(config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, arm: str, folder: Path) -> PolicyEngine:
+    """The engine that a run file names.
+
+    Args:
+        folder: where a server finds the policy's weights, unless the run file names another place.
+
+    Raises:
+        ModelError: the policy cannot be sampled from, or the server lacks something (`ServingEngine.check`).
+    """
+    rollout, policy = config.rollout, learner.policy
+    if rollout.engine == "transformers":
+        return TransformersEngine(policy, tokenizer)
+    assert rollout.server_url is not None
+    elsewhere = rollout.server_weights
+    engine = ServingEngine(
+        open_server(rollout.engine, rollout.server_url, timeout_s=rollout.stall_s),
+        stop_ids=sorted(stop_ids_of(policy.generation_config, tokenizer)),
+        probe_ids=_probe_ids(tokenizer),
+        policy=LearnerPolicy(learner, tokenizer),
+        folder=folder if elsewhere is None else elsewhere / config.name / arm,
+    )
+    engine.check()
+    return engine
+
+
+def open_server_engine(
+    kind: Literal["vllm", "sglang"], url: str, tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None
+) -> ServingEngine:
+    """An engine that takes a server's weights as they are. Raises ModelError as `ServingEngine.check`."""
+    engine = ServingEngine(
+        open_server(kind, url),
+        stop_ids=sorted(stop_ids_of(generation, tokenizer)),
+        probe_ids=_probe_ids(tokenizer),
+        probe_text=_PROBE,
+    )
+    engine.check()
+    return engine
+
+
+def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    ids: list[int] = tokenizer.encode(_PROBE, add_special_tokens=False)
+    return ids

@@ -1,0 +1,80 @@
+"""Runs that sample from a server: real samples and log-probs over the wire of vLLM and of SGLang."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+from world import World, composer, finish
+
+from composer_replication.config import ModelConfig
+from composer_replication.observe import RunDir, deterministic
+from composer_replication.trainer.models import load_policy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from wire_servers import Backend, WireServer
+
+
+class Dying(Backend):
+    """Breaks its connections once it has loaded weights `loads` times."""
+
+    loads = -1
+
+    def load(self, folder: str) -> None:
+        super().load(folder)
+        self.loads -= 1
+        if self.loads == 0:
+            self.faults.add("crash")
+
+
+def served(run_file: Path, kind: str, url: str) -> str:
+    data = tomllib.loads(run_file.read_text())
+    data["rollout"] |= {"engine": kind, "server_url": url}
+    data["loss"] = {"rlvr": {"importance": "icepop"}}
+    run_file.write_text(tomli_w.dumps(data))
+    return str(run_file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_run_over_a_server_that_dies_and_comes_back_ends_as_one_that_was_left_alone(
+    world: World, run_file: Path, kind: str
+) -> None:
+    policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
+    backend = Dying(policy, tokenizer)
+    with WireServer(kind, backend) as server:
+        words = ("train", served(run_file, kind, server.url))
+        finish(*words, "--name", "whole", cwd=run_file.parent)
+        labels = [body for path, body in backend.asked if path in ("/collective_rpc", "/update_weights_from_disk")]
+        assert len(labels) == 5, "before the first rollout, and after each step where something is sampled"
+
+        backend.loads = 3
+        process = composer(*words, "--name", "killed", cwd=run_file.parent)
+        said, _ = process.communicate()
+        assert process.returncode == 5, said
+        assert "broke before the answer was whole" in said.replace("\n", " ")
+        backend.faults.clear()
+        backend.label = "default"
+        finish(*words, "--name", "killed", "--resume", cwd=run_file.parent)
+
+    whole, killed = (RunDir(run_file.parent / "runs" / name) for name in ("whole", "killed"))
+    metrics = [[(m.step, deterministic(m.values)) for m in run.read_metrics()] for run in (whole, killed)]
+    assert metrics[0] == metrics[1]
+    means = [values["rlvr/importance/mean"] for _, values in metrics[0] if "rlvr/importance/mean" in values]
+    assert means
+    assert means == pytest.approx([1.0] * len(means), abs=1e-4)
+    for step in range(1, 5):
+        for run in (whole, killed):
+            assert {t.policy_version for t in run.read_trajectories("main", step)} == {step - 1}
+
+
+def test_a_server_that_lacks_something_is_said_before_the_run_starts(world: World, run_file: Path) -> None:
+    policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
+    with WireServer("vllm", Backend(policy, tokenizer, ("no_loading",))) as server:
+        process = composer("train", served(run_file, "vllm", server.url), cwd=run_file.parent)
+        said, _ = process.communicate()
+        assert process.returncode == 5, said
+        assert "VLLM_SERVER_DEV_MODE=1" in said

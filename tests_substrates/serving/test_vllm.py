@@ -1,0 +1,280 @@
+"""vLLM itself, on the CPU: COMPOSER_TEST_VLLM names an interpreter that has it. Three starts, a minute or so each."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from composer_replication.cli import main
+from composer_replication.embedded.language import project_path
+from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
+from composer_replication.embedded.warm_start import imitate
+from composer_replication.errors import ModelError
+from composer_replication.rollout.serving import ServingEngine, open_server
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tasks.build import BuildOptions, build_tasks
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.models import save_policy
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tools"))
+from served_policy import Policy, ask, unlike
+from vllm_process import OPTIONS, Vllm, vllm
+
+PYTHON = os.environ["COMPOSER_TEST_VLLM"]
+TOKENIZER = tiny_tokenizer()
+PROMPT = tuple(TOKENIZER.encode("def total(prices):\n    return "))
+STOP = (TOKENIZER.eos_token_id,)
+TOLERANCE = 1e-5
+"""Nats between two float32 implementations; 1e-6 is usual."""
+
+
+def untied(seed: int) -> Qwen3ForCausalLM:
+    """A policy with a head of its own: vLLM on a CPU cannot reload one that is tied to the embeddings."""
+    tied = tiny_model(TOKENIZER, seed)
+    config = copy.deepcopy(tied.config)
+    config.tie_word_embeddings = False
+    made = Qwen3ForCausalLM(config)
+    made.load_state_dict({name: weight.clone() for name, weight in tied.state_dict().items()})
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Vllm]:
+    torch.set_num_threads(1)
+    home = tmp_path_factory.mktemp("vllm")
+    save_policy(untied(7), TOKENIZER, home / "policy")
+    with vllm(PYTHON, home / "policy", home, *OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy(untied(0), TOKENIZER)
+
+
+@pytest.fixture
+def engine(server, policy, tmp_path) -> Iterator[ServingEngine]:
+    made = ServingEngine(
+        open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=policy, folder=tmp_path / "weights"
+    )
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
+def test_logprobs_are_those_of_the_trainers_forward_pass(engine, policy, temperature):
+    for sample in engine.sample(ask(PROMPT, *"abcdefgh", tokens=64), temperature=temperature):
+        assert unlike(policy.logprobs(PROMPT, sample.ids, temperature or 1.0), sample.logprobs) < TOLERANCE
+
+
+def test_greedy_turns_are_those_of_the_trainers_own_engine(engine, policy):
+    own, new = TransformersEngine(policy.model, TOKENIZER, stop_ids=STOP), PROMPT
+    for _turn in range(3):
+        theirs, ours = (e.sample(ask(new, "a", "b", tokens=64), temperature=0.0) for e in (engine, own))
+        assert [(s.ids, s.finished) for s in theirs] == [(s.ids, s.finished) for s in ours]
+        new = tuple(TOKENIZER.encode("\nnext: "))
+
+
+def test_a_seed_decides_the_sample_whatever_else_is_under_way(engine):
+    alone = [engine.sample(ask(PROMPT, name, tokens=32, seed=i), temperature=1.0)[0] for i, name in enumerate("abcd")]
+    engine.close("abcd")
+    together = engine.sample(ask(PROMPT, *"abcd", tokens=32), temperature=1.0)
+    assert [s.ids for s in together] == [s.ids for s in alone]
+    assert len({s.ids for s in alone}) == 4
+
+
+def test_a_reload_and_nothing_else_changes_the_weights(engine, policy, server):
+    first = engine.sample(ask(PROMPT, "a", tokens=32), temperature=0.0)[0]
+    hits = server.metric("vllm:prefix_cache_hits_total")
+    policy.model, policy.version = untied(1), 1
+    again = engine.sample(ask(PROMPT, "b", tokens=32), temperature=0.0)[0]
+    assert again.ids == first.ids
+    assert unlike(policy.logprobs(PROMPT, again.ids), again.logprobs) > 0.05
+    engine.reset()
+    new = engine.sample(ask(PROMPT, "a", tokens=32), temperature=0.0)[0]
+    assert engine.policy_version == 1
+    assert unlike(policy.logprobs(PROMPT, new.ids), new.logprobs) < TOLERANCE
+    long = tuple(PROMPT * 20)  # what was cached under the old weights would show here
+    sample = engine.sample(ask(long, "c", tokens=32), temperature=1.0)[0]
+    assert unlike(policy.logprobs(long, sample.ids), sample.logprobs) < TOLERANCE
+    assert server.metric("vllm:prefix_cache_hits_total") >= hits
+
+
+def test_requests_under_way_are_answered_by_the_old_weights_and_later_ones_by_the_new(engine, policy, server, tmp_path):
+    engine.sample(ask(PROMPT, "a"), temperature=0.0)
+    old = copy.deepcopy(policy)
+    other = ServingEngine(open_server("vllm", server.url), stop_ids=(), probe_ids=PROMPT)
+    other.check()
+    found = []
+    busy = threading.Thread(
+        target=lambda: found.extend(other.sample(ask(PROMPT, *map(str, range(16)), tokens=600), temperature=1.0))
+    )
+    busy.start()
+    while server.metric("vllm:num_requests_running") < 16:
+        pass
+    policy.model, policy.version = untied(2), 1
+    engine.reset()
+    (new,) = engine.sample(ask(PROMPT, "a", tokens=32), temperature=0.0)
+    busy.join()
+    other.end()
+    assert len(found) == 16
+    for sample in found:
+        assert unlike(old.logprobs(PROMPT, sample.ids), sample.logprobs) < TOLERANCE
+    assert unlike(policy.logprobs(PROMPT, new.ids), new.logprobs) < TOLERANCE
+
+
+def test_adapters_are_swapped_by_name(server, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    base = Policy(untied(0), TOKENIZER)
+    with_base = ServingEngine(
+        open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=base, folder=tmp_path / "b"
+    )
+    plain = with_base.sample(ask(PROMPT, "a", tokens=32), temperature=0.0)[0]
+    options = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    policy = Policy(get_peft_model(copy.deepcopy(base.model), options), TOKENIZER, is_adapter=True)
+    engine = ServingEngine(open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=policy, folder=tmp_path / "w")
+    for version in range(4):
+        policy.version = version
+        with torch.no_grad():
+            for name, weight in policy.model.named_parameters():
+                if "lora_B" in name:
+                    weight += 0.2
+        engine.reset()
+        sample = engine.sample(ask(PROMPT, "a", tokens=32), temperature=1.0)[0]
+        assert engine.policy_version == version
+        assert unlike(policy.logprobs(PROMPT, sample.ids), sample.logprobs) < TOLERANCE
+    assert with_base.sample(ask(PROMPT, "b", tokens=32), temperature=0.0)[0] == plain, "the policy without it is as it was"
+    models = engine._server.http.run(engine._server.http.get("/v1/models"))["data"]
+    assert len(models) == 2, "former adapters are unloaded"
+    with_base.end()
+    engine.end()
+
+
+def test_a_folder_that_the_server_cannot_load(engine, policy, tmp_path, monkeypatch):
+    engine.sample(ask(PROMPT, "a"), temperature=0.0)
+    monkeypatch.setattr(policy, "save", lambda folder: None)
+    engine.reset()
+    with pytest.raises(ModelError, match="stays paused") as raised:
+        engine.sample(ask(PROMPT, "a"), temperature=0.0)
+    assert "readable under this path" in raised.value.fix
+    monkeypatch.undo()
+    (sample,) = engine.sample(ask(PROMPT, "a", tokens=32), temperature=0.0)
+    assert unlike(policy.logprobs(PROMPT, sample.ids), sample.logprobs) < TOLERANCE
+
+
+def test_the_window_and_the_vocabulary(engine, server):
+    assert engine.context_window == 1024
+    with pytest.raises(ModelError, match="may need"):
+        engine.sample(ask(PROMPT, "a", tokens=1024), temperature=1.0)
+    full = tuple(PROMPT * 100)[:1000]
+    (sample,) = engine.sample(ask(full, "a", tokens=24), temperature=1.0)
+    assert sample.finished or len(sample.ids) == 24
+    with pytest.raises(ModelError, match="out of vocabulary") as raised:
+        engine.sample(ask((5000,), "b"), temperature=1.0)
+    assert "tokenizer" in raised.value.fix
+
+
+def test_a_run_trains_on_what_it_samples(server, tmp_path, capsys):
+    options = BuildOptions(packages=("harbour/cargo.py",), max_tasks=3)
+    build_tasks(str(project_path("harbour")), tmp_path / "tasks", options)
+    model = untied(0)
+    imitate(model, ChatRenderer(TOKENIZER), steps=60, seed=0, batch_size=4)
+    save_policy(model, TOKENIZER, tmp_path / "policy")
+    (tmp_path / "run.toml").write_text(
+        f"""
+name = "served"
+steps = 3
+threads = 1
+[model]
+path = "policy"
+device = "cpu"
+[tasks]
+train = "tasks"
+[rollout]
+engine = "vllm"
+server_url = "{server.url}"
+groups = 2
+group_size = 3
+turn_tokens = 48
+trajectory_tokens = 144
+context_tokens = 640
+max_turns = 4
+temperature = 0.8
+[loss]
+rlvr.importance = "tis"
+replay.weight = 0.0
+[optimizer]
+learning_rate = 1e-3
+"""
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "run.toml")])
+    assert ended.value.code == 0, capsys.readouterr()
+    run = tmp_path / "runs" / "served"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    means = [s["values"]["rlvr/importance/mean"] for s in steps if "rlvr/importance/mean" in s["values"]]
+    assert means == pytest.approx([1.0] * len(means), abs=1e-4)
+    print(json.dumps({"importance_means": means}))
+
+
+def test_a_server_that_is_not_started_as_it_must_be(tmp_path):
+    save_policy(untied(0), TOKENIZER, tmp_path / "policy")
+    with vllm(PYTHON, tmp_path / "policy", tmp_path, environment={}) as running:
+        at = open_server("vllm", running.url)
+        plain = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT)
+        with pytest.raises(ModelError, match="do not depend on the temperature") as raised:
+            plain.check()
+        assert raised.value.fix == "start vLLM with --logprobs-mode processed_logprobs"
+        for adapter, needed in ((False, "VLLM_SERVER_DEV_MODE=1"), (True, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")):
+            learning = Policy(untied(0), TOKENIZER, is_adapter=adapter)
+            engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=learning, folder=tmp_path / "w")
+            with pytest.raises(ModelError, match="while it runs") as raised:
+                engine.check()
+            assert needed in raised.value.fix
+        plain.end()
+
+
+def test_a_tied_head_is_found_out_and_a_killed_server_is_an_error(tmp_path):
+    save_policy(tiny_model(TOKENIZER, 0), TOKENIZER, tmp_path / "policy")
+    with vllm(PYTHON, tmp_path / "policy", tmp_path, *OPTIONS) as running:
+        tied = Policy(tiny_model(TOKENIZER, 0), TOKENIZER)
+        at = open_server("vllm", running.url, attempts=2)
+        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=tied, folder=tmp_path / "w")
+        engine.sample(ask(PROMPT, "a"), temperature=1.0)
+        tied.model, tied.version = tiny_model(TOKENIZER, 1), 1
+        engine.reset()
+        with pytest.raises(ModelError, match="nats from the policy's own") as raised:
+            engine.sample(ask(PROMPT, "a"), temperature=1.0)
+        assert "tied" in raised.value.fix
+
+        other = ServingEngine(at, stop_ids=(), probe_ids=PROMPT)
+        other.check()
+        raised = []
+
+        def sample() -> None:
+            try:
+                other.sample(ask(PROMPT, *map(str, range(16)), tokens=900), temperature=1.0)
+            except ModelError as error:
+                raised.append(error)
+
+        busy = threading.Thread(target=sample)
+        busy.start()
+        while running.metric("vllm:num_requests_running") < 16:
+            pass
+        os.killpg(running.process.pid, signal.SIGKILL)
+        busy.join()
+        assert "broke before the answer was whole" in raised[0].message
+        with pytest.raises(ModelError, match="no server can be reached"):
+            other.check()
+        engine.end()
