@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker verl remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-serving bench-substrates bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ verl: env ## Test the substrate verl: its engine, and a run of main_ppo on Ray a
 
 remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
 	@$(BIN)/nox --session remote
+
+serving: env ## Test sampling and weight loading with vLLM on the CPU, in an environment of its own (3.5 GB)
+	@$(BIN)/nox --session serving
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check
@@ -120,6 +123,9 @@ bench-replay: env ## Measure trace replay: the pool's overhead, its ledger as a 
 bench-substrates: env ## Measure the same steps on every substrate, in an environment of its own for each; ends with a line of JSON
 	@$(BIN)/nox --install-only --session trl verl mesh monarch
 	@$(BIN)/python benchmarks/substrates.py
+
+bench-serving: env ## Measure tokens per second of the engine in this process and of vLLM, in an environment of its own
+	@$(BIN)/nox --session bench-serving
 
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py

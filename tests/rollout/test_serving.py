@@ -111,6 +111,7 @@ def _open_when(backend, count):
         ("refuses", "HTTP 500: out of memory"),
         ("always_busy", "busy: HTTP 503"),
         ("crash", "broke before the answer was whole"),
+        ("page", "is no (vLLM|SGLang) server"),
     ],
 )
 def test_what_a_server_lacks_is_said_before_anything_is_sampled(kind, fault, said):
@@ -270,6 +271,10 @@ def test_weights_of_somebody_else_are_found_out(kind, tmp_path):
         backend.label = "default"  # as after a new start
         with pytest.raises(ModelError, match="sampled from the weights 'default'"):
             engine.sample(ask("b"), temperature=1.0)
+        if kind == "vllm":
+            backend.faults.add("no_loading")
+            with pytest.raises(ModelError, match="/weight_info answered HTTP 404"):
+                engine.sample(ask("b"), temperature=1.0)
 
 
 def test_a_server_that_cannot_load(kind, tmp_path):

@@ -31,7 +31,7 @@ class Backend:
     Faults: `raw` (log-probs untempered), `no_ids`, `no_logprobs`, `short` (a log-prob is missing), `nan`, `alien_stop` (a turn
     ends at its first token), `cut` (so does its length), `reads_more` (a token before the prompt), `hold` (never answers), `busy`
     (503 twice), `always_busy`, `crash` (breaks the connection), `keeps` (says it has loaded weights, and has not), `no_loading`,
-    `refuses` (500).
+    `refuses` (500), `page` (answers everything with a page).
     """
 
     def __init__(self, model: Any, tokenizer: Any, faults: tuple[str, ...] = (), *, key: str = "") -> None:
@@ -109,6 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
         backend.asked.append((self.path, body))
         if backend.key and self.headers.get("Authorization") != f"Bearer {backend.key}":
             return self.send(401, {"error": "Unauthorized"})
+        if "page" in backend.faults:
+            return self.send(200, "<html>")
         if body is None and path in self.posts and "no_loading" not in backend.faults:
             return self.send(405, {"detail": "Method Not Allowed"})
         if path in ("/v1/completions", "/generate"):

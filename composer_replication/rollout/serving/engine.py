@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from composer_replication.errors import ModelError
 from composer_replication.rollout.protocol import Sample, SampleRequest
-from composer_replication.rollout.serving.http import Http
+from composer_replication.rollout.serving.http import Http, RefusedError
 from composer_replication.rollout.serving.sglang import SglangServer
 from composer_replication.rollout.serving.vllm import VllmServer
 from composer_replication.rollout.serving.weights import PREFIX, PolicySource, keep_only, write_whole
@@ -158,7 +158,11 @@ class ServingEngine:
         label = f"{PREFIX}{self._run}-{version}-{self._pushes}"
         write_whole(self._policy, self._folder / label)
         before, self._pushed, self.policy_version = self._pushed, None, None
-        self._await(self._load(self._folder.absolute() / label, label, before))
+        adapter = label if self._policy.is_adapter else None
+        self._await(self._load(self._folder.absolute() / label, label, adapter))
+        self._prove(adapter)
+        if adapter is not None and before is not None:
+            self._await(self._server.unload_adapter(before))
         self._pushed, self.policy_version, self._stale = label, version, False
         keep_only(self._folder / label)
 
@@ -167,8 +171,9 @@ class ServingEngine:
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return self._server.http.run(work)
-        except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+        except (RefusedError, BaseExceptionGroup) as failed:
+            error = _first(failed) if isinstance(failed, BaseExceptionGroup) else failed
+        raise (error.as_model_error() if isinstance(error, RefusedError) else error) from None
 
     @property
     def _adapter(self) -> str | None:
@@ -241,25 +246,25 @@ class ServingEngine:
             )
         self._window = facts.window
 
-    async def _load(self, folder: Path, label: str, before: str | None) -> None:
-        assert self._policy is not None
-        adapter = label if self._policy.is_adapter else None
+    async def _load(self, folder: Path, label: str, adapter: str | None) -> None:
         if adapter is None:
             await self._server.load_weights(folder, label)
         else:
-            await self._server.load_adapter(folder, label)
-        answer = await self._one(self._probe(1.0, _PROBE_TOKENS), adapter)
+            await self._server.load_adapter(folder, adapter)
+
+    def _prove(self, adapter: str | None) -> None:
+        """Raises ModelError when the server samples from another distribution than the policy's."""
+        assert self._policy is not None
+        answer = self._await(self._one(self._probe(1.0, _PROBE_TOKENS), adapter))
         own = self._policy.logprobs(self._probe_ids, answer.ids)
         apart = statistics.fmean(abs(a - b) for a, b in zip(own, answer.logprobs, strict=True))
         if not apart <= self._tolerance:
             raise ModelError(
-                f"{self.url} loaded {folder}, but its log-probs are {apart:.2f} nats from the policy's own (at most "
-                f"{self._tolerance:g} is rounding)",
+                f"{self.url} has loaded the policy's weights, but its log-probs are {apart:.2f} nats from the policy's own "
+                f"(at most {self._tolerance:g} is rounding)",
                 fix="serve a model of the policy's shape, without quantization, and start the server again"
                 + self._server.proof_note,
             )
-        if adapter is not None and before is not None:
-            await self._server.unload_adapter(before)
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -68,11 +69,13 @@ class Http:
             max_retries=0,
         )
         self._loop = asyncio.new_event_loop()
-        self._finalizer = weakref.finalize(self, _end, self._loop, self._client)
+        thread = threading.Thread(target=self._loop.run_forever, name="serving", daemon=True)
+        thread.start()
+        self._finalizer = weakref.finalize(self, _end, self._loop, thread, self._client)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, from any thread, one at a time, none of which runs an event loop."""
-        return self._loop.run_until_complete(work)
+        """The result of `work`, which a thread of its own carries out: the caller may be in an event loop already."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def end(self) -> None:
         """Close the connections, for good. Happens by itself when the program ends."""
@@ -164,7 +167,8 @@ def _words(error: openai.APIStatusError) -> str:
     return " ".join(str(said).split())[:500]
 
 
-def _end(loop: asyncio.AbstractEventLoop, client: openai.AsyncOpenAI) -> None:
-    if not loop.is_closed():
-        loop.run_until_complete(client.close())
-        loop.close()
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: openai.AsyncOpenAI) -> None:
+    asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

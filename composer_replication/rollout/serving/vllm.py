@@ -35,13 +35,13 @@ class VllmServer:
 
     async def facts(self) -> Facts:
         try:
-            version = await self.http.get("/version")
+            await self.http.get("/version")  # vLLM's own, which other servers of OpenAI's API lack
             cards = (await self.http.get("/v1/models"))["data"]
+            base = {card["id"]: card for card in cards if not card.get("parent")}
         except RefusedError as error:
             raise error.as_model_error("give the address of a vLLM server") from error
-        if not isinstance(version, dict) or "version" not in version:
-            raise ModelError(f"{self.http.url} is no vLLM server", fix="give the address of one")
-        base = {card["id"]: card for card in cards if not card.get("parent")}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{self.http.url} is no vLLM server", fix="give the address of one") from error
         if self._model is None:
             self._model = next(iter(base))
         if self._model not in base:
