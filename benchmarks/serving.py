@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 from served_policy import Policy
 from vllm_process import OPTIONS, vllm
 
-REPEATS = 5
+REPEATS = 3
 TOKENS = ROLLOUTS * TURNS * SAMPLED
 
 
