@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,9 +66,7 @@ def rollout(
     sandbox: SandboxOption = "auto",
     instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
     tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
-    engine: Annotated[
-        EngineKind, typer.Option(help="What samples a model: this process, or a server that holds it already.")
-    ] = "transformers",
+    engine: Annotated[EngineKind, typer.Option(help="What samples a model: here, or a server that holds it.")] = "transformers",
     server_url: Annotated[str | None, typer.Option(help="http://HOST:PORT of the vLLM or SGLang server.")] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
@@ -79,8 +77,7 @@ def rollout(
     `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
-    _check_policy(policy)
-    _check_engine(policy, engine, server_url)
+    _check_policy(policy, engine, server_url)
     chosen = worded(load_tasks(tasks)[:limit], instruction)
     interpreter = (python or build_python(tasks, sandbox)).absolute()
     box = open_sandbox(sandbox)
@@ -88,9 +85,7 @@ def rollout(
     possible = [task for task in chosen if not task.spec.impossible]
     _prove(policy, possible, box, interpreter)
     actor = _actor(policy, chosen, tools, engine, server_url)
-    given = {"turn_tokens": turn_tokens, "trajectory_tokens": trajectory_tokens}
-    given |= {"context_tokens": context_tokens, "max_turns": max_turns}
-    budgets = replace(actor.budgets, **{name: value for name, value in given.items() if value is not None})
+    budgets = _budgets(actor, turn_tokens, trajectory_tokens, context_tokens, max_turns)
     grades, tests = GradeCache(), TestCache()
     env = partial(CodingEnv, sandbox=box, python=interpreter, grade_cache=grades, test_cache=tests, toolset=tools)
     collect = partial(
@@ -117,15 +112,13 @@ def rollout(
         raise typer.Exit(EXIT_UNSOUND)
 
 
-def _check_policy(policy: str) -> None:
-    """Raises ConfigError for a misspelt name, which would be looked for among the models of the Hugging Face hub."""
+def _check_policy(policy: str, engine: EngineKind, server_url: str | None) -> None:
+    """Raises ConfigError for a misspelt name, which would be looked for among the models of the Hugging Face hub, and where an
+    engine, its address or a model for it is missing."""
     close = difflib.get_close_matches(policy.lower(), (*_REQUIRED, "random"), n=1, cutoff=0.8)
     if close and policy != close[0] and not Path(policy).exists():
         raise ConfigError(f"there is no policy {policy!r}", fix=f"did you mean --policy {close[0]}?")
 
-
-def _check_engine(policy: str, engine: EngineKind, server_url: str | None) -> None:
-    """Raises ConfigError where one of the two options is given without what it goes with."""
     if engine != "transformers" and policy in (*_REQUIRED, "random"):
         raise ConfigError(f"--engine {engine} samples models, and {policy} is none", fix="leave --engine out")
     if (engine == "transformers") != (server_url is None):
@@ -189,6 +182,12 @@ def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: En
         return oracle_script(by_id[task_id]) if policy == "oracle" else noop_script()
 
     return _Actor(ScriptedEngine(renderer, script_for), renderer, _SCRIPTED_BUDGETS)
+
+
+def _budgets(actor: _Actor, *given: int | None) -> Budgets:
+    """The actor's own, but for those given, in the order of their fields."""
+    names = (field.name for field in fields(Budgets))
+    return replace(actor.budgets, **{name: value for name, value in zip(names, given, strict=True) if value is not None})
 
 
 def _model(path: str) -> _Actor:
