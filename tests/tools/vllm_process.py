@@ -17,8 +17,9 @@ from pathlib import Path
 START_S = 600.0
 """The most that a start may take: a guard against one that never ends."""
 LOADING = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-OPTIONS = ("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8", "--max-num-batched-tokens", "32768")
-"""The last because vLLM 0.32 dies on a CPU when a prompt of a request with a seed is read in parts."""
+WHOLE_PROMPTS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "32768")
+"""vLLM 0.32 dies on a CPU when the prompt of a request with a seed is read in parts."""
+OPTIONS = ("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "8")
 
 
 @dataclass(frozen=True)
