@@ -130,8 +130,10 @@ def gymnasium(session: nox.Session) -> None:
 
 @nox.session
 def trl(session: nox.Session) -> None:
-    """A GRPO run of the stock trainer of TRL."""
-    _test_face(session, "trl")
+    """A GRPO run of the stock trainer of TRL, and a run of ours through it."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,trl]")
+    session.run("python", "-m", "pytest", "tests_substrates/faces/test_trl.py", "tests_substrates/trl", *session.posargs)
 
 
 def _test_face(session: nox.Session, framework: str, *needs: str) -> None:

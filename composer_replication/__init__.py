@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         extract_dpo_pairs,
         replay_trace,
     )
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer as ComposerReplicationTrainer
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ComposerReplicationTrainer": "trainer.composer_trainer",  # needs an extra, and so is no part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",
     "LossComponents": "loss",

@@ -128,6 +128,7 @@ def compose_loss(
     importance_high: float = 2.0,
     temperature: float = 1.0,
     self_teacher: SelfTeacher | None = None,
+    student: Forward | None = None,
     strict: bool = False,
 ) -> LossComponents:
     """The three-channel loss of a Hugging Face causal LM on one (micro-)batch; the module docstring lists the batch keys.
@@ -146,6 +147,8 @@ def compose_loss(
 
     `self_teacher=None` is the live model, which will do for a look at the loss and not for a run: teacher and student move
     together, and policies trained so have collapsed. Train with a `FrozenTeacher` (the trainer's default) or an `EMATeacher`.
+
+    `student`, if given, is a forward pass of `model` over `input_ids` that was made already, and is not made again.
 
     Raises ValueError on a bad option (`sdpo_wrapper="taid"` needs `taid_t` in [0, 1]) or one that nothing would read, on compared
     hint tokens that differ between student and teacher, and on weights at positions that cannot be in the loss.
@@ -174,11 +177,11 @@ def compose_loss(
         if "replay" not in idle:
             found["replay"] = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
         if "rlvr" not in idle or "hint" not in idle:
-            student, prefix = _read_student(model, batch, None if "hint" in idle else teacher)
+            read, prefix = _read_student(model, batch, None if "hint" in idle else teacher, student)
         if "rlvr" not in idle:
-            found["rlvr"] = rlvr_channel(student, batch, rlvr)
+            found["rlvr"] = rlvr_channel(read, batch, rlvr)
         if "hint" not in idle:
-            found["hint"] = hint_channel(model, student, prefix, batch, teacher, form, sdpo_temperature, alpha_sdpo)
+            found["hint"] = hint_channel(model, read, prefix, batch, teacher, form, sdpo_temperature, alpha_sdpo)
     return _added_up(model, found, off, alpha_sdpo, beta_replay)
 
 
@@ -196,8 +199,13 @@ def _added_up(
     return LossComponents(total, first, hint, replay, off, fallbacks(model), metrics)
 
 
-def _read_student(model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None) -> tuple[Forward, Prefix | None]:
-    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout."""
+def _read_student(
+    model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None, given: Forward | None
+) -> tuple[Forward, Prefix | None]:
+    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout, unless it
+    was given."""
+    if given is not None:
+        return given, None
     ids, mask = batch["input_ids"], batch.get("attention_mask")
     live = teacher is not None and any(part.is_live(model) for part in teacher.parts(model))
     if live and why_no_prefix(model) is None and not _has_dropout(model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.causal_lm.action_entropy import action_entropies
-from composer_replication.causal_lm.forward import Forward, forward, sequence_logprobs, why_plain
+from composer_replication.causal_lm.forward import Forward, forward, overheard, sequence_logprobs, why_plain
 from composer_replication.causal_lm.logprob_cache import LogprobCache, weights_digest
 from composer_replication.causal_lm.modes import enable_checkpointing, evaluating, in_lockstep, unwrapped, update_mode
 from composer_replication.causal_lm.prefix import (
@@ -33,6 +33,7 @@ __all__ = [
     "fallbacks",
     "forward",
     "in_lockstep",
+    "overheard",
     "read_on_top",
     "read_prefix",
     "sequence_logprobs",

@@ -14,7 +14,7 @@ from composer_replication.causal_lm.rows import FusedRows, PlainRows
 from composer_replication.errors import ModelError
 from composer_replication.fused_head import Head
 
-__all__ = ["Forward", "forward", "sequence_logprobs", "why_plain"]
+__all__ = ["Forward", "forward", "overheard", "sequence_logprobs", "why_plain"]
 
 
 class Forward:
@@ -54,6 +54,29 @@ def forward(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, 
             fix="use an adapter that adds no tokens, such as LoRA",
         )
     return read
+
+
+@contextmanager
+def overheard(model: nn.Module) -> Iterator[list[Forward]]:
+    """Inside, whatever reads rows of tokens by `model` leaves its passes here, as `forward` would give them: a loss can then be
+    formed from a pass that a trainer made for another. Nothing is left where the head cannot be fused, or FSDP2 shards the model.
+    """
+    heard: list[Forward] = []
+    if why_plain(model) is not None or sharded_units(model):
+        yield heard
+        return
+    inner = unwrapped(model)
+    head = _describe(inner)
+
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:  # what a hook returns would replace the output
+        heard.append(Forward(output.last_hidden_state, head))
+
+    whole = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # a peft wrapper has a `base_model` of its own
+    handle = whole.base_model.register_forward_hook(note)
+    try:
+        yield heard
+    finally:
+        handle.remove()
 
 
 def sequence_logprobs(

@@ -23,6 +23,7 @@ from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.errors import MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.trl.options import CANNOT as TRL_CANNOT
 from composer_replication.recipes.verl.cannot import CANNOT as VERL_CANNOT
 
 __all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
@@ -93,7 +94,9 @@ class Substrate:
 
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
-    "trl": Substrate(about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss", extra="trl"),
+    "trl": Substrate(
+        about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss", extra="trl", cannot=TRL_CANNOT
+    ),
     "verl": Substrate(
         about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step", extra="verl", cannot=VERL_CANNOT
     ),

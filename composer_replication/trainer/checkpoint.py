@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.models import load_weights, save_policy
 
-__all__ = ["Restorable", "latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
+__all__ = ["Restorable", "adopt_checkpoint", "latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
 
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
@@ -71,6 +71,28 @@ def save_checkpoint(
         raise StorageError(
             f"{target}: the checkpoint could not be written: {error}",
             fix="free disk space and continue with --resume; earlier checkpoints and all metrics are intact",
+        ) from error
+    return target
+
+
+def adopt_checkpoint(folder: Path, made: Path, step: int, learner: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+    """`folder/step_NNNNN` out of a folder on the same disk in which another trainer has saved model and optimizer.
+
+    `learner` is what else the learner remembers, `state` the loop's own, plain JSON. Raises StorageError when the disk refuses.
+    """
+    target = folder / f"step_{step:05d}"
+    try:
+        torch.save(dict(learner), made / "learner.pt")
+        (made / "loop.json").write_text(json.dumps({**state, "step": step}, indent=1))
+        _seal(made)
+        shutil.rmtree(target, ignore_errors=True)
+        made.rename(target)
+        _sync(folder)
+        for old in _checkpoints(folder)[:-KEPT]:
+            shutil.rmtree(old)
+    except OSError as error:
+        raise StorageError(
+            f"{target}: the checkpoint could not be written: {error}", fix="free disk space and continue with --resume"
         ) from error
     return target
 

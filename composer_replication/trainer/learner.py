@@ -6,7 +6,6 @@ alone would take, and know the metrics of the whole batch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,6 @@ from composer_replication.causal_lm import (
     in_lockstep,
     sequence_logprobs,
     update_mode,
-    weights_digest,
 )
 from composer_replication.config import HintConfig, OptimizerConfig, RunConfig
 from composer_replication.distillation import (
@@ -44,9 +42,10 @@ from composer_replication.distillation import (
 from composer_replication.errors import ModelError
 from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
+from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.types import Pair, Trajectory
 
-__all__ = ["Learner", "StepResult", "hint_loss", "merge_metrics", "rate_share"]
+__all__ = ["Learner", "StepResult", "hint_loss", "make_optimizer", "merge_metrics", "rate_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +75,7 @@ class Learner:
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=config.optimizer.learning_rate,
-            betas=config.optimizer.betas,
-            weight_decay=config.optimizer.weight_decay,
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, config.optimizer, config.steps))
+        optimizer, self.schedule = make_optimizer(model, config)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
@@ -142,15 +135,7 @@ class Learner:
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
-        policy = weights_digest(self.policy)
-        return [
-            dataclasses.replace(
-                pair,
-                ref_chosen_logprob=self._score(policy, pair.prompt_ids, pair.chosen_ids),
-                ref_rejected_logprob=self._score(policy, pair.prompt_ids, pair.rejected_ids),
-            )
-            for pair in pairs
-        ]
+        return with_reference_logprobs(self.model, pairs, self.pair_logprobs)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the policy's weights."""
@@ -246,20 +231,14 @@ class Learner:
             return score(*rows)
         return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)
 
-    @torch.no_grad()
-    def _score(self, policy: str, prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
-        ids = torch.tensor([[*prompt, *continuation]], device=self.accelerator.device)
-        wanted = torch.zeros_like(ids)
-        wanted[:, len(prompt) :] = 1
-        self.model.eval()
-        try:
-            score = partial(sequence_logprobs, self.model)
-            return float(self.pair_logprobs.logprobs(score, policy, ids, torch.ones_like(ids), wanted).sum())
-        except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"the device ran out of memory while scoring a preference pair of {ids.shape[1]} tokens: {error}",
-                fix="lower rollout.context_tokens or the teachers' max_tokens",
-            ) from error
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
+    """AdamW over all of a model's parameters, and the run's schedule of its rate."""
+    options = config.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
+    )
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, config.steps))
 
 
 def hint_loss(hint: HintConfig, taid_t: float | None) -> HintLoss:

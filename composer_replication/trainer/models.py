@@ -16,7 +16,15 @@ from transformers.utils import logging as transformers_logging
 from composer_replication.config import ModelConfig
 from composer_replication.errors import ModelError
 
-__all__ = ["load_model", "load_policy", "load_tokenizer", "load_weights", "resolve_device", "save_policy"]
+__all__ = [
+    "load_model",
+    "load_policy",
+    "load_tokenizer",
+    "load_weights",
+    "no_progress_bars",
+    "resolve_device",
+    "save_policy",
+]
 
 
 # What a damaged config.json becomes inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
@@ -94,7 +102,7 @@ def _loading(path: str) -> Iterator[None]:
     elif path.startswith((".", "/", "~")):
         raise ModelError(f"no such folder: {path}", fix="give a model folder or a Hugging Face model id")
     try:
-        with _no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
+        with no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
             yield
     except _LOAD_ERRORS as error:
         why = " ".join(str(error).split())[:300] or type(error).__name__
@@ -131,19 +139,19 @@ def _refuse_incomplete(folder: Path) -> None:
 
 def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others."""
-    with _no_progress_bars():
+    with no_progress_bars():
         return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write model and tokenizer as `load_policy` and transformers read them."""
-    with _no_progress_bars():
+    with no_progress_bars():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Keep transformers' bars out of the terminal that shows ours."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # without annotations

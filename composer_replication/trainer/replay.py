@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from composer_replication.actions import action_message
 from composer_replication.agreement import Scene
@@ -31,15 +31,20 @@ from composer_replication.teacher_replay import (
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.actor import Actor
-from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 
-__all__ = ["collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "teacher_costs", "verify_pair"]
+__all__ = ["Scorer", "collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "teacher_costs", "verify_pair"]
 
 
-async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Learner) -> list[Pair]:
+class Scorer(Protocol):
+    """Knows the reference's log-probs (`Learner`)."""
+
+    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
+
+
+async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Scorer) -> list[Pair]:
     """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,11 @@ from trl.chat_template_utils import add_response_schema
 
 from composer_replication.envs import oracle_script
 from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
-from composer_replication.tokens import byte_level_tokenizer
+from composer_replication.rollout.agent_loop import Rollout
+from composer_replication.rollout.protocol import Budgets, Sample
+from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+from composer_replication.trainer.tool_loop import recovered_turns
 from composer_replication.types import Message
 
 TEACHING_STEPS = 160
@@ -118,3 +124,71 @@ def test_a_run_of_the_stock_trainer(policy, factory, tmp_path):
     assert sum(entry["tools/call_frequency"] for entry in logs) > 0
     assert len(trainer._environment_pool[None]) == GROUP, "one instance per rollout, used again at every step"
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_hints_from_the_tool_loop(policy, factory, tmp_path):
+    """The rollouts that failed teach: their turns are found in TRL's mask, and what came of their calls in the environment."""
+    model, tokenizer = copy.deepcopy(policy[0]), policy[1]
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path),
+        max_steps=1,
+        per_device_train_batch_size=GROUP // 2,
+        gradient_accumulation_steps=2,
+        num_generations=GROUP,
+        max_completion_length=400,
+        max_tool_calling_iterations=6,
+        learning_rate=1e-4,
+        temperature=1.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+    )
+    trainer = ComposerReplicationTrainer(
+        model=model,
+        args=config,
+        train_dataset=Dataset.from_list(factory.rows()),
+        processing_class=tokenizer,
+        environment_factory=factory,
+    )
+    trainer.train()
+    (log,) = [entry for entry in trainer.state.log_history if "hint/turns" in entry]
+    failed = [e for e in trainer._environment_pool[None] if e.report is not None and e.report.reward == 0.0]
+    assert failed
+    assert 0 < log["hint/turns"] <= len(failed)
+    assert log["hint/loss"] > 0
+    assert log["hint/tokens"] >= log["hint/turns"]
+
+
+def test_turns_are_recovered_as_they_were(tasks, folder):
+    """Of rollouts of ours, whose turns are known, seen as TRL would show them."""
+    suite = CodingEnvironmentFactory(folder).suite
+    tokenizer = byte_level_tokenizer()
+    renderer = ChatRenderer(tokenizer)
+    env = suite.env(tasks[0])
+    calls = [{"name": "read_file", "arguments": {"path": "nowhere.py"}}, {"name": "no_such_tool", "arguments": {}}]
+    texts = [f"<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>" for call in calls] + ["<tool_call>\n{oops\n</tool_call>"]
+    rollout = Rollout(
+        "1/x/0",
+        env,
+        renderer,
+        Budgets(turn_tokens=4096, trajectory_tokens=4096, context_tokens=8192, max_turns=8),
+        seed=0,
+        context_tokens=8192,
+    )
+    rollout.begin()
+    for text in texts:
+        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        rollout.act(Sample(ids=ids, logprobs=(0.0,) * len(ids), finished=True))
+    made = rollout._turns
+    history = [(call, result) for turn in made for call, result in zip(turn.tool_calls, turn.results, strict=True)]
+    ids = [i for turn in made for i in (*turn.action_ids, *turn.observation_ids)]
+    own = [v for turn in made for v in [1] * len(turn.action_ids) + [0] * len(turn.observation_ids)]
+    names = {tool["function"]["name"] for tool in env.tools}
+    found = recovered_turns(ids, own, history[:1], renderer, names)
+    assert [(t.action_ids, t.observation_ids, t.tool_calls) for t in found] == [
+        (t.action_ids, t.observation_ids, t.tool_calls) for t in made
+    ]
+    assert [[r.status for r in t.results] for t in found] == [["path_not_found"], ["unknown_tool"], ["malformed_call"]]

@@ -48,8 +48,9 @@ def replaysim(_: Path) -> None:
 
 def trl(_: Path) -> None:
     """Our trainer is TRL's."""
-    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from trl import GRPOTrainer
+
+    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     assert issubclass(ComposerReplicationTrainer, GRPOTrainer)
 

@@ -19,7 +19,7 @@ from composer_replication.envs.suite import TaskSuite, shared_suite
 from composer_replication.envs.tools import TOOLSETS, Toolset
 from composer_replication.errors import SandboxError
 from composer_replication.sandbox import SandboxKind
-from composer_replication.types import GradeReport, ToolCall, ToolSchema, Unscored
+from composer_replication.types import GradeReport, ToolCall, ToolResult, ToolSchema, Unscored
 
 __all__ = ["CodingEnvironment", "CodingEnvironmentFactory", "ShellEnvironment", "cheat_alarms"]
 
@@ -74,12 +74,29 @@ class CodingEnvironment:
         self._order = asyncio.Lock()
         self._fault: str | None = None
         self._report: GradeReport | None = None
+        self._history: list[tuple[ToolCall, ToolResult]] = []
+
+    @property
+    def task_id(self) -> str:
+        """Of the present rollout; empty before the first."""
+        return "" if self._env is None else self._env.task_id
+
+    @property
+    def history(self) -> tuple[tuple[ToolCall, ToolResult], ...]:
+        """The calls of the present rollout that were carried out, in their order, and what came of each."""
+        return tuple(self._history)
+
+    @property
+    def report(self) -> GradeReport | None:
+        """The grader's, of the workspace as it is; None before `get_reward`, and when the sandbox failed."""
+        return self._report
 
     def reset(self, task_id: str, **_row: Any) -> None:
         """Begin a rollout on the task a dataset row names. Raises ConfigError for an unknown one."""
         self._env = self._suite.env(self._suite.task(task_id))
         self._order = asyncio.Lock()
         self._fault = self._report = None
+        self._history = []
 
     async def get_reward(self) -> float | None:
         """The grader's verdict; None, which TRL leaves out of the group, when the sandbox failed."""
@@ -104,11 +121,13 @@ class CodingEnvironment:
             if env.done:
                 return "the work was submitted"
             self._report = None
+            made = ToolCall(call_id=name, name=name, arguments=given)
             try:
-                result = await asyncio.to_thread(env.step, ToolCall(call_id=name, name=name, arguments=given))
+                result = await asyncio.to_thread(env.step, made)
             except SandboxError as error:
                 self._fault = error.message  # TRL shows a tool's error to the policy and goes on
                 raise
+            self._history.append((made, result))
         return result.content
 
 
@@ -146,14 +165,14 @@ class CodingEnvironmentFactory:
 
     def __call__(self) -> CodingEnvironment:
         """A pooled instance. Raises as `TaskSuite` does."""
-        suite = self._suite
-        return _CLASSES[self.toolset](suite)
+        return _CLASSES[self.toolset](self.suite)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dataset, one row per task: `prompt` (system and user message) and `task_id`, which `reset` reads."""
-        suite = self._suite
+        suite = self.suite
         return [{"prompt": list(suite.env(task).reset()), "task_id": task.spec.task_id} for task in suite.tasks]
 
     @property
-    def _suite(self) -> TaskSuite:
+    def suite(self) -> TaskSuite:
+        """The tasks, opened once per process. Raises as `TaskSuite` does."""
         return shared_suite(Path(self.folder), self.sandbox, self.python, self.toolset)

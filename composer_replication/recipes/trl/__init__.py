@@ -1,0 +1,1 @@
+"""TRL as a substrate: a run file trained by its GRPOTrainer, with our rollouts and all three channels."""

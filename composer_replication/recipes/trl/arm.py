@@ -1,0 +1,378 @@
+"""One arm under TRL. Trainer and optimizer are TRL's; tasks, rollouts, signals, files and evaluation are those of the local loop.
+
+TRL asks for a batch of completions (`rollout`) and, having scored them, for what they teach (`teach`); what it logs is recorded
+(`on_log`), and what it saves becomes a checkpoint of the run (`on_save`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+
+from composer_replication.causal_lm import LogprobCache
+from composer_replication.config import LossConfig, ReplayConfig, RunConfig
+from composer_replication.errors import CheckpointError, ConfigError, ModelError
+from composer_replication.observe import Phase
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.trl.options import make_grpo_config
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.actor import Actor, rollout_metrics
+from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
+from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer, StepSignals
+from composer_replication.trainer.learner import make_optimizer
+from composer_replication.trainer.loop import evaluation, wants_replay
+from composer_replication.trainer.models import load_policy, no_progress_bars
+from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.reference import with_reference_logprobs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
+from composer_replication.trainer.shaping import taking_part, verdict
+from composer_replication.trainer.signals import SignalMaker, Signals
+from composer_replication.trainer.spending import Spending
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Group, Pair, Trajectory
+
+__all__ = ["TrlArm"]
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of the present step so far."""
+
+    groups: Sequence[Group] = ()
+    signals: Signals = field(default_factory=lambda: Signals(()))
+    rate: float = 0.0
+    began: float = 0.0
+    rolled: float = 0.0
+
+
+class TrlArm:
+    """Made by `create`; `train` once, then `summary`."""
+
+    def __init__(
+        self, workshop: Workshop, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
+    ) -> None:
+        self.workshop, self.config, self.arm, self.shown = workshop, config, arm, shown
+        self.folder = workshop.run_dir.ckpt_path / arm
+        pairs_file = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
+        self.fingerprint = fingerprint(model, [*workshop.train, *workshop.held_out], pairs_file)
+        self.model = model
+        self.renderer = ChatRenderer(tokenizer)
+        self.engine = TransformersEngine(model, tokenizer)
+        self.actor = Actor(workshop, config, arm, self.engine, self.renderer)
+        self.spending = Spending(workshop.sandbox)
+        self.maker = SignalMaker(
+            config=config,
+            sources=workshop.hint_sources(config),
+            renderer=self.renderer,
+            context_window=self.engine.context_window,
+        )
+        self.pairs: list[Pair] = []
+        self.costs: Mapping[str, float] = {}
+        self.step = _Step()
+        self.resumed: Path | None = None
+        self.trainer: ComposerReplicationTrainer
+
+    @classmethod
+    async def create(cls, workshop: Workshop, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
+        """From the configured policy; evaluated, and with its pairs collected, unless there is a checkpoint to go on from.
+
+        Raises:
+            CheckpointError: it is damaged, or its policy, tasks or pairs were others.
+            ComposerError: whatever a part of the recipe has to say.
+        """
+        torch.manual_seed(config.seed)
+        model, tokenizer = load_policy(config.model)
+        self = cls(workshop, config, arm, shown, tokenizer, model)
+        for left in self.folder.glob("checkpoint-*"):  # what TRL was killed over
+            shutil.rmtree(left)
+        self.resumed = latest_checkpoint(self.folder)
+        if self.resumed is None:
+            workshop.run_dir.truncate_after(arm, -1)
+            workshop.run_dir.log_metrics(arm, 0, await self.actor.evaluate(0) | self._spent())
+            if wants_replay(config):
+                self.pairs = await collect_pairs(workshop, config, self.actor, _Scorer(model, pair_logprobs))
+            self.engine.reset()
+        else:
+            self._restore(read_checkpoint(self.resumed))
+        if wants_replay(config):
+            self.costs = teacher_costs(workshop)
+        self.trainer = self._make_trainer(tokenizer)
+        return self
+
+    def train(self) -> None:
+        """The steps that are left. TRL blocks this thread, and with it the event loop it is called from."""
+        if self.resumed is not None:
+            done = int(self.resumed.name.partition("_")[2])
+            self.shown.advance(done)
+            if done >= self.config.steps:
+                return
+            self.trainer.resumed_from = str(self.resumed)
+        with no_progress_bars():
+            self.trainer.train(resume_from_checkpoint=None if self.resumed is None else str(self.resumed))
+
+    def summary(self) -> SummaryRow:
+        """The arm's last evaluation and what it took."""
+        passed, se = evaluation(self.workshop.run_dir, self.arm, first=False)
+        actor = self.actor
+        return SummaryRow(
+            arm=self.arm,
+            pass_at_1=passed,
+            pass_at_1_se=se,
+            rollouts=actor.rollouts,
+            tokens=actor.tokens,
+            cpu_s=self.spending.cpu_s(),
+        )
+
+    # --- what TRL asks for --------------------------------------------------------------------------------------------------
+
+    def rollout(self, prompts: list[Any], trainer: ComposerReplicationTrainer) -> dict[str, list[Any]]:
+        """TRL's `rollout_func`: the prompts are seats, as many as the step's tasks have siblings together."""
+        version = trainer.state.global_step
+        began = time.monotonic()
+        groups = _elsewhere(self.actor.practise(version + 1, version))
+        self.step = _Step(groups=groups, began=began, rolled=time.monotonic())
+        trajectories = _flat(groups)
+        if len(trajectories) != len(prompts):
+            raise ConfigError(
+                f"TRL asks for {len(prompts)} completions, and the tasks of a step give {len(trajectories)}",
+                fix="leave the batch sizes of substrate.options alone",
+            )
+        rows = [_row(t, int(self.renderer.end_of_turn_id)) for t in trajectories]
+        found = {name: [row[name] for row in rows] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
+        return found | {"verdict": [verdict(t) for t in trajectories]}
+
+    def teach(
+        self, trainer: ComposerReplicationTrainer, inputs: list[dict[str, Any]], outputs: Mapping[str, Tensor]
+    ) -> StepSignals:
+        """Our advantages and hints for the rollouts that were just made."""
+        del inputs, outputs
+        groups = self.step.groups
+        signals = self.step.signals = self.maker.signals(trainer.state.global_step + 1, groups)
+        trajectories = _flat(groups)
+        batch = self.maker.batch(groups, signals, ()) if signals.hinted else {}
+        if signals.hinted:
+            kept, _ = taking_part(trajectories, signals.advantages, signals.hinted)
+            place = {t.trajectory_id: i for i, t in enumerate(trajectories)}
+            row_of = torch.tensor([place[t.trajectory_id] for t in kept])
+            batch["student_row"] = row_of[batch["student_row"]]
+        advantages = torch.tensor([float("nan") if a is None else a for a in signals.advantages])
+        return StepSignals(batch=batch, advantages=advantages)
+
+    # --- what TRL tells -----------------------------------------------------------------------------------------------------
+
+    def updated(self) -> None:
+        """The weights have changed."""
+        self.engine.reset()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # Ctrl-C: TRL gives the event loop no other chance
+            raise asyncio.CancelledError
+
+    def record(self, step: int, logs: Mapping[str, float]) -> None:
+        """Files first, then the terminal."""
+        present, config, run_dir = self.step, self.config, self.workshop.run_dir
+        learnt = {} if self.actor.curriculum is None else self.actor.curriculum.metrics()
+        metrics = {
+            **rollout_metrics(present.groups),
+            **learnt,
+            **present.signals.metrics,
+            **_renamed(logs),
+            **self.trainer.channel_metrics,
+            "optimizer/learning_rate": present.rate,
+            "time/rollout_s": present.rolled - present.began,
+            "time/update_s": time.monotonic() - present.rolled,
+        }
+        if step % config.eval.every == 0 or step == config.steps:
+            metrics |= _elsewhere(self.actor.evaluate(step))
+            self.engine.reset()
+        metrics |= self._spent()
+        off = self.trainer.off | self.maker.why_off(self.pairs, present.signals)
+        run_dir.write_trajectories(self.arm, step, _flat(present.groups))
+        run_dir.write_hints(self.arm, step, present.signals.hints)
+        run_dir.log_metrics(self.arm, step, metrics)
+        self.workshop.terminal.step(self.arm, step, config.steps, metrics, off)
+        self.shown.advance()
+
+    def adopt(self, step: int) -> None:
+        """Make what TRL has saved a checkpoint of the run."""
+        made = self.folder / f"checkpoint-{step}"
+        if not (made / "config.json").exists():  # adapters alone
+            self.model.config.to_json_file(made / "config.json")
+        curriculum = self.actor.curriculum
+        state = {
+            "rollouts": self.actor.rollouts,
+            "tokens": self.actor.tokens,
+            "curriculum": None if curriculum is None else curriculum.state_dict(),
+            "cpu_s": self.spending.cpu_s(),
+            "fingerprint": dict(self.fingerprint),
+            "pairs": pairs_digest(self.workshop, self.arm),
+            "substrate": "trl",
+        }
+        adopt_checkpoint(self.folder, made, step, {}, state)
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        saved = self.resumed
+        for name, digest in self.fingerprint.items():
+            if state["fingerprint"][name] != digest:
+                raise CheckpointError(
+                    f"{saved} was made with other {name} than the run file names now",
+                    fix=f"restore the {name}, or give the new run another name",
+                )
+        if state["pairs"] != pairs_digest(self.workshop, self.arm):
+            raise CheckpointError(
+                f"{self.folder / 'pairs.jsonl'}: missing or not what was collected",
+                fix="restore it, or give the new run another name",
+            )
+        self.workshop.run_dir.truncate_after(self.arm, state["step"])
+        self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
+        if self.actor.curriculum is not None:
+            self.actor.restore(state["curriculum"])
+        self.spending.start_from(state["cpu_s"])
+        self.pairs = stored_pairs(self.workshop, self.arm) if wants_replay(self.config) else []
+        self.workshop.terminal.note(f"{self.arm}: resumed at step {state['step']} of {self.config.steps}")
+
+    def _make_trainer(self, tokenizer: PreTrainedTokenizerBase) -> ComposerReplicationTrainer:
+        config, loss = self.config, self.config.loss
+        args = make_grpo_config(config, self.folder, cpu=self.model.device.type == "cpu")
+        channels = LossConfig(
+            rlvr=loss.rlvr,
+            hint=loss.hint,
+            replay=loss.replay if self.pairs else ReplayConfig(weight=0.0),  # `why_off` says why there are none
+        )
+        trainer = ComposerReplicationTrainer(
+            model=self.model,
+            args=args,
+            reward_funcs=[_verdicts],
+            train_dataset=Dataset.from_list([{"prompt": f"seat {i}"} for i in range(config.rollout.groups)]),
+            processing_class=tokenizer,
+            rollout_func=self.rollout,
+            peft_config=_peft(config),
+            channels=channels,
+            signals=self.teach,
+            pairs=self.pairs,
+        )
+        trainer.optimizer, trainer.lr_scheduler = make_optimizer(trainer.model, config)
+        trainer.callback_handler.callbacks = [
+            c for c in trainer.callback_handler.callbacks if type(c).__name__ != "PrinterCallback"
+        ]
+        trainer.add_callback(_Recorder(self))
+        self.engine.model = trainer.model
+        return trainer
+
+    def _spent(self) -> dict[str, float]:
+        return {
+            "rollout/total": float(self.actor.rollouts),
+            "rollout/tokens_total": float(self.actor.tokens),
+            "cost/cpu_s": self.spending.cpu_s(),
+            **self.costs,
+        }
+
+
+class _Recorder(TrainerCallback):
+    def __init__(self, arm: TrlArm) -> None:
+        self.arm = arm
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self.arm.step.rate = kwargs["optimizer"].param_groups[0]["lr"]
+        grads = [p.grad for p in kwargs["model"].parameters() if p.grad is not None]
+        if not all(bool(torch.isfinite(grad).all()) for grad in grads):
+            raise ModelError(
+                f"the gradient of step {state.global_step + 1} is not finite; the policy is as it was before the step",
+                fix="lower optimizer.learning_rate in a new run, or look at the losses in metrics.jsonl",
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self.arm.updated()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:  # noqa: ARG002
+        if "loss" in logs:  # and not the totals at the end
+            self.arm.record(state.global_step, logs)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        self.arm.adopt(state.global_step)
+
+
+class _Scorer:
+    def __init__(self, model: Any, cache: LogprobCache) -> None:
+        self._model, self._cache = model, cache
+
+    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
+        return with_reference_logprobs(self._model, pairs, self._cache)
+
+
+def _verdicts(completions: list[Any], verdict: list[float | None], **_: Any) -> list[float | None]:
+    """TRL wants a reward function; ours come with the rollouts."""
+    del completions
+    return verdict
+
+
+def _row(trajectory: Trajectory, filler: int) -> dict[str, list[Any]]:
+    """A trajectory as TRL takes it: what is not the policy's own has 0 in `env_mask`. TRL cannot take one without tokens."""
+    ids, own, logprobs = list[int](), list[int](), list[float]()
+    for turn in trajectory.turns:
+        ids += [*turn.action_ids, *turn.observation_ids]
+        own += [1] * len(turn.action_ids) + [0] * len(turn.observation_ids)
+        logprobs += [*turn.logprobs, *(0.0 for _ in turn.observation_ids)]
+    return {
+        "prompt_ids": list(trajectory.prompt_ids) or [filler],
+        "completion_ids": ids or [filler],
+        "logprobs": logprobs or [0.0],
+        "env_mask": own or [0],
+    }
+
+
+_NAMES = {
+    "loss": "loss/total",
+    "rlvr/loss": "rlvr/loss",
+    "grad_norm": "optimizer/grad_norm",
+    "entropy": "rlvr/entropy/mean",
+    "kl": "rlvr/kl_ref/mean",
+    "clip_ratio/region_mean": "rlvr/clip_frac",
+    "rlvr/importance/mean": "rlvr/importance/mean",
+    "rlvr/importance/max": "rlvr/importance/max",
+}
+
+
+def _renamed(logs: Mapping[str, float]) -> dict[str, float]:
+    """TRL's measures under the names that ours have."""
+    return {ours: float(logs[theirs]) for theirs, ours in _NAMES.items() if logs.get(theirs) is not None}
+
+
+def _peft(config: RunConfig) -> Any:
+    """A LoraConfig of the options below `peft.`; None without any. Raises ConfigError for one that it does not have."""
+    options = {name.removeprefix("peft."): v for name, v in config.substrate.options.items() if name.startswith("peft.")}
+    if not options:
+        return None
+    from peft import LoraConfig
+
+    known = {f.name for f in dataclasses.fields(LoraConfig)}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"substrate.options.peft.{name} is no field of LoraConfig", fix="see peft's documentation")
+    return LoraConfig(task_type="CAUSAL_LM", **options)
+
+
+def _elsewhere(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Run a coroutine to its end in a thread of its own: this one's event loop waits for TRL."""
+    with ThreadPoolExecutor(1, "trl-rollout") as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
+def _flat(groups: Sequence[Group]) -> list[Trajectory]:
+    return [t for g in groups for t in g.trajectories]

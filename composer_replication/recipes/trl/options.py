@@ -1,0 +1,126 @@
+"""A run file in the words of GRPOConfig, and what of it cannot be said there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.config import RunConfig
+from composer_replication.errors import ConfigError, one_of
+from composer_replication.policy_gradient import thresholds
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+__all__ = ["CANNOT", "check", "grpo_options", "make_grpo_config"]
+
+CANNOT = (
+    "loss.rlvr.objective = dppo, and loss.rlvr.epsilon_low with cispo: TRL has no such surrogate",
+    "rollout.refills, reward.kl_weight and loss.hint.useful_only: a step takes so many rollouts, and scores them in one pass",
+    "several processes: use ComposerReplicationTrainer in a script of yours",
+)
+"""For `composer doctor`."""
+
+_OTHERS = "substrate.type = local, monarch or ray"
+_LOSS_TYPES = {"bnpo": "dapo", "gspo": "grpo"}
+"""Where TRL says it otherwise: its `bnpo` depends on how a batch is cut, and its GSPO is a level of importance sampling."""
+_OURS = frozenset(
+    {
+        *("output_dir", "max_steps", "num_train_epochs", "seed", "temperature", "use_vllm", "num_iterations"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"),
+        *("num_generations", "max_completion_length", "learning_rate", "weight_decay", "max_grad_norm", "optim"),
+        *("save_strategy", "save_steps", "save_total_limit", "logging_strategy", "logging_steps", "ignore_data_skip"),
+        *("shuffle_dataset", "mask_truncated_completions", "auto_find_batch_size", "eval_strategy", "resume_from_checkpoint"),
+    }
+)
+"""What the run file says, or what our rollouts and checkpoints rest on."""
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError for what GRPOTrainer cannot express; names the field and who can."""
+    rlvr, rollout = config.loss.rlvr, config.rollout
+    rollouts, micro = rollout.groups * rollout.group_size, config.optimizer.micro_batch_size
+    refused = {
+        "loss.rlvr.objective = dppo": rlvr.objective == "dppo",
+        f"loss.rlvr.epsilon_low = {rlvr.epsilon_low} with cispo": rlvr.objective == "cispo"
+        and rlvr.epsilon_low is not None
+        and rlvr.epsilon_low < 1.0,
+        f"rollout.refills = {rollout.refills}": rollout.refills > 0,
+        f"reward.kl_weight = {config.reward.kl_weight}": config.reward.kl_weight > 0,
+        "loss.hint.useful_only = true": config.loss.hint.weight > 0 and config.loss.hint.useful_only,
+    }
+    for what, wanted in refused.items():
+        if wanted:
+            raise ConfigError(f"{what} cannot be expressed on substrate trl", fix=f"leave it out, or use {_OTHERS}")
+    if rollouts % micro:
+        raise ConfigError(
+            f"optimizer.micro_batch_size = {micro} does not divide the {rollouts} rollouts of a step, as substrate trl needs",
+            fix=f"take a divisor of {rollouts}, or use {_OTHERS}",
+        )
+    for name in config.substrate.options:
+        if name in _OURS:
+            raise ConfigError(
+                f"substrate.options.{name} is not free on substrate trl: it follows from the run file, or rollouts rest on it",
+                fix="leave it out, and set the run file's own field where there is one",
+            )
+
+
+def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """The fields of GRPOConfig that follow from an arm's configuration, `substrate.options` over them."""
+    rlvr, rollout, optimizer = config.loss.rlvr, config.rollout, config.optimizer
+    parts = rollout.groups * rollout.group_size // optimizer.micro_batch_size
+    low, high = thresholds("cispo" if rlvr.objective == "cispo" else "ppo", rlvr.epsilon_low, rlvr.epsilon_high)
+    if rlvr.objective == "gspo":
+        low, high = thresholds("gspo", rlvr.epsilon_low, rlvr.epsilon_high)
+    own = {
+        "output_dir": str(folder),
+        "max_steps": config.steps,
+        "seed": config.seed % (1 << 32),
+        "per_device_train_batch_size": optimizer.micro_batch_size,
+        "gradient_accumulation_steps": parts,
+        "num_generations": rollout.group_size,
+        "max_completion_length": rollout.trajectory_tokens,  # what dr_grpo divides by; our budgets cut, not this
+        "temperature": rollout.temperature,
+        "loss_type": _LOSS_TYPES.get(rlvr.objective, rlvr.objective),
+        "importance_sampling_level": "sequence" if rlvr.objective == "gspo" else "token",
+        "epsilon": low,
+        "epsilon_high": 1.0 + high if rlvr.objective == "cispo" else high,  # there TRL limits the ratio itself
+        "beta": rlvr.kl_beta,
+        "use_bias_correction_kl": False,
+        "learning_rate": optimizer.learning_rate,
+        "max_grad_norm": optimizer.max_grad_norm,
+        "activation_checkpointing": optimizer.gradient_checkpointing,
+        "disable_dropout": True,  # with it the policy that learns would be another than the one that sampled
+        "bf16": False,
+        "shuffle_dataset": False,
+        "ignore_data_skip": True,  # its rows are seats: the step says which tasks are practised on
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": config.checkpoint_every,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    return own | {name: value for name, value in config.substrate.options.items() if not name.startswith("peft.")}
+
+
+def make_grpo_config(config: RunConfig, folder: Path, *, cpu: bool) -> GRPOConfig:
+    """Raises ConfigError when `substrate.options` has a name that is none of GRPOConfig's, or a value that it refuses."""
+    import dataclasses
+
+    from trl import GRPOConfig
+
+    known = {f.name for f in dataclasses.fields(GRPOConfig)}
+    options = grpo_options(config, folder)
+    if "activation_checkpointing" not in known:  # transformers before 5.20
+        options["gradient_checkpointing"] = options.pop("activation_checkpointing")
+    for name in config.substrate.options:
+        if not name.startswith("peft.") and name not in known:
+            raise ConfigError(f"substrate.options.{name} is no field of GRPOConfig", fix=one_of(name, known))
+    try:
+        made = GRPOConfig(**options, use_cpu=cpu)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"substrate.options: GRPOConfig refuses them: {error}", fix="correct the option that it names"
+        ) from error
+    made._n_gpu = min(made.n_gpu, 1)  # several visible devices would become DataParallel
+    return made

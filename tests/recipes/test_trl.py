@@ -1,0 +1,151 @@
+"""What a run file becomes for TRL, what cannot, and the batch as rows; TRL itself is in tests_substrates/trl."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import composer_replication
+from composer_replication.batch import collate
+from composer_replication.config import (
+    HintConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RlvrConfig,
+    RolloutConfig,
+    RunConfig,
+    SubstrateConfig,
+    TasksConfig,
+)
+from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.recipes.substrates import check_substrate
+from composer_replication.recipes.trl.options import grpo_options
+from composer_replication.trainer.per_sample import PREFIX, gathered, spread
+from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(**given: object) -> RunConfig:
+    options = {"substrate": SubstrateConfig(type="trl"), **given}
+    return RunConfig(model=ModelConfig(path="policy"), tasks=TasksConfig(train=HERE), **options)
+
+
+REFUSED = [
+    ({"loss": LossConfig(rlvr=RlvrConfig(objective="dppo"))}, "loss.rlvr.objective = dppo cannot be expressed on substrate trl"),
+    ({"loss": LossConfig(rlvr=RlvrConfig(objective="cispo", epsilon_low=0.0))}, "loss.rlvr.epsilon_low = 0.0 with cispo"),
+    ({"loss": LossConfig(hint=HintConfig(useful_only=True))}, "loss.hint.useful_only"),
+    ({"rollout": RolloutConfig(refills=2)}, "rollout.refills = 2"),
+    ({"reward": RewardConfig(kl_weight=0.1)}, "reward.kl_weight = 0.1"),
+    ({"optimizer": OptimizerConfig(micro_batch_size=5)}, "optimizer.micro_batch_size = 5 does not divide the 64 rollouts"),
+    ({"substrate": SubstrateConfig(type="trl", options={"use_vllm": True})}, "substrate.options.use_vllm is not free"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_expressed_names_field_and_substrate(given, message):
+    with pytest.raises(ConfigError, match="substrate trl") as caught:
+        check_substrate(run(**given))
+    assert message in caught.value.message
+    assert caught.value.fix
+
+
+def test_what_is_off_is_not_refused():
+    check_substrate(run(loss=LossConfig(hint=HintConfig(weight=0.0, useful_only=True))))
+    check_substrate(run())
+
+
+@pytest.mark.parametrize(
+    ("rlvr", "expected"),
+    [
+        ({}, {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "importance_sampling_level": "token"}),
+        ({"objective": "bnpo"}, {"loss_type": "dapo"}),
+        (
+            {"objective": "gspo"},
+            {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
+        ),
+        ({"objective": "cispo"}, {"loss_type": "cispo", "epsilon_high": 5.0}),
+        ({"kl_beta": 0.1}, {"beta": 0.1, "use_bias_correction_kl": False}),
+    ],
+)
+def test_the_loss_in_trl_s_words(rlvr, expected):
+    found = grpo_options(run(loss=LossConfig(rlvr=RlvrConfig(**rlvr))), HERE)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_step_is_one_generation_and_options_come_last():
+    options = {"loss_type": "sapo", "peft.r": 8}
+    found = grpo_options(run(substrate=SubstrateConfig(type="trl", options=options)), HERE)
+    assert found["per_device_train_batch_size"] * found["gradient_accumulation_steps"] == 64
+    assert "steps_per_generation" not in found, "by default it is gradient_accumulation_steps"
+    assert found["loss_type"] == "sapo"
+    assert not any(name.startswith("peft") for name in found)
+
+
+def test_without_trl_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.delitem(sys.modules, "composer_replication.trainer.composer_trainer", raising=False)
+    with pytest.raises(MissingExtraError, match="needs trl") as caught:
+        _ = composer_replication.ComposerReplicationTrainer
+    assert "composer-replication[trl]" in str(caught.value.fix)
+    assert "ComposerReplicationTrainer" not in composer_replication.__all__, "`import *` works without extras"
+
+
+def trajectory(i: int) -> Trajectory:
+    turn = Turn(action_ids=(10 + i, 20 + i), logprobs=(-1.0, -1.0), text="")
+    return Trajectory(
+        trajectory_id=f"1/t/{i}",
+        task_id="t",
+        policy_version=0,
+        messages=(),
+        tools=(),
+        prompt_ids=(1, 2, 3),
+        turns=(turn,),
+        stop_reason=StopReason.SUBMITTED,
+        temperature=1.0,
+        reward=1.0,
+    )
+
+
+def hint(i: int, *extra: int) -> HintedTurn:
+    teacher = (1, 2, *extra, 3, 10 + i, 20 + i)
+    return HintedTurn(
+        trajectory_id=f"1/t/{i}",
+        turn=0,
+        student_start=3,
+        teacher_ids=teacher,
+        teacher_start=len(teacher) - 2,
+        action_ids=(10 + i, 20 + i),
+    )
+
+
+def test_rows_in_any_order_and_cut_hold_the_same_hints_and_pairs():
+    hinted = [hint(2, 7), hint(0, 8, 9), hint(2, 5, 6, 4)]
+    pairs = [Pair(pair_id=str(i), prompt_ids=(1,), chosen_ids=(2, i), rejected_ids=(3,), confidence=0.5) for i in range(7)]
+    whole = collate([trajectory(i) for i in range(4)], None, hinted, pairs, pad_id=0)
+    rows = spread(whole, 4)
+    assert {len(value) for value in rows.values() if value.dim()} == {4}
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = {key: value[order] if value.dim() else value for key, value in rows.items()}
+    taught, paired = [], []
+    for part in (slice(0, 2), slice(2, 4)):
+        found = gathered({key: value[part] if value.dim() else value for key, value in shuffled.items()})
+        assert float(found["hint_denominator"]) == 3.0
+        assert float(found["replay_denominator"]) == 7.0
+        mine = order[part]
+        keys = ("student_row", "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
+        for row, ids, mask in zip(*(found.get(key, ()) for key in keys), strict=True):
+            taught.append((int(mine[row]), tuple(ids[mask != 0].tolist())))
+        paired += found.get("dpo_chosen_input_ids", torch.zeros(0, 3))[:, -1].tolist()
+    assert sorted(taught) == sorted((int(h.trajectory_id[-1]), h.teacher_ids) for h in hinted)
+    assert sorted(paired) == list(range(7))
+
+
+def test_a_batch_without_hints_and_pairs_adds_nothing():
+    assert spread(collate([trajectory(0)], None, pad_id=0), 1) == {}
+    assert gathered({PREFIX + "hint_denominator": torch.tensor(2.0)}) == {"hint_denominator": torch.tensor(2.0)}
