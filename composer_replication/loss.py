@@ -202,8 +202,8 @@ def _added_up(
 def _read_student(
     model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None, given: Forward | None
 ) -> tuple[Forward, Prefix | None]:
-    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout, unless it
-    was given."""
+    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout,
+    unless it was given."""
     if given is not None:
         return given, None
     ids, mask = batch["input_ids"], batch.get("attention_mask")
