@@ -146,7 +146,7 @@ def test_killed_and_resumed_it_ends_the_same(run_file):
             process.communicate()
         (killed / "ckpt" / "main" / "checkpoint-2").mkdir(exist_ok=True)  # what TRL may be killed over
     finish("train", str(run_file), "--name", "killed", "--resume", cwd=folder)
-    assert outcome(killed) == outcome(folder / "whole")
+    assert outcome(killed) == outcome(folder / "runs" / "whole")
     assert not list((killed / "ckpt" / "main").glob("checkpoint-*"))
 
 
