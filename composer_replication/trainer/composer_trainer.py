@@ -164,9 +164,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def state_of_teachers(self) -> dict[str, Any]:
         """What a checkpoint has to keep: not the teachers that a resumed run makes again from the starting weights."""
-        moving = {"self_teacher": self.self_teacher} if isinstance(self.self_teacher, EMATeacher) else {}
-        owners = {**moving, **({} if self.taid is None else {"taid": self.taid})}
-        return {name: owner.state_dict() for name, owner in owners.items()}
+        kept: dict[str, Any] = {}
+        if isinstance(self.self_teacher, EMATeacher):
+            kept["self_teacher"] = self.self_teacher.state_dict()
+        if self.taid is not None:
+            kept["taid"] = self.taid.state_dict()
+        return kept
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -174,7 +177,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _share(self) -> float:
         """What a sum over the generation batch's denominators is multiplied by: DDP takes the mean over processes, and a
         generation batch that lasts for several optimizer steps counts whole in them together."""
-        return self.accelerator.num_processes * self.args.steps_per_generation / self.current_gradient_accumulation_steps
+        steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
+        return float(self.accelerator.num_processes * steps)
 
     def _refuse(self, pairs: Sequence[Pair]) -> None:
         loss, off = self.channels, "set its weight to 0"

@@ -300,9 +300,9 @@ class _Recorder(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         self.arm.updated()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:  # noqa: ARG002
-        if "loss" in logs:  # and not the totals at the end
-            self.arm.record(state.global_step, logs)
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        if "loss" in kwargs["logs"]:  # and not the totals at the end
+            self.arm.record(state.global_step, kwargs["logs"])
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         self.arm.adopt(state.global_step)
@@ -356,7 +356,9 @@ def _renamed(logs: Mapping[str, float]) -> dict[str, float]:
 
 def _peft(config: RunConfig) -> Any:
     """A LoraConfig of the options below `peft.`; None without any. Raises ConfigError for one that it does not have."""
-    options = {name.removeprefix("peft."): v for name, v in config.substrate.options.items() if name.startswith("peft.")}
+    options: dict[str, Any] = {
+        name.removeprefix("peft."): v for name, v in config.substrate.options.items() if name.startswith("peft.")
+    }
     if not options:
         return None
     from peft import LoraConfig
