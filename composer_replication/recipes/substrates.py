@@ -23,7 +23,7 @@ from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.errors import MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.trl.options import CANNOT as TRL_CANNOT
+from composer_replication.recipes.trl.cannot import CANNOT as TRL_CANNOT
 from composer_replication.recipes.verl.cannot import CANNOT as VERL_CANNOT
 
 __all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]

@@ -12,14 +12,7 @@ from composer_replication.policy_gradient import thresholds
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-__all__ = ["CANNOT", "check", "grpo_options", "make_grpo_config"]
-
-CANNOT = (
-    "loss.rlvr.objective = dppo, and loss.rlvr.epsilon_low with cispo: TRL has no such surrogate",
-    "rollout.refills, reward.kl_weight and loss.hint.useful_only: a step takes so many rollouts, and scores them in one pass",
-    "several processes: use ComposerReplicationTrainer in a script of yours",
-)
-"""For `composer doctor`."""
+__all__ = ["check", "grpo_options", "make_grpo_config"]
 
 _OTHERS = "substrate.type = local, monarch or ray"
 _LOSS_TYPES = {"bnpo": "dapo", "gspo": "grpo"}
