@@ -181,6 +181,20 @@ def smoke(session: nox.Session, extra: str) -> None:
         session.run("python", "smoke.py", extra, *session.posargs)
 
 
+@nox.session
+def mesh(session: nox.Session) -> None:
+    """The actor mesh on Ray and on Monarch: each role is killed in turn, and the run completes."""
+    _install_mesh(session)
+    session.run("python", "-m", "pytest", "tests_substrates/mesh", *session.posargs)
+
+
+@nox.session(name="bench-mesh", default=False)
+def bench_mesh(session: nox.Session) -> None:
+    """Trajectories per minute, asynchronous beside synchronous, and the time to recover of each role."""
+    _install_mesh(session)
+    session.run("python", "benchmarks/mesh.py", *session.posargs)
+
+
 @nox.session(name="bench-loss", default=False)
 def bench_loss(session: nox.Session) -> None:
     """CPU-seconds and memory of the fused losses beside TRL's and liger's."""
@@ -198,6 +212,11 @@ def bench_replaysim(session: nox.Session) -> None:
 def _install_replaysim(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,replaysim]")
+
+
+def _install_mesh(session: nox.Session) -> None:
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,ray,monarch]")
 
 
 def _install_oracles(session: nox.Session) -> None:

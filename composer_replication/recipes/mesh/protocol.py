@@ -1,0 +1,91 @@
+"""What the mesh asks of a backend: processes that hold one object each, calls to them, and a way for weights.
+
+An actor is a plain object. Its process builds it by `build(port, *args)`; its methods may be `async`, and run in the process's
+event loop; methods that are not are run in a thread of their own, one at a time. Async methods may overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+__all__ = ["Build", "Handle", "Mesh", "Port", "Ticket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Says where weights are; small, and can be passed through any process."""
+
+    version: int
+    """Optimizer steps behind them."""
+    publisher: str
+    """Name of the actor that published them."""
+    where: Any
+    """The backend's own."""
+
+
+class Port(Protocol):
+    """An actor's way to hand weights on. They go from process to process, never through the driver."""
+
+    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
+        """Copy the weights of actor `name` to where others can fetch them.
+
+        The present and the previous publication of a process can be fetched; older ones are let go.
+        """
+        ...
+
+    async def fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+        """The weights of a ticket, on the CPU, as they were when they were published: same names, shapes and types.
+
+        Raises:
+            WeightsLostError: they are gone, or their publisher is.
+        """
+        ...
+
+
+Build = Callable[..., Any]
+"""`build(port, *args)` makes an actor's object; pickled by reference, so a class or function of a module."""
+
+
+class Handle(Protocol):
+    """One actor. May be passed as an argument of a call to another actor, which can call through it."""
+
+    @property
+    def name(self) -> str:
+        """As it was spawned, e.g. `generator-0`."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        ...
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Run a method of the object and return what it returns.
+
+        Raises:
+            ActorDiedError: the process is gone, or dies before it answers. Never raised for another actor's death: an actor
+                that meets one while it works for this call raises it, and then `actor` is that one's name.
+            ComposerError: what the method raised, as itself.
+            BackendError: the method raised anything else; the message ends with its traceback.
+        """
+        ...
+
+
+class Mesh(Protocol):
+    """Where actors live."""
+
+    async def spawn(self, name: str, build: Build, *args: Any) -> Handle:
+        """A new process that holds `build(port, *args)`; returns when it is built. Raises what `call` does."""
+        ...
+
+    async def replace(self, handle: Handle) -> Handle:
+        """The same actor, built anew in a new process. The old process is ended first if it is not gone."""
+        ...
+
+    async def close(self) -> None:
+        """End every process that was started. Twice is as good as once."""
+        ...
