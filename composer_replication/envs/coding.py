@@ -148,11 +148,16 @@ class CodingEnv:
         status, content, details = self._carry_out(replace(call, name=name))
         return ToolResult(call_id=call.call_id, name=name, content=content, status=status, details=details)
 
+    @property
+    def submission(self) -> dict[str, bytes | None]:
+        """What is graded: the agent's changes by path, None for a deleted file."""
+        return {path: content for path, content in self.workspace.changes.items() if path not in self._shown}
+
     def grade(self) -> GradeReport:
         return grade(
             self._task.spec,
             self._task.repo,
-            {path: content for path, content in self.workspace.changes.items() if path not in self._shown},
+            self.submission,
             sandbox=self._sandbox,
             python=self._python,
             limits=self._limits,

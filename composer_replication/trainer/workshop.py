@@ -20,7 +20,7 @@ from composer_replication.trainer.judging import ask_teacher
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 from composer_replication.trainer.signals import HintSources
 
-__all__ = ["Workshop"]
+__all__ = ["Workshop", "toolset_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +106,15 @@ class Workshop:
             limits=limits_of(self.config.sandbox, task),
             grade_cache=self.verdicts,
             test_cache=self.test_runs,
-            toolset=_toolset(self.config),
+            toolset=toolset_of(self.config),
             withheld=withheld,
         )
 
 
-def _toolset(config: RunConfig) -> Toolset:
+def toolset_of(config: RunConfig) -> Toolset:
+    """What agents are offered."""
     return "shell" if config.sandbox.shell else "basic"
 
 
 def _context(config: RunConfig, task: Task) -> HintContext:
-    return HintContext(tools=TOOLSETS[_toolset(config)], documentation=task.docs(), instruction=task.spec.instruction)
+    return HintContext(tools=TOOLSETS[toolset_of(config)], documentation=task.docs(), instruction=task.spec.instruction)

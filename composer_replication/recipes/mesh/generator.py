@@ -1,0 +1,144 @@
+"""The actor that samples: an engine of its own, weights of the version it is told, environments and grader in other actors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+
+from composer_replication.config import RunConfig
+from composer_replication.recipes.mesh.member import Member
+from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
+from composer_replication.rollout.collect import collect_groups
+from composer_replication.rollout.protocol import Budgets
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.models import load_policy
+from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["Generator", "Order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Groups that one generator samples together."""
+
+    name: str
+    """Unique among the orders of an arm's attempts."""
+    task_ids: tuple[str, ...]
+    """One group each, none twice."""
+    siblings: int
+    step: int
+    """Names the draws: with task, sibling and turn it decides every one. -1 is an evaluation, -2 the frozen traces."""
+
+
+class Generator(Member):
+    """Samples one order at a time."""
+
+    def __init__(self, port: Port, config: RunConfig, arm: str) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.port = port
+        self.config = config
+        self.arm = arm
+        model, tokenizer = load_policy(config.model)
+        self.model = model
+        self.engine = TransformersEngine(model, tokenizer)
+        self.renderer = ChatRenderer(tokenizer)
+        self.version: int | None = None
+        """Of the loaded weights; None: those the run starts from, before any were fetched."""
+
+    async def roll_out(self, order: Order, ticket: Ticket, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
+        """The order's groups, in its order, sampled by the ticket's weights.
+
+        Raises:
+            ActorDiedError: a host or the rewarder died; nothing of the order counts.
+            WeightsLostError: the ticket's weights cannot be had any more.
+            ComposerError: as `collect_groups`.
+        """
+        await self._load(ticket)
+        rollout, loop, numbers = self.config.rollout, asyncio.get_running_loop(), count()
+
+        def make_env(task_id: str) -> _RemoteEnv:
+            n = next(numbers)
+            host = hosts[order.task_ids.index(task_id) % len(hosts)]  # siblings share the host's cache of test runs
+            return _RemoteEnv(task_id, f"{order.name}:{n}", host, rewarder, loop)
+
+        return await collect_groups(
+            order.task_ids,
+            make_env=make_env,
+            engine=self.engine,
+            renderer=self.renderer,
+            budgets=Budgets(
+                turn_tokens=rollout.turn_tokens,
+                trajectory_tokens=rollout.trajectory_tokens,
+                context_tokens=rollout.context_tokens,
+                max_turns=rollout.max_turns,
+            ),
+            group_size=order.siblings,
+            seed=self.config.seed,
+            step=order.step,
+            temperature=rollout.temperature,
+            policy_version=ticket.version,
+            cohorts=rollout.cohorts,
+            env_workers=rollout.env_workers,
+            deadline_s=rollout.stall_s,
+            arm=self.arm,
+        )
+
+    async def _load(self, ticket: Ticket) -> None:
+        if ticket.version == self.version:
+            return
+        weights = await self.port.fetch(ticket)
+        self.version = None
+        await asyncio.to_thread(self.model.load_state_dict, weights)
+        self.engine.reset()
+        self.version = ticket.version
+
+
+class _RemoteEnv:
+    """An `Env` whose episode lives in a host. For threads beside the event loop `loop`."""
+
+    def __init__(self, task_id: str, episode: str, host: Handle, rewarder: Handle, loop: asyncio.AbstractEventLoop) -> None:
+        self._task_id = task_id
+        self._episode = episode
+        self._host = host
+        self._rewarder = rewarder
+        self._loop = loop
+        self._tools: tuple[ToolSchema, ...] = ()
+        self._done = False
+
+    @property
+    def task_id(self) -> str:
+        return self._task_id
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        return self._tools
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def reset(self) -> tuple[Message, ...]:
+        messages, self._tools = self._wait(self._host.call("reset", self._episode, self._task_id))
+        self._done = False
+        return tuple(messages)
+
+    def step(self, call: ToolCall) -> ToolResult:
+        result, self._done = self._wait(self._host.call("step", self._episode, call))
+        assert isinstance(result, ToolResult)
+        return result
+
+    def grade(self) -> GradeReport:
+        submission = self._wait(self._host.call("end", self._episode))
+        report = self._wait(self._rewarder.call("grade", self._task_id, submission))
+        assert isinstance(report, GradeReport)
+        return report
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

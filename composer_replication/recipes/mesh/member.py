@@ -1,0 +1,20 @@
+"""What every actor of the mesh can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+__all__ = ["Member"]
+
+
+class Member:
+    """An actor whose death is noticed and whose CPU time is counted."""
+
+    async def watch(self) -> None:
+        """Never returns: the pending call is how a death is noticed at once."""
+        await asyncio.Event().wait()
+
+    async def cpu_s(self) -> float:
+        """CPU-seconds of this process and those it has waited for, from its start on."""
+        return sum(os.times()[:4])

@@ -1,0 +1,181 @@
+"""A mesh of Ray actors on this machine.
+
+Ray restarts nothing by itself here: whoever supervises decides what an actor's death means. Weights go through the object store:
+the trainer's process puts them there once, and every generator reads the same copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer_replication.errors import BackendError, MissingExtraError
+from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
+from composer_replication.recipes.mesh.held import Held, Reply, opened
+from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
+
+try:
+    import ray
+    from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        "the Ray mesh needs ray, which is not installed", fix="pip install 'composer-replication[ray]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["RayHandle", "RayMesh", "RayPort"]
+
+STORE_BYTES = 512 << 20
+"""Shared memory for weights, by default."""
+_KEPT = 2
+"""Publications that can be fetched."""
+
+
+class RayPort:
+    """Weights through Ray's object store."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Any] = deque(maxlen=_KEPT)  # the store lets go of what nobody refers to
+
+    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
+        """As `Port.publish`."""
+        reference = ray.put({key: _packed(tensor) for key, tensor in weights.items()})
+        self._kept.append(reference)
+        return Ticket(version, name, [reference])  # in a list Ray passes it on instead of what it refers to
+
+    async def fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+        """As `Port.fetch`."""
+        try:
+            packed = await ticket.where[0]
+        except ObjectLostError as error:
+            raise WeightsLostError(f"the weights of version {ticket.version} are gone with {ticket.publisher}") from error
+        return {key: _unpacked(*tensor) for key, tensor in packed.items()}
+
+
+class _Actor:
+    """What Ray holds: an object of ours."""
+
+    def __init__(self, name: str) -> None:
+        self._held = Held(name)
+
+    async def begin(self, build: Build, args: tuple[Any, ...]) -> Reply:
+        return await self._held.begin(build, RayPort(), args)
+
+    async def run(self, method: str, args: tuple[Any, ...]) -> Reply:
+        return await self._held.run(method, args)
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class RayHandle:
+    """One actor."""
+
+    def __init__(self, name: str, actor: Any, pid: int, build: Build, args: tuple[Any, ...]) -> None:
+        self._name, self._actor, self._pid = name, actor, pid
+        self.build, self.args = build, args
+        """What it was made of."""
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    async def call(self, method: str, *args: Any) -> Any:
+        return opened(await _answer(self._name, self._actor.run.remote(method, args)))
+
+    def kill(self) -> None:
+        """End its process at once."""
+        ray.kill(self._actor, no_restart=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayHandle, (self._name, self._actor, self._pid, None, ())  # only the driver builds it again
+
+
+class RayMesh:
+    """A Ray of its own, one process per actor; everything it started ends with it.
+
+    Args:
+        store_bytes: shared memory for weights: at least three times those of the policy.
+
+    Raises:
+        BackendError: Ray does not start, or is started in this process already.
+    """
+
+    def __init__(self, *, store_bytes: int = STORE_BYTES) -> None:
+        if ray.is_initialized():
+            raise BackendError("Ray is started in this process already", fix="end it with ray.shutdown() first")
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: a socket's path has 107 characters
+        try:
+            ray.init(
+                address="local",
+                num_cpus=1,  # actors ask for none; it is also how many idle workers are kept
+                num_gpus=0,
+                object_store_memory=store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _memory=store_bytes,
+                _temp_dir=str(self._folder),
+                _system_config={"enable_metrics_collection": False},
+            )
+        except (RayError, RuntimeError, ValueError, OSError) as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise BackendError(f"Ray does not start: {error}", fix="free memory, or lower the store's size") from error
+        self._make = ray.remote(_Actor)
+        self._open = True
+
+    async def spawn(self, name: str, build: Build, *args: Any) -> RayHandle:
+        """As `Mesh.spawn`."""
+        actor = self._make.options(num_cpus=0, max_restarts=0, max_task_retries=0).remote(name)
+        opened(await _answer(name, actor.begin.remote(build, args)))
+        return RayHandle(name, actor, await _answer(name, actor.pid.remote()), build, args)
+
+    async def replace(self, handle: Handle) -> RayHandle:
+        """As `Mesh.replace`."""
+        assert isinstance(handle, RayHandle)
+        handle.kill()
+        return await self.spawn(handle.name, handle.build, *handle.args)
+
+    async def close(self) -> None:
+        """As `Mesh.close`."""
+        if self._open:
+            self._open = False
+            ray.shutdown()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def _answer(name: str, reference: Any) -> Any:
+    try:
+        return await reference
+    except RayActorError as error:
+        raise ActorDiedError(f"{name} died: {str(error).splitlines()[0]}", actor=name) from error
+    except RayTaskError as error:
+        raise BackendError(f"{name} failed, which is a bug:\n{error}") from error
+    except RayError as error:
+        raise BackendError(f"Ray could not call {name}: {error}") from error
+
+
+def _packed(tensor: Tensor) -> tuple[Any, Any, tuple[int, ...]]:
+    """Bytes, type and shape: numpy arrays lie in the store as they are, and have no bfloat16."""
+    import torch
+
+    plain = tensor.detach().cpu().contiguous()
+    return plain.view(-1).view(torch.uint8).numpy(), plain.dtype, tuple(plain.shape)
+
+
+def _unpacked(array: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
+    """A copy: the store's memory cannot be written."""
+    import torch
+
+    return torch.from_numpy(array.copy()).view(dtype).view(shape)
