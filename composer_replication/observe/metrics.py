@@ -1,7 +1,7 @@
 """Metric names, and the statistics a run reports.
 
-Names read `channel/what/stat`. Those under `time/` and `cost/` depend on the machine and may differ between two runs of the
-same seed; every other metric is deterministic. A metric `X_se` is the standard error of the metric `X`.
+Names read `channel/what/stat`. Those under `time/`, `cost/` and `mesh/` depend on the machine and may differ between two runs of
+the same seed; on one process every other metric is deterministic. A metric `X_se` is the standard error of the metric `X`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from composer_replication.types import Group, Unscored
 
 __all__ = ["deterministic", "mean_and_se", "pass_at_1", "usd"]
 
-_MACHINE_DEPENDENT = ("time/", "cost/")
+_MACHINE_DEPENDENT = ("time/", "cost/", "mesh/")
 
 
 def deterministic(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that must be equal in two runs of the same seed: all but `time/...` and `cost/...`."""
+    """The metrics that must be equal in two runs of the same seed: all but `time/...`, `cost/...` and `mesh/...`."""
     return {name: value for name, value in values.items() if not name.startswith(_MACHINE_DEPENDENT)}
 
 

@@ -23,7 +23,7 @@ from composer_replication.rollout.protocol import Budgets, Engine, Env
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory
 
-__all__ = ["Progress", "collect_groups"]
+__all__ = ["Progress", "collect_groups", "first_error"]
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -127,7 +127,7 @@ class _Collection:
                         group.create_task(self._run_cohort(cohort, group))
                 watch.cancel()
         except BaseExceptionGroup as errors:
-            error = _first(errors)
+            error = first_error(errors)
             stalled = isinstance(error, _StalledError)
             raise error from None
         finally:
@@ -203,7 +203,7 @@ def _split(rollouts: list[Rollout], parts: int) -> list[list[Rollout]]:
     return [rollouts[a:b] for a, b in pairwise(bounds)]
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside a group of groups."""
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside a group, or inside a group of groups."""
     inner = errors.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+    return first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner

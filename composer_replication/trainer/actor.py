@@ -49,6 +49,11 @@ class Actor:
         self._train = list(workshop.train)
         """What is practised on: the tasks of the run, and those joined since."""
 
+    @property
+    def context_window(self) -> int:
+        """Most positions the policy can attend to."""
+        return self.engine.context_window
+
     async def practise(self, step: int, version: int) -> list[Group]:
         """The groups of one training step; with `rollout.refills`, those of further tasks for each that taught nothing."""
         rollout = self.config.rollout

@@ -27,7 +27,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.models import load_weights, save_policy
 
-__all__ = ["Restorable", "adopt_checkpoint", "latest_checkpoint", "load_checkpoint", "read_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Restorable",
+    "adopt_checkpoint",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "read_checkpoint",
+    "restore",
+    "save_checkpoint",
+    "trained_on",
+]
 
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
@@ -127,6 +136,37 @@ def load_checkpoint(path: Path, learner: Restorable) -> None:
     """Restore a learner from a checkpoint that `read_checkpoint` found intact."""
     state = torch.load(path / "learner.pt", map_location=learner.policy.device, weights_only=True)
     learner.load_state_dict(state, load_weights(path, like=learner.policy))
+
+
+def trained_on(fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any]:
+    """Of a loop's state, what `restore` reads: what the run was made of, the digest of its pairs, and the RNG as it is."""
+    return {"fingerprint": dict(fingerprint), "pairs": pairs, "rng": torch.get_rng_state().tolist()}
+
+
+def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any] | None:
+    """Go back to the newest checkpoint, RNG included: the loop's state, or None when there is no checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, or its policy, tasks or pairs were others. The learner is as it was then.
+    """
+    saved = latest_checkpoint(folder)
+    if saved is None:
+        return None
+    state = read_checkpoint(saved)
+    for name, digest in fingerprint.items():
+        if state["fingerprint"][name] != digest:
+            raise CheckpointError(
+                f"{saved} was made with other {name} than the run file names now",
+                fix=f"restore the {name}, or give the new run another name",
+            )
+    if state["pairs"] != pairs:
+        raise CheckpointError(
+            f"{folder / 'pairs.jsonl'}: missing or not what was collected",
+            fix="restore it, or give the new run another name",
+        )
+    load_checkpoint(saved, learner)
+    torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
+    return state
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -19,13 +19,12 @@ import torch
 
 from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig, resolve_arm
-from composer_replication.errors import CheckpointError
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import Actor, rollout_metrics
-from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
+from composer_replication.trainer.checkpoint import latest_checkpoint, restore, save_checkpoint, trained_on
 from composer_replication.trainer.engines import PolicyEngine, open_engine
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
@@ -181,32 +180,17 @@ class _Trainee:
         Raises:
             CheckpointError: it is damaged, or its policy, tasks or pairs were others. Nothing is forgotten then.
         """
-        saved = latest_checkpoint(self.checkpoints)
-        if saved is None:
+        pairs = pairs_digest(self.workshop, self.arm)
+        state = restore(self.checkpoints, self.learner, fingerprint=self.fingerprint, pairs=pairs)
+        if state is None:
             self.workshop.run_dir.truncate_after(self.arm, -1)
             return False
-        state = read_checkpoint(saved)
-        for name, digest in self.fingerprint.items():
-            if state["fingerprint"][name] != digest:
-                raise CheckpointError(
-                    f"{saved} was made with other {name} than the run file names now",
-                    fix=f"restore the {name}, or give the new run another name",
-                )
-        if state["pairs"] != pairs_digest(self.workshop, self.arm):
-            raise CheckpointError(
-                f"{self.checkpoints / 'pairs.jsonl'}: missing or not what was collected",
-                fix="restore it, or give the new run another name",
-            )
-        load_checkpoint(saved, self.learner)
         self.workshop.run_dir.truncate_after(self.arm, self.learner.version)
         self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
         if self.actor.curriculum is not None:
             self.actor.restore(state["curriculum"])
         self.spending.start_from(state["cpu_s"])
-        torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
-        self.workshop.terminal.note(
-            f"{self.arm}: resumed at step {self.learner.version} of {self.config.steps} from {saved.name}"
-        )
+        self.workshop.terminal.note(f"{self.arm}: resumed at step {self.learner.version} of {self.config.steps}")
         return True
 
     @property
@@ -235,9 +219,7 @@ class _Trainee:
             "tokens": self.actor.tokens,
             "curriculum": None if self.actor.curriculum is None else self.actor.curriculum.state_dict(),
             "cpu_s": self.spending.cpu_s(),
-            "rng": torch.get_rng_state().tolist(),
-            "fingerprint": dict(self.fingerprint),
-            "pairs": pairs_digest(self.workshop, self.arm),
+            **trained_on(self.fingerprint, pairs_digest(self.workshop, self.arm)),
         }
         save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)
 

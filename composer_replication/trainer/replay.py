@@ -29,13 +29,39 @@ from composer_replication.teacher_replay import (
     replay_trace,
 )
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
+from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
-from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
+from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 
-__all__ = ["Scorer", "collect_pairs", "pairs_digest", "pairs_of_step", "stored_pairs", "teacher_costs", "verify_pair"]
+__all__ = [
+    "Recorder",
+    "Scorer",
+    "collect_pairs",
+    "pairs_digest",
+    "pairs_of_step",
+    "stored_pairs",
+    "teacher_costs",
+    "verify_pair",
+]
+
+
+class Recorder(Protocol):
+    """Has trajectories of the starting policy to be frozen (`trainer.actor.Actor`)."""
+
+    @property
+    def arm(self) -> str: ...
+
+    @property
+    def renderer(self) -> ChatRenderer: ...
+
+    @property
+    def context_window(self) -> int:
+        """Most positions the policy can attend to."""
+        ...
+
+    async def record_traces(self) -> list[Group]: ...
 
 
 class Scorer(Protocol):
@@ -44,14 +70,14 @@ class Scorer(Protocol):
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
 
 
-async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, learner: Scorer) -> list[Pair]:
+async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Recorder, learner: Scorer) -> list[Pair]:
     """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
 
     Raises:
         ConfigError: the file gives no pair (`file_pairs`).
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
-    given = file_pairs(config, actor.renderer, actor.engine.context_window)
+    given = file_pairs(config, actor.renderer, actor.context_window)
     pairs = await _disagreements(workshop, config, actor) if config.teachers else []
     if given is not None:
         pairs = shuffled([*pairs, *given.pairs], config.seed)
@@ -63,7 +89,7 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Actor, lea
     return pairs
 
 
-async def _disagreements(workshop: Workshop, config: RunConfig, actor: Actor) -> list[Pair]:
+async def _disagreements(workshop: Workshop, config: RunConfig, actor: Recorder) -> list[Pair]:
     """Replay the starting policy's traces through the teachers."""
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
@@ -149,11 +175,13 @@ def _ledger(workshop: Workshop) -> Path:
     return workshop.run_dir.path / "ledger.sqlite"
 
 
-def _that_fit(pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: Actor, dropped: Counter[str]) -> list[DPOPair]:
+def _that_fit(
+    pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: Recorder, dropped: Counter[str]
+) -> list[DPOPair]:
     """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
     kept = []
     for pair, ids in zip(pairs, pairs_to_token_pairs(pairs, trajectories, actor.renderer), strict=True):
-        if fits(ids, actor.engine.context_window):
+        if fits(ids, actor.context_window):
             kept.append(pair)
         else:
             dropped["longer than the context window"] += 1

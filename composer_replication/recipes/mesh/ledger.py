@@ -1,8 +1,9 @@
 """Which groups were issued, finished, trained on or dropped, in a file that survives `kill -9` of every process.
 
-Each change is one durable line of JSON before anything acts on it, and the trajectories of a finished group are on the disk before
-its line is. A step's groups are chosen once: whoever repeats the step, after the death of the trainer or of the driver, repeats it
-with them. So no group is trained on in two steps, or dropped after it was trained on, and none that is finished is sampled again.
+Each change is one durable line of JSON before anything acts on it, and the trajectories of a finished group are on the disk
+before its line is. A step's groups are chosen once: whoever repeats the step, after the death of the trainer or of the driver,
+repeats it with them. So no group is trained on in two steps, or dropped after it was trained on, and none that is finished is
+sampled again.
 
     mesh/ARM/ledger.jsonl         {"event": "issued" | "finished" | "dropped" | "trained", ...}
     mesh/ARM/groups/NNNNNN.json   the trajectories of a finished group, until no kept checkpoint needs them

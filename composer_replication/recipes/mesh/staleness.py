@@ -27,10 +27,9 @@ class Pace:
     """Of the arm."""
     max_staleness: int
 
-    def room(self, issued: int, dropped: int, version: int) -> int:
-        """How many new groups may be issued while the policy has this version, at least 0."""
-        ahead = min(version + 1 + self.max_staleness, self.steps)
-        return max(0, ahead * self.groups + dropped - issued)
+    def limit(self, dropped: int, version: int) -> int:
+        """Groups with numbers below this may be issued while the policy has this version."""
+        return min(version + 1 + self.max_staleness, self.steps) * self.groups + dropped
 
     def too_old(self, waiting: Mapping[int, int], step: int) -> list[int]:
         """The numbers of finished groups (number -> policy version) that this step and those after it may not train on."""

@@ -1,0 +1,192 @@
+"""The actors that learn and that ask teachers: the trainer, which owns the policy, and the pool of teachers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from composer_replication.causal_lm import LogprobCache
+from composer_replication.config import RunConfig
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.recipes.mesh.member import Member
+from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.loop import wants_replay
+from composer_replication.trainer.models import load_policy
+from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
+from composer_replication.trainer.signals import SignalMaker
+from composer_replication.trainer.usefulness import only_useful
+from composer_replication.trainer.workshop import Workshop
+from composer_replication.types import Group, Hint, Pair
+
+__all__ = ["Stepped", "TeacherPool", "Trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one optimizer step did."""
+
+    metrics: Mapping[str, float]
+    off: Mapping[str, str]
+    """Channels that had nothing to say, and why."""
+    hints: Sequence[Hint]
+
+
+class Trainer(Member):
+    """Owns the policy of an arm. It is built from the arm's newest checkpoint, where there is one.
+
+    Raises:
+        CheckpointError: that checkpoint is damaged, or was made of something else.
+        ComposerError: as `Workshop.open` and `load_policy`.
+    """
+
+    def __init__(self, port: Port, config: RunConfig, arm: str, run: Path) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.port = port
+        self.config = config
+        self.workshop = _workshop(config, run, Terminal(Console(quiet=True)))
+        self.arm = arm
+        model, tokenizer = load_policy(config.model)
+        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
+        self._made_of = fingerprint(model, [*self.workshop.train, *self.workshop.held_out], pairs)
+        self.learner = Learner(model, config, LogprobCache(self.workshop.run_dir.ckpt_path / "reference.sqlite"))
+        self.maker = SignalMaker(
+            config=config,
+            sources=self.workshop.hint_sources(config),
+            renderer=ChatRenderer(tokenizer),
+            context_window=TransformersEngine(self.learner.policy, tokenizer).context_window,
+            kl=self.learner.kl_to_reference,
+            useful=partial(only_useful, learner=self.learner),
+        )
+        self._pairs: list[Pair] | None = None
+        self._resumed = restore(self._folder, self.learner, fingerprint=self._made_of, pairs=pairs_digest(self.workshop, arm))
+        self._keep_weights()
+
+    async def at(self) -> int:
+        """Optimizer steps taken."""
+        return self.learner.version
+
+    async def resumed(self) -> dict[str, Any] | None:
+        """The loop's state in the checkpoint that it was built from; None when there was none."""
+        return self._resumed
+
+    async def fallbacks(self) -> dict[str, str]:
+        """What the policy cannot be spared in an update, and why."""
+        return dict(self.learner.fallbacks)
+
+    async def tokenizer(self) -> tuple[PreTrainedTokenizerBase, int]:
+        """The policy's, and its context window."""
+        return self.maker.renderer.tokenizer, self.maker.context_window
+
+    def step(self, step: int, groups: Sequence[Group]) -> Stepped:
+        """Train on the groups of a step, the next one. Raises ValueError for any other."""
+        if step != self.learner.version + 1:
+            raise ValueError(f"step {step} does not follow {self.learner.version}")
+        signals = self.maker.signals(step, groups)
+        pairs = self._pairs_of_run()
+        taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
+        result = self.learner.update(self.maker.batch(groups, signals, taken))
+        self._keep_weights()
+        off = dict(result.off) | self.maker.why_off(pairs, signals)
+        return Stepped({**signals.metrics, **result.metrics}, off, signals.hints)
+
+    async def publish(self) -> Ticket:
+        """Make the weights of the last finished step available to the generators, also while another step goes on."""
+        version, weights = self._weights
+        return await self.port.publish("trainer", version, weights)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """A checkpoint: all that the next step depends on, and the driver's `state`. Raises StorageError."""
+        kept = {**state, **trained_on(self._made_of, pairs_digest(self.workshop, self.arm))}
+        save_checkpoint(self._folder, self.learner.version, self.learner, self.maker.renderer.tokenizer, kept)
+
+    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
+        """As `Learner.with_reference_logprobs`."""
+        return self.learner.with_reference_logprobs(pairs)
+
+    @property
+    def _folder(self) -> Path:
+        return self.workshop.run_dir.ckpt_path / self.arm
+
+    def _pairs_of_run(self) -> list[Pair]:
+        if self._pairs is None:
+            self._pairs = stored_pairs(self.workshop, self.arm) if wants_replay(self.config) else []
+        return self._pairs
+
+    def _keep_weights(self) -> None:
+        state = self.learner.policy.state_dict()
+        self._weights = self.learner.version, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+
+
+class TeacherPool(Member):
+    """Turns frozen traces into preference pairs: asks the teachers, compares, verifies. Generators sample meanwhile."""
+
+    def __init__(self, port: Port, config: RunConfig, arm: str, run: Path) -> None:  # noqa: ARG002  every actor is given one
+        self.config = config
+        self.arm = arm
+        self._notes: list[str] = []
+        self.workshop = _workshop(config, run, Terminal(Console(quiet=True), on_event=self._heard))
+
+    async def collect(self, traces: Sequence[Group], trainer: Handle) -> list[str]:
+        """Keep the run's pairs where the trainer finds them; what there is to say about them.
+
+        Answers that were paid for are in the run's ledger, so that a repeated call does not pay again.
+
+        Raises:
+            ActorDiedError: the trainer died.
+            ComposerError: as `trainer.replay.collect_pairs`.
+        """
+        tokenizer, window = await trainer.call("tokenizer")
+        loop = asyncio.get_running_loop()
+        recorded = _Recorded(self.arm, ChatRenderer(tokenizer), window, list(traces))
+        scorer = _Scorer(trainer, loop)
+        self._notes.clear()
+        await asyncio.to_thread(lambda: asyncio.run(collect_pairs(self.workshop, self.config, recorded, scorer)))
+        return list(self._notes)
+
+    def _heard(self, kind: str, message: str, /, **fields: Any) -> None:  # noqa: ARG002  an `EventSink`
+        if kind == "note":
+            self._notes.append(message)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """Traces that are there already."""
+
+    arm: str
+    renderer: ChatRenderer
+    context_window: int
+    groups: list[Group]
+
+    async def record_traces(self) -> list[Group]:
+        return self.groups
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """The trainer's log-probs, for a thread beside the event loop."""
+
+    trainer: Handle
+    loop: asyncio.AbstractEventLoop
+
+    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
+        asked: Coroutine[Any, Any, list[Pair]] = self.trainer.call("with_reference_logprobs", pairs)
+        return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
+
+
+def _workshop(config: RunConfig, run: Path, terminal: Terminal) -> Workshop:
+    return Workshop.open(config, RunDir(run), terminal, proven=True)

@@ -1,0 +1,52 @@
+"""Training every arm of a run on a mesh, whatever the mesh is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from composer_replication.config import RunConfig
+from composer_replication.errors import ConfigError
+from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.mesh.protocol import Mesh
+
+__all__ = ["check", "train"]
+
+
+def check(config: RunConfig) -> None:
+    """Raises ConfigError when an arm asks for what no mesh can do."""
+    elsewhere = "set substrate.type = local, or leave it out"
+    if config.curriculum.enabled:
+        raise ConfigError(
+            "curriculum.enabled: a mesh issues groups before the verdicts are in that a curriculum chooses by", fix=elsewhere
+        )
+    if config.rollout.refills > 0:
+        raise ConfigError(
+            "rollout.refills: a mesh issues groups before it is known which of a step's teach nothing", fix=elsewhere
+        )
+
+
+async def train(
+    make_mesh: Callable[[], Mesh], config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start"
+) -> list[SummaryRow]:
+    """As `trainer.loop.train`, with actors of the mesh that `make_mesh` starts; it is closed when the arms are done.
+
+    Raises:
+        ConfigError: something is wrong with the run.
+        BackendError: the mesh does not start, or an actor dies again and again.
+        ComposerError: whatever a part of the recipe has to say.
+    """
+    from composer_replication.recipes.mesh.driver import Driver
+    from composer_replication.trainer.loop import train_arms
+    from composer_replication.trainer.workshop import Workshop
+
+    workshop = Workshop.open(config, run_dir, terminal)
+
+    async def train_arm(workshop: Workshop, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+        mesh = make_mesh()
+        try:
+            return await Driver(mesh, workshop, variant, arm, shown).run()
+        finally:
+            await mesh.close()
+
+    return await train_arms(workshop, start_label, train_arm)

@@ -1,0 +1,100 @@
+"""What generators are to do: new groups as far as the bound on staleness lets them be issued, and what is asked for besides."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from composer_replication.config import RunConfig
+from composer_replication.recipes.mesh.generator import Order
+from composer_replication.recipes.mesh.ledger import Ledger
+from composer_replication.recipes.mesh.staleness import Pace
+from composer_replication.tasks.store import Task
+from composer_replication.trainer.actor import choose_tasks
+from composer_replication.types import Group
+
+__all__ = ["Job", "Work"]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """An order on its way."""
+
+    order: Order
+    numbers: tuple[int, ...] = ()
+    """Of its groups in the ledger; empty for an evaluation and for traces."""
+    result: asyncio.Future[list[Group]] | None = None
+    """Of those."""
+
+
+class Work:
+    """The orders of one arm. What is issued is in the ledger before it is handed out."""
+
+    def __init__(self, config: RunConfig, tasks: Sequence[Task], ledger: Ledger) -> None:
+        self.config, self.ledger = config, ledger
+        self.pace = Pace(config.rollout.groups, config.steps, config.substrate.max_staleness)
+        self._tasks = tasks
+        self._urgent: deque[Job] = deque()
+        self._named = 0
+
+    def pick(self, version: int) -> Job | None:
+        """The next thing to do while the policy has this version; None when it has to change first."""
+        limit = self.pace.limit(len(self.ledger.dropped), version)
+        for job in self._urgent:
+            if not job.numbers or job.numbers[-1] < limit:
+                self._urgent.remove(job)
+                return job
+        if self.ledger.next >= limit:
+            return None
+        numbers = self._in_orders(range(self.ledger.next, limit))[0]
+        self.ledger.issue(numbers, version)
+        return Job(self._practice(numbers), numbers)
+
+    def again(self, job: Job, version: int) -> None:
+        """Nothing of a job counts: it is the next thing to do."""
+        if job.numbers:
+            self.ledger.issue(job.numbers, version)
+        job.order = self._order(job.order.task_ids, job.order.siblings, job.order.step)
+        self._urgent.appendleft(job)
+
+    def resume(self, version: int) -> None:
+        """What an earlier driver had issued and never got is the next thing to do."""
+        lost = self.ledger.unfinished
+        if lost:
+            self.ledger.issue(lost, version)
+        self._urgent.extend(Job(self._practice(numbers), numbers) for numbers in self._in_orders(lost))
+
+    def outside(self, task_ids: Sequence[str], siblings: int, step: int) -> list[Job]:
+        """Groups that are not trained on, before all practice, in the tasks' order."""
+        share = math.ceil(len(task_ids) / self.config.substrate.generators)
+        jobs = []
+        for start in range(0, len(task_ids), share):
+            order = self._order(tuple(task_ids[start : start + share]), siblings, step)
+            jobs.append(Job(order, result=asyncio.get_running_loop().create_future()))
+        self._urgent.extend(jobs)
+        return jobs
+
+    def _in_orders(self, numbers: Iterable[int]) -> list[tuple[int, ...]]:
+        """Groups of one step of issue together, an equal share for every generator."""
+        groups = self.pace.groups
+        share = math.ceil(groups / self.config.substrate.generators)
+        orders: list[tuple[int, ...]] = []
+        for number in numbers:
+            if orders and len(orders[-1]) < share and orders[-1][-1] // groups == number // groups:
+                orders[-1] += (number,)
+            else:
+                orders.append((number,))
+        return orders
+
+    def _practice(self, numbers: tuple[int, ...]) -> Order:
+        step = numbers[0] // self.pace.groups + 1
+        tasks = choose_tasks(self._tasks, self.config.seed, step, self.pace.groups)
+        names = tuple(tasks[number % self.pace.groups].spec.task_id for number in numbers)
+        return self._order(names, self.config.rollout.group_size, step)
+
+    def _order(self, task_ids: tuple[str, ...], siblings: int, step: int) -> Order:
+        self._named += 1
+        return Order(name=str(self._named), task_ids=task_ids, siblings=siblings, step=step)

@@ -1,0 +1,8 @@
+"""The mesh of tests: helpers beside this file are importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,168 @@
+"""The driver of a mesh: the bound on staleness, and exactly once, whoever dies and whenever."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mesh_in_process import IDLE, IdleGenerator, LocalMesh, Pauses, a_run, drive, learnt
+
+from composer_replication.errors import BackendError, ConfigError
+from composer_replication.recipes.mesh.crew import MOST_DEATHS
+from composer_replication.recipes.mesh.driver import Roles
+from composer_replication.recipes.mesh.errors import ActorDiedError
+from composer_replication.recipes.mesh.ledger import Ledger
+from composer_replication.recipes.mesh.training import check
+
+ROLES = ("generator-0", "generator-1", "env-0", "rewarder", "trainer")
+
+
+def run_to_the_end(mesh, config, roles=IDLE):
+    return asyncio.run(asyncio.wait_for(drive(mesh, config, roles), 60))
+
+
+def check_books(config):
+    """Every group was trained on in one step or dropped, and what the trainer learnt is what the ledger says."""
+    steps = learnt(config)
+    assert len(steps) == config.steps
+    assert all(len(step) == config.rollout.groups for step in steps)
+    names = [name for step in steps for name, _ in step]
+    assert len(set(names)) == len(names)
+    for number, step in enumerate(steps, start=1):
+        for _, version in step:
+            assert 0 <= number - 1 - version <= config.substrate.max_staleness
+    ledger = Ledger(config.out / config.name / "mesh" / "main")
+    assert [len(ledger.trained[s + 1]) for s in range(config.steps)] == [config.rollout.groups] * config.steps
+    over = [n for numbers in ledger.trained.values() for n in numbers] + list(ledger.dropped)
+    assert sorted(over) == sorted(ledger.issued), "each group once: trained on, or dropped"
+    assert not ledger.waiting
+    assert not ledger.unfinished
+    return ledger
+
+
+def test_a_synchronous_run_trains_on_what_the_present_policy_sampled(tmp_path):
+    config = a_run(tmp_path, max_staleness=0)
+    driver = run_to_the_end(LocalMesh(), config)
+    ledger = check_books(config)
+    assert [{version for _, version in step} for step in learnt(config)] == [{0}, {1}, {2}, {3}, {4}]
+    assert not ledger.dropped
+    assert driver.counts.rollouts == 5 * 4 * 2
+
+
+def test_an_asynchronous_run_samples_ahead(tmp_path):
+    config = a_run(tmp_path, max_staleness=2)
+    run_to_the_end(LocalMesh(), config)
+    check_books(config)
+    assert max(n - 1 - v for n, step in enumerate(learnt(config), start=1) for _, v in step) == 2
+
+
+def test_a_straggler_is_dropped_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(IdleGenerator, "pauses", Pauses([1500]))  # the first order comes back when the others are long trained on
+    config = a_run(tmp_path, steps=12, max_staleness=2, groups=2)
+    driver = run_to_the_end(LocalMesh(), config)
+    ledger = check_books(config)
+    assert ledger.dropped == {0: 0}
+    lines = driver.workshop.run_dir.read_metrics()
+    assert lines[-1].values["mesh/dropped"] == 1
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_whoever_is_killed_is_replaced(tmp_path, role):
+    def kill(handle, method):
+        busy = {"generator-0": "roll_out", "generator-1": "roll_out", "env-0": "reset", "rewarder": "grade", "trainer": "step"}
+        if handle.name == role and method == busy[role] and mesh.calls.count((role, method)) == 3:
+            handle.die()
+
+    mesh = LocalMesh(kill)
+    config = a_run(tmp_path)
+    driver = run_to_the_end(mesh, config)
+    ledger = check_books(config)
+    assert driver.crew.replaced == {role: 1}
+    again = sum(times - 1 for times in ledger.issued.values())
+    assert (again > 0) == (role != "trainer")
+    assert any("time/recover_s/max" in line.values for line in driver.workshop.run_dir.read_metrics())
+
+
+def test_an_idle_actor_is_replaced_too(tmp_path):
+    mesh = LocalMesh(lambda handle, method: env().die() if (handle.name, method) == ("trainer", "save") else None)
+
+    def env():
+        return next(h for h in mesh.handles if h.name == "env-0")
+
+    driver = run_to_the_end(mesh, a_run(tmp_path))
+    assert driver.crew.replaced["env-0"] == 1
+
+
+def test_an_actor_that_dies_again_and_again_ends_the_run(tmp_path):
+    mesh = LocalMesh(lambda handle, method: handle.die() if method == "grade" else None)
+    with pytest.raises(BackendError, match=f"rewarder died {MOST_DEATHS + 1} times"):
+        run_to_the_end(mesh, a_run(tmp_path))
+
+
+class StoppedError(Exception):
+    """The driver's process is gone."""
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10_000), staleness=st.integers(0, 3), groups=st.integers(1, 5), every=st.integers(1, 4))
+def test_any_deaths_at_any_moment(tmp_path_factory, seed, staleness, groups, every):
+    """Actors die at random calls, and the driver too, several times; then it is resumed in peace."""
+    config = a_run(
+        tmp_path_factory.mktemp("run"), max_staleness=staleness, groups=groups, checkpoint_every=every, generators=1 + seed % 3
+    )
+    rng = random.Random(seed)
+
+    def kill(handle, method):
+        if method in ("watch", "cpu_s"):
+            return
+        fate = rng.random()
+        if fate < 0.02:
+            raise StoppedError
+        if fate < 0.05:
+            handle.die()
+
+    IdleGenerator.pauses = Pauses([rng.randint(0, 30) for _ in range(40)])
+    for _ in range(4):
+        try:
+            run_to_the_end(LocalMesh(kill), config)
+        except (StoppedError, BackendError, ActorDiedError):
+            continue
+    run_to_the_end(LocalMesh(), config)
+    check_books(config)
+
+
+def test_a_resumed_driver_repeats_steps_with_the_same_groups(tmp_path):
+    def stop(handle, method):
+        if method == "step" and mesh.calls.count(("trainer", "step")) == 5:
+            raise StoppedError
+
+    mesh = LocalMesh(stop)
+    config = a_run(tmp_path, checkpoint_every=2)
+    with pytest.raises(StoppedError):
+        run_to_the_end(mesh, config)
+    before = Ledger(tmp_path / "run" / "mesh" / "main").trained
+    assert len(before) == 5
+    run_to_the_end(LocalMesh(), config)
+    ledger = check_books(config)
+    assert {step: ledger.trained[step] for step in before} == before
+
+
+def test_a_bug_of_an_actor_ends_the_run(tmp_path):
+    class Broken(IdleGenerator):
+        async def roll_out(self, order, ticket, hosts, rewarder):
+            raise BackendError("generator failed, which is a bug")
+
+    with pytest.raises(BackendError, match="which is a bug"):
+        run_to_the_end(LocalMesh(), a_run(tmp_path), Roles(Broken, IDLE.trainer, IDLE.rewarder, IDLE.env))
+
+
+@pytest.mark.parametrize(("field", "section"), [("curriculum.enabled", {"curriculum": {"enabled": True}})])
+def test_what_a_mesh_cannot_do_is_refused(tmp_path, field, section):
+    config = a_run(tmp_path)
+    check(config)
+    with pytest.raises(ConfigError, match=field) as refused:
+        check(type(config).model_validate(config.model_dump() | section))
+    assert "local" in refused.value.fix

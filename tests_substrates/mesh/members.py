@@ -1,0 +1,67 @@
+"""Objects that the tests put into actors. Their processes import this module too."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import torch
+from one_gradient import gradient_of
+
+from composer_replication.errors import ConfigError
+from composer_replication.recipes.mesh.member import Member
+from composer_replication.recipes.mesh.trainer import Trainer
+
+
+class Thing(Member):
+    def __init__(self, port, word):
+        if word == "refuse":
+            raise ConfigError("no such word", fix="say another")
+        self.port, self.word, self.busy, self.most = port, word, 0, 0
+        self.lock = threading.Lock()
+
+    async def say(self):
+        return self.word
+
+    def work(self):
+        """Not async: one at a time."""
+        with self.lock:
+            self.busy += 1
+            self.most = max(self.most, self.busy)
+        time.sleep(0.01)
+        with self.lock:
+            self.busy -= 1
+        return self.most
+
+    async def ask(self, other):
+        return await other.call("say")
+
+    async def wait_for(self, other):
+        await other.call("watch")
+
+    def refuse(self):
+        raise ConfigError("nothing to say", fix="say something")
+
+    def stumble(self):
+        return 1 / 0
+
+    async def publish(self, version):
+        weights = {"half": torch.full((3, 2), float(version), dtype=torch.bfloat16), "count": torch.tensor(version)}
+        return await self.port.publish("thing", version, weights)
+
+    async def fetch(self, ticket):
+        found = await self.port.fetch(ticket)
+        found["half"].add_(0)  # it can be written
+        return found
+
+    async def sleep(self):
+        await asyncio.sleep(3600)
+
+
+class WatchedTrainer(Trainer):
+    """Shows its gradient."""
+
+    def gradient_of_update(self, batch):
+        self.learner.update(batch)
+        return gradient_of(self.learner.policy)
