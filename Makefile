@@ -6,6 +6,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 COVERAGE := --cov --cov-report=term:skip-covered
 
 .PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-mesh bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -126,6 +127,8 @@ bench-substrates: env ## Measure the same steps on every substrate, in an enviro
 
 bench-serving: env ## Measure tokens per second of the engine in this process and of vLLM, in an environment of its own
 	@$(BIN)/nox --session bench-serving
+bench-mesh: env ## Measure a mesh: asynchronous beside synchronous, and recovery from kill -9, in an environment of its own
+	@$(BIN)/nox --session bench-mesh
 
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py

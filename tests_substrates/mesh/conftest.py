@@ -28,24 +28,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "default")
 
 
-def children() -> set[int]:
-    """Living processes that this one has started, and theirs."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:  # it has just gone
-                continue
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
-    found, more = set(), {os.getpid()}
-    while more:
-        found |= more
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-    return found - {os.getpid()}
-
-
 @pytest.fixture(params=AVAILABLE)
 def kind(request):
     """The type of the substrate."""
@@ -55,6 +37,8 @@ def kind(request):
 @pytest.fixture
 def on_mesh(kind):
     """`on_mesh(work)` runs `work(mesh)`; no process that the mesh has started is left then."""
+
+    from living import children, gone  # beside this file
 
     def run(work):
         async def open_and_close():
@@ -73,18 +57,6 @@ def on_mesh(kind):
             assert gone(before)
 
     return run
-
-
-def gone(before: set[int]) -> bool:
-    """Waits until no child is left but those of `before`."""
-    import time
-
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if children() <= before:
-            return True
-        time.sleep(0.2)
-    return False
 
 
 @pytest.fixture(scope="session")

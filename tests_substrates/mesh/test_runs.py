@@ -14,7 +14,7 @@ import tomllib
 
 import pytest
 import tomli_w
-from conftest import children, gone
+from living import children, gone, gone_all
 from members import WatchedTrainer
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 from rich.console import Console
@@ -134,25 +134,6 @@ def test_the_driver_is_killed_and_the_run_resumed(run_file):
     assert {step: ledger.trained[step] for step in books.trained} == books.trained
     assert gone(before)
     assert json.loads((run / "summary.json").read_text())
-
-
-def gone_all(pids):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        left = [pid for pid in pids if _alive(pid)]
-        if not left:
-            return True
-        time.sleep(0.2)
-    print("left:", left)
-    return False
-
-
-def _alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_one_gradient(run_file, on_mesh, tmp_path):

@@ -33,8 +33,9 @@ class Crew:
     handles: dict[str, Handle] = field(default_factory=dict)
     replaced: Counter[str] = field(default_factory=Counter)
     """Replacements by name."""
+    gone: set[str] = field(default_factory=set)
+    """Who is dead and not yet replaced."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _gone: set[str] = field(default_factory=set)
     _deaths: Counter[str] = field(default_factory=Counter)
     _cpu: dict[tuple[str, int], float] = field(default_factory=dict)
 
@@ -53,7 +54,7 @@ class Crew:
     async def get(self, name: str) -> Handle:
         """The living actor of this name; waits while it is being replaced."""
         async with self._changed:
-            await self._changed.wait_for(lambda: name not in self._gone)
+            await self._changed.wait_for(lambda: name not in self.gone)
             return self.handles[name]
 
     async def successor(self, dead: ActorDiedError, used: Mapping[str, Handle]) -> None:
@@ -87,7 +88,7 @@ class Crew:
 
     async def _replace(self, name: str, dead: ActorDiedError) -> None:
         began = time.monotonic()
-        self._gone.add(name)
+        self.gone.add(name)
         while True:
             self._deaths[name] += 1
             if self._deaths[name] > MOST_DEATHS:
@@ -103,7 +104,7 @@ class Crew:
         async with self._changed:
             self.handles[name] = successor
             self.replaced[name] += 1
-            self._gone.remove(name)
+            self.gone.remove(name)
             self._changed.notify_all()
         self.on_replaced(name, time.monotonic() - began)
 

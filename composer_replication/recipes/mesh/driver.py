@@ -121,10 +121,9 @@ class Driver:
 
     async def _begin(self) -> None:
         """Go back to the arm's last checkpoint or, when there is none, to nothing."""
-        trainer = await self.crew.get("trainer")
-        for what, why in (await trainer.call("fallbacks")).items():
+        for what, why in (await self._trainer(0, "fallbacks")).items():
             self.workshop.terminal.note(f"{self.arm}: {LONGER[what]}: {why}")
-        state, self.version = await trainer.call("resumed"), await trainer.call("at")
+        state, self.version = await self._trainer(0, "resumed"), await self._trainer(0, "at")
         self._resumed = state is not None
         if state is None:
             self.workshop.run_dir.truncate_after(self.arm, -1)

@@ -36,6 +36,10 @@ STORE_BYTES = 512 << 20
 """Shared memory for weights, by default."""
 _KEPT = 2
 """Publications that can be fetched."""
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides GPUs from actors, and a policy for them would run on the CPU
+}
 
 
 class RayPort:
@@ -115,6 +119,8 @@ class RayMesh:
     def __init__(self, *, store_bytes: int = STORE_BYTES) -> None:
         if ray.is_initialized():
             raise BackendError("Ray is started in this process already", fix="end it with ray.shutdown() first")
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: a socket's path has 107 characters
         try:
             ray.init(
