@@ -169,6 +169,7 @@ def harbor(session: nox.Session) -> None:
 
 
 EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "verl")
+EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "ray")
 
 
 @nox.session(default=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import asyncio
 import json
 import platform
 import tempfile
@@ -124,6 +125,18 @@ def verl(folder: Path) -> None:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     assert get_policy_loss_fn("composer").__module__.startswith("composer_replication")
+def ray(_: Path) -> None:
+    """An actor of the mesh answers."""
+    from composer_replication.recipes.mesh.boxes import Boxes, EnvHost
+    from composer_replication.recipes.ray.mesh import RayMesh
+    boxes = Boxes(tasks={}, pythons={}, limits={}, sandbox="auto", toolset="basic", workers=1)
+    async def ask() -> float:
+        mesh = RayMesh(store_bytes=100 << 20)
+        try:
+            return float(await (await mesh.spawn("env-0", EnvHost, boxes)).call("cpu_s"))
+        finally:
+            await mesh.close()
+    assert asyncio.run(ask()) > 0
 
 
 SMOKE: Mapping[str, Callable[[Path], None]] = {
@@ -135,6 +148,7 @@ SMOKE: Mapping[str, Callable[[Path], None]] = {
     "peft": peft,
     "remote": remote,
     "verl": verl,
+    "ray": ray,
 }
 """By extra."""
 
