@@ -1,0 +1,58 @@
+"""The real actors of a mesh, in this process: what they compute together is what the local recipe computes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mesh_in_process import LocalMesh
+from rich.console import Console
+from safetensors.torch import load_file
+
+from composer_replication.config import SubstrateConfig, load_config, resolve_arm
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.metrics import deterministic
+from composer_replication.recipes.mesh.driver import Driver
+from composer_replication.trainer.loop import train
+from composer_replication.trainer.workshop import Workshop
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
+from world import make_world, run_text
+
+
+@pytest.mark.slow
+def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(tmp_path):
+    """Same trajectories, same metrics, same weights to the bit."""
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(run_text(make_world(tmp_path / "world")))
+    local = load_config(run_file, ["--name", "local", "--steps", "2"])
+    run_dir = RunDir.create(tmp_path / "local")
+    quiet = Terminal(Console(quiet=True))
+    asyncio.run(train(local, run_dir, quiet))
+
+    substrate = SubstrateConfig(type="ray", generators=1, max_staleness=0)
+    config = resolve_arm(local.model_copy(update={"name": "mesh", "substrate": substrate}), "main")
+    mesh_dir = RunDir.create(tmp_path / "mesh")
+
+    async def main():
+        workshop = Workshop.open(config, mesh_dir, quiet)
+        with quiet.phase("") as shown:
+            await Driver(LocalMesh(), workshop, config, "main", shown).run()
+
+    asyncio.run(main())
+    for step in (1, 2):
+        ours, theirs = mesh_dir.read_trajectories("main", step), run_dir.read_trajectories("main", step)
+        assert [t.trajectory_id for t in ours] == [t.trajectory_id for t in theirs]
+        assert [t.turns for t in ours] == [t.turns for t in theirs]
+        assert [t.reward for t in ours] == [t.reward for t in theirs]
+        assert mesh_dir.read_hints("main", step) == run_dir.read_hints("main", step)
+    weights = [load_file(d.ckpt_path / "main" / "step_00002" / "model.safetensors") for d in (mesh_dir, run_dir)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    ours, theirs = (
+        {line.step: deterministic(line.values) for line in d.read_metrics() if line.step > 0} for d in (mesh_dir, run_dir)
+    )
+    assert ours == theirs
