@@ -23,11 +23,41 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from world import make_world, run_text
 
 
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory):
+    root = tmp_path_factory.mktemp("run")
+    path = root / "run.toml"
+    path.write_text(run_text(make_world(root / "world")))
+    return path
+
+
 @pytest.mark.slow
-def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(tmp_path):
+@pytest.mark.parametrize(("host", "method"), [("env-0", "step"), ("rewarder", "grade")])
+def test_a_death_while_several_rollouts_wait_for_the_dead(run_file, tmp_path, host, method):
+    """None of a generator's threads is waited for by the loop that its answer comes over."""
+
+    def kill(handle, called):
+        if (handle.name, called) == (host, method) and mesh.calls.count((host, method)) == 2:
+            handle.die()
+
+    mesh = LocalMesh(kill)
+    substrate = SubstrateConfig(type="ray", generators=1, max_staleness=0)
+    config = load_config(run_file, ["--steps", "1"]).model_copy(update={"substrate": substrate})
+    run_dir = RunDir.create(tmp_path / "run")
+
+    async def main():
+        workshop = Workshop.open(config, run_dir, Terminal(Console(quiet=True)))
+        with workshop.terminal.phase("") as shown:
+            driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
+            await driver.run()
+        return driver
+
+    assert asyncio.run(main()).crew.replaced[host] == 1
+
+
+@pytest.mark.slow
+def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(run_file, tmp_path):
     """Same trajectories, same metrics, same weights to the bit."""
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(run_text(make_world(tmp_path / "world")))
     local = load_config(run_file, ["--name", "local", "--steps", "2"])
     run_dir = RunDir.create(tmp_path / "local")
     quiet = Terminal(Console(quiet=True))

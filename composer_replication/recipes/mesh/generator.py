@@ -68,27 +68,33 @@ class Generator(Member):
             host = hosts[order.task_ids.index(task_id) % len(hosts)]  # siblings share the host's cache of test runs
             return _RemoteEnv(task_id, f"{order.name}:{n}", host, rewarder, loop)
 
-        return await collect_groups(
-            order.task_ids,
-            make_env=make_env,
-            engine=self.engine,
-            renderer=self.renderer,
-            budgets=Budgets(
-                turn_tokens=rollout.turn_tokens,
-                trajectory_tokens=rollout.trajectory_tokens,
-                context_tokens=rollout.context_tokens,
-                max_turns=rollout.max_turns,
-            ),
-            group_size=order.siblings,
-            seed=self.config.seed,
-            step=order.step,
-            temperature=rollout.temperature,
-            policy_version=ticket.version,
-            cohorts=rollout.cohorts,
-            env_workers=rollout.env_workers,
-            deadline_s=rollout.stall_s,
-            arm=self.arm,
-        )
+        def collect() -> list[Group]:
+            return asyncio.run(
+                collect_groups(
+                    order.task_ids,
+                    make_env=make_env,
+                    engine=self.engine,
+                    renderer=self.renderer,
+                    budgets=Budgets(
+                        turn_tokens=rollout.turn_tokens,
+                        trajectory_tokens=rollout.trajectory_tokens,
+                        context_tokens=rollout.context_tokens,
+                        max_turns=rollout.max_turns,
+                    ),
+                    group_size=order.siblings,
+                    seed=self.config.seed,
+                    step=order.step,
+                    temperature=rollout.temperature,
+                    policy_version=ticket.version,
+                    cohorts=rollout.cohorts,
+                    env_workers=rollout.env_workers,
+                    deadline_s=rollout.stall_s,
+                    arm=self.arm,
+                )
+            )
+
+        # on a loop of its own: when it fails it waits for its threads, and they for answers that come over this one
+        return await asyncio.to_thread(collect)
 
     async def _load(self, ticket: Ticket) -> None:
         if ticket.version == self.version:
