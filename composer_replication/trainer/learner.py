@@ -39,10 +39,11 @@ from composer_replication.distillation import (
     TopKJSD,
     make_self_teacher,
 )
-from composer_replication.errors import ModelError
+from composer_replication.errors import CheckpointError, ModelError
 from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
 from composer_replication.trainer.reference import with_reference_logprobs
+from composer_replication.trainer.sharding import shard, whole
 from composer_replication.types import Pair, Trajectory
 
 __all__ = ["Learner", "StepResult", "hint_loss", "make_optimizer", "merge_metrics", "rate_share"]
@@ -66,17 +67,23 @@ class _Part(NamedTuple):
 
 
 class Learner:
-    """Owns everything the optimizer touches: policy, AdamW, warm-up, self-teacher, TAID clock and the policy version."""
+    """Owns everything the optimizer touches: policy, AdamW, warm-up, self-teacher, TAID clock and the policy version.
 
-    def __init__(self, model: nn.Module, config: RunConfig, pair_logprobs: LogprobCache | None = None) -> None:
+    Args:
+        sharded: several processes share the weights out among themselves (FSDP2); otherwise each has all of them (DDP). The
+            self-teacher and the reference are whole in each. One process alone shards nothing.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: RunConfig, pair_logprobs: LogprobCache | None = None, *, sharded: bool = False
+    ) -> None:
         self.config = config
         self.pair_logprobs = pair_logprobs or LogprobCache()
         """The reference's, of every answer of a preference pair."""
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
-        optimizer, self.schedule = make_optimizer(model, config)
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.sharded = sharded and self.accelerator.num_processes > 1
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
         self.reference: SelfTeacher | None = None
@@ -85,6 +92,13 @@ class Learner:
             self.reference = frozen or make_self_teacher("frozen", model)
         self.step_logprobs = LogprobCache(most=1024)
         """The reference's, of the present step's trajectories: the KL in the reward and the one in the loss read the same."""
+        if self.sharded:
+            shard(model)  # after the copies of it, which are whole, and before the optimizer, which looks after shards
+        optimizer, self.schedule = make_optimizer(model, config)
+        if self.sharded:
+            self.model, self.optimizer = model, self.accelerator.prepare(optimizer)
+        else:
+            self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.taid = TAIDScheduler(config.steps) if hint.form == "taid" else None
         self.version = 0
         """Optimizer steps taken."""
@@ -111,7 +125,7 @@ class Learner:
                 f"the device ran out of memory in step {self.version + 1}: {error}",
                 fix="lower optimizer.micro_batch_size, then rollout.trajectory_tokens",
             ) from error
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        norm = whole(self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm))
         if not torch.isfinite(norm):
             raise ModelError(
                 f"the gradient of step {self.version + 1} is not finite; the policy is as it was before the step",
@@ -137,8 +151,14 @@ class Learner:
         """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
         return with_reference_logprobs(self.model, pairs, self.pair_logprobs)
 
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the policy's weights on the CPU, whole: every rank has to ask at the same time."""
+        return {name: whole(tensor.detach()).cpu().clone() for name, tensor in self.policy.state_dict().items()}
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the policy's weights."""
+        """Everything but the policy's weights. Raises CheckpointError when those are sharded: no rank has it all."""
+        if self.sharded:
+            raise CheckpointError("a sharded learner cannot be saved", fix="train with DDP, where every rank has all of it")
         apart = None if self.reference is self.self_teacher else self.reference
         return {
             "optimizer": self.optimizer.state_dict(),

@@ -117,7 +117,8 @@ def test_another_reference_scores_anew(run_file: Path) -> None:
     assert second.update(inputs).metrics["rlvr/kl_ref/mean"] == expected == 0.0
 
 
-def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path, sharded: bool) -> None:
     """Each has a part of the batch; weights, metrics and the TAID clock are those of one process with all of it."""
     words = ["--loss.hint.form", "taid", "--loss.rlvr.kl_beta", "0.1", "--optimizer.warmup_steps", "2"]
     config = load_config(run_file, [*words, "--optimizer.micro_batch_size", "1"])
@@ -125,7 +126,7 @@ def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path) -> 
     inputs = {key: value.repeat(3, *[1] * (value.dim() - 1)) if value.dim() else 3 * value for key, value in one.items()}
     inputs |= {"student_row": torch.arange(3), "advantages": torch.tensor([1.0, -0.5, 0.3])}
     expected = learn(0, config, inputs, 3)
-    first, second = on_ranks(tmp_path, learn, config, inputs, 3)
+    first, second = on_ranks(tmp_path, learn, config, inputs, 3, sharded)
     assert first["taid"] == second["taid"]
     assert first["taid"]["momentum"] != 0.0
     assert first["taid"] == pytest.approx(expected["taid"], rel=1e-5)
