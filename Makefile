@@ -5,8 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-gpu soak faults-replay attack report-check arms clean
-.PHONY: help env quickstart test test-all test-slow test-substrates smoke oracles triton faces replaysim traces docker remote lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-mesh bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates monarch smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +28,9 @@ test-slow: env ## Run the tests that `make test` leaves out
 
 test-substrates: env ## Test every substrate, in an environment of its own for each (ten minutes to install); ends with a line of JSON
 	@$(BIN)/python scripts/test_substrates.py
+
+monarch: env ## Test the actor mesh on Monarch, in an environment of its own
+	@$(BIN)/nox --session monarch
 
 smoke: env ## Install every extra alone into an empty environment and use it once (needs the package index)
 	@rm -f docs/figures/tested_versions.json
@@ -127,6 +129,7 @@ bench-substrates: env ## Measure the same steps on every substrate, in an enviro
 
 bench-serving: env ## Measure tokens per second of the engine in this process and of vLLM, in an environment of its own
 	@$(BIN)/nox --session bench-serving
+
 bench-mesh: env ## Measure a mesh: asynchronous beside synchronous, and recovery from kill -9, in an environment of its own
 	@$(BIN)/nox --session bench-mesh
 

@@ -168,8 +168,7 @@ def harbor(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_harbor.py", *session.posargs)
 
 
-EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "verl")
-EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "ray")
+EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "verl", "ray", "monarch")
 
 
 @nox.session(default=False)
@@ -187,6 +186,14 @@ def mesh(session: nox.Session) -> None:
     """The actor mesh on Ray and on Monarch: each role is killed in turn, and the run completes."""
     _install_mesh(session)
     session.run("python", "-m", "pytest", "tests_substrates/mesh", *session.posargs)
+
+
+@nox.session
+def monarch(session: nox.Session) -> None:
+    """Monarch alone: deaths, weights that are overwritten while they are read, a trainer of several ranks."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,monarch]")
+    session.run("python", "-m", "pytest", "tests_substrates/monarch", *session.posargs)
 
 
 @nox.session(name="bench-mesh", default=False)

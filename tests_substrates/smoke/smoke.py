@@ -6,14 +6,15 @@ usage: python smoke.py EXTRA [--write FILE]          FILE collects versions by e
 from __future__ import annotations
 
 import argparse
-import itertools
 import asyncio
+import itertools
 import json
 import platform
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import requires, version
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -125,18 +126,31 @@ def verl(folder: Path) -> None:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     assert get_policy_loss_fn("composer").__module__.startswith("composer_replication")
+
+
 def ray(_: Path) -> None:
     """An actor of the mesh answers."""
-    from composer_replication.recipes.mesh.boxes import Boxes, EnvHost
     from composer_replication.recipes.ray.mesh import RayMesh
+
+    assert asyncio.run(_asked(RayMesh(store_bytes=100 << 20))) > 0
+
+
+def monarch(_: Path) -> None:
+    """An actor of the mesh answers."""
+    from composer_replication.recipes.monarch.mesh import MonarchMesh
+
+    assert asyncio.run(_asked(MonarchMesh())) > 0
+
+
+async def _asked(mesh: Any) -> float:
+    """CPU-seconds of an actor that it is given."""
+    from composer_replication.recipes.mesh.boxes import Boxes, EnvHost
+
     boxes = Boxes(tasks={}, pythons={}, limits={}, sandbox="auto", toolset="basic", workers=1)
-    async def ask() -> float:
-        mesh = RayMesh(store_bytes=100 << 20)
-        try:
-            return float(await (await mesh.spawn("env-0", EnvHost, boxes)).call("cpu_s"))
-        finally:
-            await mesh.close()
-    assert asyncio.run(ask()) > 0
+    try:
+        return float(await (await mesh.spawn("env-0", EnvHost, boxes)).call("cpu_s"))
+    finally:
+        await mesh.close()
 
 
 SMOKE: Mapping[str, Callable[[Path], None]] = {
@@ -149,6 +163,7 @@ SMOKE: Mapping[str, Callable[[Path], None]] = {
     "remote": remote,
     "verl": verl,
     "ray": ray,
+    "monarch": monarch,
 }
 """By extra."""
 

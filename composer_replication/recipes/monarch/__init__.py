@@ -1,0 +1,1 @@
+"""The actor mesh on Monarch."""

@@ -1,0 +1,89 @@
+"""The Monarch actor that holds a plain object and runs its methods."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from composer_replication.errors import BackendError
+from composer_replication.recipes.mesh.held import Held, Reply
+from composer_replication.recipes.monarch.library import Actor, Port, endpoint
+from composer_replication.recipes.monarch.processes import Process, settle
+from composer_replication.recipes.monarch.weights import MonarchPort
+
+__all__ = ["Host"]
+
+
+class Host(Actor):
+    """Builds an object in its process and runs the methods that are called.
+
+    Monarch lets an actor do one thing at a time, so every endpoint here only begins something; the answer, a `Reply`, comes
+    when it is done.
+
+    Args:
+        modules: folders that the objects' modules may be imported from besides.
+    """
+
+    def __init__(self, name: str, modules: Sequence[str]) -> None:
+        sys.path += [folder for folder in modules if folder not in sys.path]  # before anything of theirs is unpickled
+        self._name = name
+        self._held = Held(name)
+        self._port: MonarchPort | None = None
+        self._running: set[asyncio.Task[Reply]] = set()
+
+    @endpoint(explicit_response_port=True)
+    async def build(self, reply: Port, host: Any, rank: int, env: Mapping[str, str], build: Any, args: tuple[Any, ...]) -> None:
+        """Make the object. `host` is this actor as others reach it."""
+        settle()
+        os.environ.update(env)
+        self._port = MonarchPort(host, rank)
+        self._begin(reply, self._held.begin(build, self._port, args))
+
+    @endpoint(explicit_response_port=True)
+    async def run(self, reply: Port, method: str, args: tuple[Any, ...]) -> None:
+        """Call a method of the object."""
+        self._begin(reply, self._held.run(method, args))
+
+    @endpoint
+    async def process(self) -> Process:
+        """Where it all happens."""
+        return Process.this()
+
+    @endpoint
+    async def holds(self, slot: int, stamp: int) -> bool:
+        """`MonarchPort.holds`."""
+        return self._port is not None and self._port.holds(slot, stamp)
+
+    @endpoint
+    async def die(self) -> None:
+        """End the process at once, whatever it is doing."""
+        os._exit(1)
+
+    def _handle_undeliverable_message(self, _message: Any) -> bool:
+        """Whoever asked is gone: that is no failure of this actor, as Monarch would have it."""
+        return True
+
+    def _begin(self, reply: Port, work: Coroutine[Any, Any, Reply]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(partial(self._answer, reply))
+
+    def _answer(self, reply: Port, task: asyncio.Task[Reply]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            return  # the process is being ended
+        error = task.exception()
+        try:
+            reply.send(task.result() if error is None else _failed("".join(traceback.format_exception(error))))
+        except (pickle.PicklingError, TypeError, AttributeError) as unsendable:
+            reply.send(_failed(f"{self._name}: its answer cannot be pickled: {unsendable}"))
+
+
+def _failed(why: str) -> Reply:
+    return Reply(error=BackendError(why.strip()))

@@ -1,0 +1,227 @@
+"""`Mesh` on Monarch: every actor in a process of its own, or in several that train as one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from composer_replication.errors import BackendError, ConfigError
+from composer_replication.recipes.mesh.errors import ActorDiedError
+from composer_replication.recipes.mesh.held import Reply, opened
+from composer_replication.recipes.mesh.protocol import Build, Handle
+from composer_replication.recipes.monarch.host import Host
+from composer_replication.recipes.monarch.library import (
+    ActorError,
+    HostMesh,
+    MeshFailure,
+    SPMDActor,
+    SupervisionError,
+    get_rdma_backend,
+    hooks,
+    this_host,
+)
+from composer_replication.recipes.monarch.processes import Process, answer, at_home, is_gone
+
+__all__ = ["MonarchHandle", "MonarchMesh"]
+
+LOOPBACK = "127.0.0.1"
+_log = logging.getLogger(__name__)
+_OTHERS_S = 30.0
+"""How long the other ranks may still take after one of them has failed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MonarchHandle:
+    """`Handle` of an actor: one process, or the ranks of a group, of which the first one answers."""
+
+    name: str
+    processes: tuple[Process, ...]
+    """By rank."""
+    hosts: Any
+    """The Monarch actors, one a rank."""
+    number: int
+    """In its mesh."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that answers."""
+        return self.processes[0].pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of all its processes, by rank."""
+        return tuple(process.pid for process in self.processes)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """As `Handle.call`; of a group every rank runs the method.
+
+        When some ranks fail and others are then kept waiting, the whole group is ended: it would never meet again.
+        """
+        answers = await at_home(_ask(self, "run", [(method, args)] * len(self.processes)))
+        return answers[0]
+
+
+class MonarchMesh:
+    """`Mesh` on the machine it is made on, or on `hosts`.
+
+    Args:
+        ranks: how many processes an actor of that name is; one unless given. They find the environment of `torchrun`
+            (RANK, WORLD_SIZE, MASTER_ADDR...) when they build their object, and every call goes to all of them.
+        hosts: Monarch's machines (`monarch.actor.attach_to_workers`); actors are put on them in turn, and a replaced one on
+            the machine it was on. None: this machine.
+        master: address of the first machine, at which the ranks of a group meet.
+
+    Raises:
+        ConfigError: a number of ranks is below 1.
+        MissingExtraError: torchmonarch is not installed (when this module is imported).
+    """
+
+    def __init__(self, *, ranks: Mapping[str, int] | None = None, hosts: HostMesh | None = None, master: str = LOOPBACK) -> None:
+        for name, count in (ranks or {}).items():
+            if count < 1:
+                raise ConfigError(f"ranks[{name!r}] is {count}", fix="give at least 1")
+        _survive_deaths()
+        self._ranks = dict(ranks or {})
+        self._machines = [this_host()] if hosts is None else [hosts.slice(hosts=i) for i in range(hosts.sizes["hosts"])]
+        self._next = itertools.cycle(range(len(self._machines)))
+        self._master = master
+        self._spawned: dict[int, _Spawned] = {}
+        self._numbers = itertools.count()
+        self._ending: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    @property
+    def transport(self) -> str:
+        """How weights travel: `ibverbs` (RDMA) or `tcp`."""
+        return str(get_rdma_backend())
+
+    async def spawn(self, name: str, build: Build, *args: Any) -> MonarchHandle:
+        """As `Mesh.spawn`."""
+        return await self._start(name, next(self._next), build, args)
+
+    async def replace(self, handle: Handle) -> MonarchHandle:
+        """As `Mesh.replace`. May be tried again when it fails."""
+        assert isinstance(handle, MonarchHandle)
+        old = self._spawned.get(handle.number)
+        if old is None:
+            raise BackendError(f"this mesh has no such actor {handle.name}, or has replaced it already")
+        ending = asyncio.ensure_future(old.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        if not all(is_gone(process) for process in old.processes):  # of one that has died Monarch may hear much later
+            await ending
+        successor = await self._start(handle.name, old.machine, old.build, old.args)
+        del self._spawned[handle.number]
+        return successor
+
+    async def close(self) -> None:
+        """As `Mesh.close`."""
+        spawned, self._spawned = list(self._spawned.values()), {}
+        self._closed = True
+        await asyncio.gather(*self._ending, *(one.end() for one in spawned))
+
+    async def _start(self, name: str, machine: int, build: Build, args: tuple[Any, ...]) -> MonarchHandle:
+        if self._closed:
+            raise BackendError(f"{name} cannot be spawned: the mesh is closed")
+        count = self._ranks.get(name, 1)
+        procs = self._machines[machine].spawn_procs(per_host={"ranks": count}, name=_plain(name))
+        async with AsyncExitStack() as undo:
+            spawned = _Spawned(procs, machine, build, args)
+            undo.push_async_callback(spawned.end)
+            try:
+                env = {} if count == 1 else await self._meeting(procs)
+                hosts = procs.spawn(_plain(name), Host, name, sys.path)
+                processes = (await hosts.process.call()).values()
+            except (SupervisionError, ActorError) as error:
+                raise BackendError(f"no process for {name} could be started: {error}") from error
+            handle = MonarchHandle(name, tuple(processes), hosts, next(self._numbers))
+            spawned.processes = handle.processes
+            await _ask(handle, "build", [(hosts.slice(ranks=0), rank, env, build, args) for rank in range(count)])
+            self._spawned[handle.number] = spawned
+            undo.pop_all()
+        return handle
+
+    async def _meeting(self, procs: Any) -> dict[str, str]:
+        """Give the processes the environment of torchrun; what else they need."""
+        spmd = procs.spawn("torchrun", SPMDActor)
+        _, port = await spmd.slice(ranks=0).get_host_port.call_one(None)
+        await spmd.setup_env.call(self._master, port)
+        return {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")} if self._master == LOOPBACK else {}
+
+
+@dataclass(slots=True)
+class _Spawned:
+    """What is needed to end an actor, and to make it again."""
+
+    procs: Any
+    machine: int
+    build: Build
+    args: tuple[Any, ...]
+    processes: tuple[Process, ...] = ()
+
+    async def end(self) -> None:
+        """End its processes, if they are there still. Monarch asks first and kills those that do not go."""
+        try:
+            await self.procs.stop()
+        except (SupervisionError, ActorError) as error:
+            _log.debug("processes that were gone were to be ended: %s", error)
+
+
+async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What the ranks answer to an order, each to a letter of its own.
+
+    Raises:
+        ActorDiedError: one of the processes is gone.
+        ComposerError: one of them raised it; of several that did, the first by rank.
+    """
+    asked = [asyncio.ensure_future(_ask_one(handle, rank, order, letter)) for rank, letter in enumerate(letters)]
+    try:
+        _, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
+        if waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=_OTHERS_S)
+        failed = [error for one in asked if one.done() and (error := one.exception())]
+        if waiting:
+            handle.hosts.die.broadcast()
+            await asyncio.wait(waiting)
+    finally:
+        for one in asked:
+            one.cancel()
+    for one in asked:
+        one.exception()  # known to be of no interest
+    if failed:
+        raise next((error for error in failed if isinstance(error, ActorDiedError)), failed[0])
+    return [one.result() for one in asked]
+
+
+async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[Any, ...]) -> Any:
+    host = handle.hosts.slice(ranks=rank)
+    try:
+        reply: Reply = await answer(handle.processes[rank], getattr(host, order).call_one(*letter))
+    except ProcessLookupError as error:
+        raise ActorDiedError(f"the process of {handle.name} is gone: {error}", actor=handle.name) from error
+    except ActorError as error:
+        raise BackendError(f"{handle.name} could not read what it was sent: {error}") from error
+    return opened(reply)
+
+
+def _survive_deaths() -> None:
+    """Let this process outlive its actors; Monarch's own hook ends it. One that somebody else has put there stays."""
+    if hooks.unhandled_fault_hook.__module__.partition(".")[0] == "monarch":
+        hooks.unhandled_fault_hook = _note
+
+
+def _note(failure: MeshFailure) -> None:
+    _log.info("%s", failure.report())
+
+
+def _plain(name: str) -> str:
+    """A name that Monarch takes."""
+    return re.sub(r"\W", "_", name)

@@ -1,0 +1,18 @@
+"""`substrate.type = "ray"`."""
+
+from __future__ import annotations
+
+from composer_replication.config import RunConfig
+from composer_replication.observe import RunDir, Terminal
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.mesh import training
+from composer_replication.recipes.mesh.training import check
+
+__all__ = ["check", "train"]
+
+
+async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
+    """As `mesh.training.train`, on Monarch. Raises MissingExtraError when it is not installed."""
+    from composer_replication.recipes.monarch.mesh import MonarchMesh
+
+    return await training.train(MonarchMesh, config, run_dir, terminal, start_label=start_label)

@@ -1,0 +1,186 @@
+"""Weights that others fetch out of a process's memory: by RDMA, or Monarch's own TCP where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from composer_replication.errors import BackendError
+from composer_replication.recipes.mesh.errors import WeightsLostError
+from composer_replication.recipes.mesh.protocol import Ticket
+from composer_replication.recipes.monarch.library import (
+    ActorError,
+    RDMABuffer,
+    RDMATcpFallbackWarning,
+    get_rdma_backend,
+)
+from composer_replication.recipes.monarch.processes import Process, answer, at_home
+
+__all__ = ["MonarchPort"]
+
+SLOTS = 2
+"""The present publication and the one before it."""
+ALIGNMENT = 64
+_LOOK_S = 1.0
+"""How often a fetch that goes on looks whether there is still something to fetch."""
+_READ_S = 24 * 3600
+"""Monarch ends a read after a minute unless told otherwise; the looks above end one that has lost its other side."""
+
+
+class Entry(NamedTuple):
+    """Where a tensor stands in the bytes of a publication."""
+
+    name: str
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a ticket says besides version and publisher."""
+
+    host: Any
+    """The publisher's actor."""
+    process: Process
+    slot: int
+    stamp: int
+    """Which of the slot's publications this is."""
+    buffer: Any
+    entries: tuple[Entry, ...]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Memory that others read, and the number of what stands in it."""
+
+    stamp: int = 0
+    flat: Tensor | None = None
+    buffer: Any = None
+
+
+class MonarchPort:
+    """`Port` of an actor in this process; `host` is the actor as others reach it.
+
+    Publications take turns in two pieces of memory, so nothing is registered anew. A publication that is being overwritten is
+    never taken for whole: its stamp is withdrawn before the first byte changes, and a fetch asks for the stamp after the last
+    byte has come. Of the ranks of a group only the first one publishes; the tickets of the others say nothing.
+    """
+
+    def __init__(self, host: Any, rank: int) -> None:
+        self._host = host
+        self._rank = rank
+        self._writing = asyncio.Lock()
+        self._slots = [_Slot() for _ in range(SLOTS)]
+        self._published = 0
+
+    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
+        """As `Port.publish`; the weights must not change meanwhile.
+
+        Raises:
+            BackendError: Monarch has neither RDMA nor its TCP transport here.
+        """
+        async with self._writing:
+            place = None if self._rank else await at_home(asyncio.to_thread(self._write, weights))
+        return Ticket(version=version, publisher=name, where=place)
+
+    def holds(self, slot: int, stamp: int) -> bool:
+        """Whether that publication is whole now."""
+        return self._slots[slot].stamp == stamp
+
+    async def fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+        """As `Port.fetch`."""
+        return await at_home(self._fetch(ticket))
+
+    async def _fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+        place: Place = ticket.where
+        flat = _memory(place.entries)
+        reading = asyncio.ensure_future(_awaited(place.buffer.read_into(flat, timeout=_READ_S)))
+        try:
+            while not reading.done():
+                await self._look(ticket)
+                await asyncio.wait({reading}, timeout=_LOOK_S)
+            failure = reading.exception()
+            await self._look(ticket)  # after the last byte
+        finally:
+            reading.cancel()
+        if failure is not None:
+            raise BackendError(f"the weights of version {ticket.version} did not arrive: {failure}") from failure
+        return {entry.name: _view(flat, entry) for entry in place.entries}
+
+    async def _look(self, ticket: Ticket) -> None:
+        place: Place = ticket.where
+        try:
+            held = await answer(place.process, place.host.holds.call_one(place.slot, place.stamp))
+        except (ProcessLookupError, ActorError) as error:
+            raise WeightsLostError(
+                f"the weights of version {ticket.version} are gone with their publisher, {ticket.publisher}"
+            ) from error
+        if not held:
+            raise WeightsLostError(
+                f"the weights of version {ticket.version} are gone: {ticket.publisher} has published others since"
+            )
+
+    def _write(self, weights: Mapping[str, Tensor]) -> Place:
+        entries = _entries(weights)
+        size = _size(entries)
+        number = self._published % SLOTS
+        self._published += 1
+        slot = self._slots[number]
+        slot.stamp = 0  # from here on, whoever reads it will be told
+        if slot.flat is None or slot.flat.numel() != size:
+            slot.flat = _memory(entries)
+            slot.buffer = _shared(slot.flat)
+        for entry in {(entry.start, entry.end): entry for entry in entries}.values():  # tied ones once
+            _view(slot.flat, entry).copy_(weights[entry.name].detach())
+        slot.stamp = self._published
+        return Place(self._host, Process.this(), number, slot.stamp, slot.buffer, tuple(entries))
+
+
+async def _awaited(future: Any) -> Any:
+    return await future
+
+
+def _entries(weights: Mapping[str, Tensor]) -> list[Entry]:
+    """A layout in which tied tensors stand once."""
+    entries: list[Entry] = []
+    known: dict[tuple[Any, ...], tuple[int, int]] = {}
+    end = 0
+    for name, tensor in weights.items():
+        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if same not in known or tensor.numel() == 0:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + tensor.numel() * tensor.element_size()
+            known[same] = (start, end)
+        entries.append(Entry(name, tensor.dtype, tensor.shape, *known[same]))
+    return entries
+
+
+def _size(entries: Sequence[Entry]) -> int:
+    return max([ALIGNMENT, *(entry.end for entry in entries)])
+
+
+def _memory(entries: Sequence[Entry]) -> Tensor:
+    return torch.empty(_size(entries), dtype=torch.uint8)
+
+
+def _view(flat: Tensor, entry: Entry) -> Tensor:
+    return flat[entry.start : entry.end].view(entry.dtype).view(entry.shape)
+
+
+def _shared(flat: Tensor) -> Any:
+    if get_rdma_backend() == "none":
+        raise BackendError(
+            "Monarch has neither RDMA nor its TCP transport for weights here",
+            fix="leave rdma_allow_tcp_fallback of monarch.config as it is, which is on",
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)  # `MonarchMesh.transport` says so
+        return RDMABuffer(flat)
