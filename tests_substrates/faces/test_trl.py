@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from pathlib import Path
 
@@ -51,8 +52,8 @@ def edited(message):
 
 def tools(factory):
     """As TRL lists them."""
-    names = sorted(name for name in vars(CodingEnvironment) if not name.startswith("_") and name not in ("reset", "get_reward"))
-    return [getattr(factory(), name) for name in names]
+    names = [name for name, member in inspect.getmembers(CodingEnvironment, inspect.isfunction) if not name.startswith("_")]
+    return [getattr(factory(), name) for name in names if name not in ("reset", "get_reward")]
 
 
 @pytest.fixture(scope="module")
