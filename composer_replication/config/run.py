@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from composer_replication.config.loss import LossConfig, RewardConfig
-from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Share, Weight, refuse
+from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Share, Weight, flat, refuse
 from composer_replication.config.substrate import SubstrateConfig
 
 __all__ = [
@@ -28,16 +28,6 @@ __all__ = [
 
 
 _Override = dict[str, str | int | float | bool]
-
-
-def _flat(arm: Any) -> Any:
-    """TOML reads an unquoted `loss.hint.weight = 0` as nested tables: the same override, with its key in one piece."""
-    if not isinstance(arm, dict):
-        return arm
-    flat: dict[str, Any] = {}
-    for key, value in arm.items():
-        flat |= {f"{key}.{rest}": v for rest, v in _flat(value).items()} if isinstance(value, dict) else {key: value}
-    return flat
 
 
 class ModelConfig(Section):
@@ -277,7 +267,7 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     teachers: tuple[TeacherConfig, ...] = ()
     """Whom the replay channel asks."""
-    arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(_flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
+    arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
     share (`name`, `out`, `threads`, `model`, `tasks`, `substrate`, `sandbox`, `rollout.env_workers`) cannot differ."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, NoReturn, Self
+from typing import Annotated, Any, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Decay", "Name", "Positive", "ReadBy", "Section", "Share", "Weight", "is_name", "refuse"]
+__all__ = ["Decay", "Name", "Positive", "ReadBy", "Section", "Share", "Weight", "flat", "is_name", "refuse"]
 
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 Name = Annotated[str, Field(pattern=_NAME)]
@@ -54,6 +54,16 @@ class Section(BaseModel):
 def refuse(message: str, fix: str) -> NoReturn:
     """In a validator of a section: what is wrong with its fields together, beginning with the name of one, and what to do."""
     raise PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
+
+
+def flat(table: Any) -> Any:
+    """TOML reads an unquoted `loss.hint.weight = 0` as nested tables: the same table, with such keys in one piece."""
+    if not isinstance(table, dict):
+        return table
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        found |= {f"{key}.{rest}": v for rest, v in flat(value).items()} if isinstance(value, dict) else {key: value}
+    return found
 
 
 def _written(value: object) -> str:

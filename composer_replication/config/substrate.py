@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from composer_replication.config.section import Positive, ReadBy, Section
+from composer_replication.config.section import Positive, ReadBy, Section, flat
 
 __all__ = ["SubstrateConfig", "SubstrateType"]
 
@@ -27,5 +27,5 @@ class SubstrateConfig(Section):
     """Optimizer steps by which the policy that sampled a trajectory may lie behind the one it teaches; 0 is synchronous."""
     trainer_ranks: Annotated[Positive, ReadBy("type", "monarch")] = 1
     """Processes that share the optimizer step (DDP)."""
-    options: Annotated[dict[str, str | int | float | bool], ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied
+    options: Annotated[dict[str, str | int | float | bool], BeforeValidator(flat), ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied
     """Settings of the framework itself, by its own dotted names, over those that follow from this file."""

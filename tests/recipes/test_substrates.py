@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from in_process import composer_here
 
-from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig, resolve_arm
+from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig, load_config, resolve_arm, to_toml
 from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.recipes import substrates
 from composer_replication.recipes.substrates import SUBSTRATES, Need, Substrate, check_substrate, train_on
@@ -124,3 +124,15 @@ def test_the_doctor_says_what_is_missing(metadata, tmp_path):
     found = json.loads(said.stdout.strip().splitlines()[-1])
     assert found["needs"] == {"a-trainer<2,>=1": "1.2", "its-friend": "3"}
     assert found["missing"] == []
+
+
+def test_options_may_be_written_with_dots_in_any_way(tmp_path):
+    head = f'[model]\npath = "policy"\n[tasks]\ntrain = "{HERE}"\n[substrate]\ntype = "verl"\n'
+    wanted = {"trainer.nnodes": 2, "actor.optim.lr": 0.5}
+    path = tmp_path / "run.toml"
+    for written in ('[substrate.options]\n"trainer.nnodes" = 2\n"actor.optim.lr" = 0.5', "options = { trainer.nnodes = 2 }"):
+        path.write_text(f"{head}{written}\n")
+        config = load_config(path, ["--substrate.options.actor.optim.lr", "0.5"])
+        assert config.substrate.options == wanted
+    path.write_text(to_toml(config))
+    assert load_config(path).substrate.options == wanted
