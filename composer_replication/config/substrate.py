@@ -25,7 +25,5 @@ class SubstrateConfig(Section):
     """Actors that sample."""
     max_staleness: Annotated[int, Field(ge=0), _IN_A_MESH] = 1
     """Optimizer steps by which the policy that sampled a trajectory may lie behind the one it teaches; 0 is synchronous."""
-    trainer_ranks: Annotated[Positive, ReadBy("type", "monarch")] = 1
-    """Processes that share the optimizer step (DDP)."""
     options: Annotated[dict[str, str | int | float | bool], BeforeValidator(flat), ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied
     """Settings of the framework itself, by its own dotted names, over those that follow from this file."""

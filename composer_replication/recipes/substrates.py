@@ -20,7 +20,7 @@ from types import ModuleType
 from packaging.requirements import Requirement
 
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
-from composer_replication.errors import MissingExtraError
+from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.cannot import CANNOT as TRL_CANNOT
@@ -92,6 +92,10 @@ class Substrate:
         return " and ".join(steps)
 
 
+_IN_A_MESH = (
+    "curriculum.enabled, rollout.refills: groups are issued before the verdicts are in that would choose them (local can)",
+)
+
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
     "trl": Substrate(
@@ -110,8 +114,10 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         ),
         checkout="COMPOSER_PRIME_RL_SRC",
     ),
-    "monarch": Substrate(about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch"),
-    "ray": Substrate(about="the same actors on Ray", extra="ray"),
+    "monarch": Substrate(
+        about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch", cannot=_IN_A_MESH
+    ),
+    "ray": Substrate(about="the same actors on Ray", extra="ray", cannot=_IN_A_MESH),
 }
 
 
@@ -121,7 +127,13 @@ def check_substrate(config: RunConfig) -> None:
     if kind == "local":
         return
     for arm in config.arms:
-        _adapter(kind).check(resolve_arm(config, arm))
+        variant = resolve_arm(config, arm)
+        if variant.rollout.engine != "transformers":
+            raise ConfigError(
+                f"rollout.engine = {variant.rollout.engine} is not read by substrate.type = {kind}, which samples in its own way",
+                fix="leave rollout.engine out, or set substrate.type = local",
+            )
+        _adapter(kind).check(variant)
 
 
 async def train_on(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:

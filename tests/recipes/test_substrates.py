@@ -12,7 +12,18 @@ from types import SimpleNamespace
 import pytest
 from in_process import composer_here
 
-from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig, load_config, resolve_arm, to_toml
+from composer_replication.config import (
+    LossConfig,
+    ModelConfig,
+    RlvrConfig,
+    RolloutConfig,
+    RunConfig,
+    SubstrateConfig,
+    TasksConfig,
+    load_config,
+    resolve_arm,
+    to_toml,
+)
 from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.recipes import substrates
 from composer_replication.recipes.substrates import SUBSTRATES, Need, Substrate, check_substrate, train_on
@@ -106,7 +117,7 @@ def test_arms_share_the_substrate():
         resolve_arm(config, "other")
 
 
-@pytest.mark.parametrize("field", ["generators", "max_staleness", "trainer_ranks"])
+@pytest.mark.parametrize("field", ["generators", "max_staleness"])
 def test_what_only_a_mesh_reads_is_refused_elsewhere(field):
     with pytest.raises(ValueError, match="is not read with type = local"):
         SubstrateConfig(**{field: 3})
@@ -136,3 +147,11 @@ def test_options_may_be_written_with_dots_in_any_way(tmp_path):
         assert config.substrate.options == wanted
     path.write_text(to_toml(config))
     assert load_config(path).substrate.options == wanted
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SUBSTRATES if kind != "local"])
+def test_a_server_that_nobody_would_ask_is_refused(kind):
+    rollout = RolloutConfig(engine="vllm", server_url="http://127.0.0.1:8000")
+    config = run(type=kind).model_copy(update={"rollout": rollout, "loss": LossConfig(rlvr=RlvrConfig(importance="tis"))})
+    with pytest.raises(ConfigError, match=r"rollout\.engine = vllm is not read"):
+        check_substrate(config)
