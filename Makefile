@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates monarch smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-gpu soak faults-replay attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ test-slow: env ## Run the tests that `make test` leaves out
 
 test-substrates: env ## Test every substrate, in an environment of its own for each (ten minutes to install); ends with a line of JSON
 	@$(BIN)/python scripts/test_substrates.py
+
+one-gradient: env ## Compare the gradients of verl, Ray and Monarch with the local one, in environments of their own
+	@$(BIN)/nox --session verl mesh -- -k gradient
 
 monarch: env ## Test the actor mesh on Monarch, in an environment of its own
 	@$(BIN)/nox --session monarch

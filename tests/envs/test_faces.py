@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import pickle
 import shutil
@@ -49,7 +50,8 @@ async def play(environment, script):
 
 
 def tools_of(environment):
-    names = [name for name in vars(type(environment)) if not name.startswith("_") and name not in ("reset", "get_reward")]
+    functions = [name for name, member in vars(type(environment)).items() if inspect.isfunction(member)]
+    names = [name for name in functions if not name.startswith("_") and name not in ("reset", "get_reward")]
     return {name: getattr(environment, name) for name in names}
 
 

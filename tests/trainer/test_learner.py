@@ -20,7 +20,7 @@ from composer_replication.causal_lm import LogprobCache, enable_checkpointing, u
 from composer_replication.config import RunConfig, load_config
 from composer_replication.distillation import AdaptersOffTeacher
 from composer_replication.errors import CheckpointError, ModelError
-from composer_replication.trainer import learner as learner_module
+from composer_replication.trainer import reference
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
@@ -243,7 +243,7 @@ def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytes
     trained = learner(config)
     pair = Pair(pair_id="pair", prompt_ids=(1, 2), chosen_ids=(3,), rejected_ids=(4,))
     with monkeypatch.context() as patch:
-        patch.setattr(learner_module, "sequence_logprobs", lambda *_: exhausted(None))
+        patch.setattr(reference, "sequence_logprobs", lambda *_: exhausted(None))
         with pytest.raises(ModelError, match="scoring a preference pair of 3 tokens: no room"):
             trained.with_reference_logprobs([pair])
     monkeypatch.setattr(trained, "_backward", exhausted)

@@ -64,7 +64,7 @@ def openenv(folder: Path) -> None:
 
     session = CodingSession(TaskSuite(tasks(folder)), itertools.count())
     session.reset()
-    assert session.step(CodingAction(tool="list_files", arguments={})).observation
+    assert session.step(CodingAction(tool="list_files", arguments={})).content
 
 
 def verifiers(folder: Path) -> None:

@@ -165,7 +165,8 @@ class CodingEnvironmentFactory:
 
     def __call__(self) -> CodingEnvironment:
         """A pooled instance. Raises as `TaskSuite` does."""
-        return _CLASSES[self.toolset](self.suite)
+        suite = self.suite  # first: it knows what toolsets there are
+        return _CLASSES[self.toolset](suite)
 
     def rows(self) -> list[dict[str, Any]]:
         """A dataset, one row per task: `prompt` (system and user message) and `task_id`, which `reset` reads."""
