@@ -103,6 +103,8 @@ def why_plain(model: nn.Module) -> str | None:
     The head is described by its weight, bias, scale and soft cap, and the description is PROVED the first time a model is seen:
     it must give the logits that the model itself gives. An adapter on the head, a quantized head or logits processed in an
     unknown way therefore stay plain, and so does a head that FSDP2 puts away before its loss is formed.
+
+    Raises ModelError when the model never calls its head.
     """
     inner = unwrapped(model)
     lm_head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
@@ -168,6 +170,11 @@ def _doubt(model: nn.Module, lm_head: nn.Module | None) -> str | None:
         logits = model(input_ids=ids, use_cache=False).logits
         with _noting(lm_head) as noted:
             model(input_ids=ids, use_cache=False)
+        if not noted:
+            raise ModelError(
+                "the model never calls its own output head: its forward may be that of a patched model of which it is a copy",
+                fix="copy a model before a trainer patches it, or load it anew",
+            )
         ours = _describe(unwrapped(model)).logits(noted[-1])
     tolerance = 2e-2 if logits.dtype in (torch.bfloat16, torch.float16) else 1e-4
     if ours.shape == logits.shape and torch.allclose(ours.to(logits), logits, rtol=tolerance, atol=tolerance):

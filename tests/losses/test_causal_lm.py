@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import types
+
 import pytest
 import torch
 from transformers import (
@@ -29,6 +32,7 @@ from composer_replication.causal_lm import (
     why_no_prefix,
     why_plain,
 )
+from composer_replication.errors import ModelError
 
 VOCABULARY = 97
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -122,3 +126,14 @@ def test_sequence_logprobs_are_those_of_the_logits(any_model):
     logits = any_model(input_ids=IDS, attention_mask=MASK).logits / 0.7
     expected = logits[:, :-1].log_softmax(-1).gather(-1, IDS[:, 1:, None])[..., 0]
     torch.testing.assert_close(found[:, 1:], torch.where(wanted[:, 1:] != 0, expected, 0.0))
+
+
+def test_a_copy_of_a_patched_model_is_no_model(qwen3):
+    """As TRL patches: what the copy's `forward` calls is still the original's."""
+    original = qwen3.forward
+    qwen3.forward = types.MethodType(lambda self, **given: original(**given), qwen3)
+    assert why_plain(qwen3) is None
+    copied = copy.deepcopy(qwen3)
+    copied.__dict__.pop("_composer_plain_head")
+    with pytest.raises(ModelError, match="never calls its own output head"):
+        why_plain(copied)

@@ -58,7 +58,8 @@ def tools(factory):
 
 @pytest.fixture(scope="module")
 def policy(factory, transcripts):
-    """A model of two ways: it solves a task, or submits at once, each about half of the time."""
+    """A model of two ways: it solves a task, or submits at once, each about half of the time. A trainer gets a copy of it: TRL
+    patches the model it is given, and a copy of a patched one would still be read by the original's weights."""
     shown = tools(factory)
     bytewise = byte_level_tokenizer()
     tokenizer = byte_level_tokenizer(
@@ -90,7 +91,7 @@ def policy(factory, transcripts):
 
 
 def test_a_run_of_the_stock_trainer(policy, factory, tmp_path):
-    model, tokenizer = policy
+    model, tokenizer = copy.deepcopy(policy[0]), policy[1]
     before = [parameter.detach().clone() for parameter in model.parameters()]
     config = trl.GRPOConfig(
         output_dir=str(tmp_path),
