@@ -21,19 +21,24 @@ from composer_replication.trainer.checkpoint import read_checkpoint
 from composer_replication.trainer.models import save_policy
 
 HANG_S = 600.0
+NON_ZERO = (
+    *("rlvr/loss", "hint/loss", "hint/turns", "hint/tokens", "hint/jsd/mean", "replay/loss", "replay/pairs"),
+    *("loss/total", "optimizer/grad_norm"),
+)
+"""A channel that is on shows it in every step."""
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Four tasks, a policy that has barely learnt to call tools, and a file of pairs."""
+    """Five tasks, a policy that calls tools and solves nothing (every step has error turns), and a file of pairs."""
     root = tmp_path_factory.mktemp("world")
-    made = build_tasks(str(project_path("harbour")), root / "built", BuildOptions(packages=("harbour/cargo.py",), max_tasks=4))
+    made = build_tasks(str(project_path("harbour")), root / "built", BuildOptions(packages=("harbour/cargo.py",), max_tasks=5))
     for part, names in (("train", made.tasks[:3]), ("held_out", made.tasks[3:])):
         for name in names:
             shutil.copytree(root / "built" / name, root / part / name)
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)
-    imitate(model, ChatRenderer(tokenizer), steps=60, seed=0, batch_size=4)
+    imitate(model, ChatRenderer(tokenizer), steps=300, seed=0, batch_size=4)
     save_policy(model, tokenizer, root / "policy")
     state = [{"role": "user", "content": "How is cargo counted?"}]
     pairs = [
@@ -64,10 +69,12 @@ held_out = "{prepared}/held_out"
 [rollout]
 groups = 2
 group_size = 3
-turn_tokens = 48
-trajectory_tokens = 144
+turn_tokens = 64
+trajectory_tokens = 256
 context_tokens = 640
 max_turns = 4
+[reward.effort]  # where no verdicts differ, advantages do
+weight = 0.02
 [loss.replay]
 pairs = "{prepared}/pairs.jsonl"
 pairs_per_step = 4
@@ -101,7 +108,7 @@ def test_a_run_and_its_files(run_file):
     assert sorted(lines) == [0, 1, 2, 3]
     for step in (1, 2, 3):
         values = lines[step]
-        for name in ("hint/loss", "hint/turns", "replay/loss", "replay/pairs", "loss/total", "optimizer/grad_norm"):
+        for name in NON_ZERO:
             assert values[name] != 0, (step, name)
         weighted = values["rlvr/loss"] + values["hint/loss"] + values["replay/loss"]
         assert values["loss/total"] == pytest.approx(weighted, rel=1e-4)
@@ -122,6 +129,7 @@ def test_the_same_step_as_the_local_loop(run_file):
         {m.step: m.values for m in RunDir(run_file.parent / "runs" / name).read_metrics()} for name in ("there", "here")
     )
     for step in (1, 2):
+        assert all(here[step][name] != 0 for name in NON_ZERO), here[step]
         for name in ("reward/mean", "hint/turns", "hint/tokens", "rollout/tokens/mean", "optimizer/learning_rate"):
             assert there[step][name] == here[step][name], (step, name)
         for name in ("rlvr/loss", "hint/loss", "replay/loss", "loss/total", "optimizer/grad_norm"):
@@ -170,7 +178,7 @@ REFUSED = [
     (["--substrate.options.max_steps", "9"], "substrate.options.max_steps is not free"),
     (["--substrate.options.bogus", "1"], "substrate.options.bogus is no field of GRPOConfig"),
     (["--substrate.options.peft.bogus", "1"], "substrate.options.peft.bogus is no field of LoraConfig"),
-    (["--substrate.options.loss_type", "bogus"], "loss_type"),
+    (["--substrate.options.loss_type", "bogus"], "substrate.options.loss_type = 'bogus'"),
 ]
 
 
@@ -181,3 +189,4 @@ def test_refusals_are_one_line(run_file, words, message):
     assert process.returncode == 2, output
     assert message in " ".join(output.split())
     assert "Traceback" not in output
+    assert not list(run_file.parent.glob("runs/*/trajectories/*/*")), "before anything is sampled"
