@@ -44,6 +44,12 @@ REFUSED = [
     ({"reward": RewardConfig(kl_weight=0.1)}, "reward.kl_weight = 0.1"),
     ({"optimizer": OptimizerConfig(micro_batch_size=5)}, "optimizer.micro_batch_size = 5 does not divide the 64 rollouts"),
     ({"substrate": SubstrateConfig(type="trl", options={"use_vllm": True})}, "substrate.options.use_vllm is not free"),
+    ({"substrate": SubstrateConfig(type="trl", options={"vllm_mode": "server"})}, "substrate.options.vllm_mode is not free"),
+    ({"substrate": SubstrateConfig(type="trl", options={"warmup_steps": 9})}, "substrate.options.warmup_steps is not free"),
+    (
+        {"substrate": SubstrateConfig(type="trl", options={"scale_rewards": "none"})},
+        "substrate.options.scale_rewards is not free",
+    ),
 ]
 
 
@@ -52,6 +58,13 @@ def test_what_cannot_be_expressed_names_field_and_substrate(given, message):
     with pytest.raises(ConfigError, match="substrate trl") as caught:
         check_substrate(run(**given))
     assert message in caught.value.message
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("option", ["loss_type", "importance_sampling_level"])
+def test_a_word_that_trl_would_read_only_in_the_first_update(option):
+    with pytest.raises(ConfigError, match=rf"substrate\.options\.{option} = 'bogus'") as caught:
+        check_substrate(run(substrate=SubstrateConfig(type="trl", options={option: "bogus"})))
     assert caught.value.fix
 
 

@@ -68,6 +68,8 @@ class TrlArm:
     ) -> None:
         self.workshop, self.config, self.arm, self.shown = workshop, config, arm, shown
         self.folder = workshop.run_dir.ckpt_path / arm
+        self.args = make_grpo_config(config, self.folder, cpu=model.device.type == "cpu")
+        self.lora = _peft(config)
         pairs_file = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
         self.fingerprint = fingerprint(model, [*workshop.train, *workshop.held_out], pairs_file)
         self.model = model
@@ -92,6 +94,7 @@ class TrlArm:
         """From the configured policy; evaluated, and with its pairs collected, unless there is a checkpoint to go on from.
 
         Raises:
+            ConfigError: TRL or PEFT refuses one of `substrate.options`.
             CheckpointError: it is damaged, or its policy, tasks or pairs were others.
             ComposerError: whatever a part of the recipe has to say.
         """
@@ -249,7 +252,6 @@ class TrlArm:
 
     def _make_trainer(self, tokenizer: PreTrainedTokenizerBase) -> ComposerReplicationTrainer:
         config, loss = self.config, self.config.loss
-        args = make_grpo_config(config, self.folder, cpu=self.model.device.type == "cpu")
         channels = LossConfig(
             rlvr=loss.rlvr,
             hint=loss.hint,
@@ -257,12 +259,12 @@ class TrlArm:
         )
         trainer = ComposerReplicationTrainer(
             model=self.model,
-            args=args,
+            args=self.args,
             reward_funcs=[_verdicts],
             train_dataset=Dataset.from_list([{"prompt": f"seat {i}"} for i in range(config.rollout.groups)]),
             processing_class=tokenizer,
             rollout_func=self.rollout,
-            peft_config=_peft(config),
+            peft_config=self.lora,
             channels=channels,
             signals=self.teach,
             pairs=self.pairs,

@@ -24,9 +24,20 @@ _OURS = frozenset(
         *("num_generations", "max_completion_length", "learning_rate", "weight_decay", "max_grad_norm", "optim"),
         *("save_strategy", "save_steps", "save_total_limit", "logging_strategy", "logging_steps", "ignore_data_skip"),
         *("shuffle_dataset", "mask_truncated_completions", "auto_find_batch_size", "eval_strategy", "resume_from_checkpoint"),
+        *("save_only_model", "load_best_model_at_end", "use_cpu", "gradient_checkpointing", "activation_checkpointing"),
+        *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim_args"),
+        *("adam_beta1", "adam_beta2", "adam_epsilon"),
+        *("scale_rewards", "reward_weights", "multi_objective_aggregation"),
+        *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"),
+        *("max_tool_calling_iterations", "chat_template_kwargs"),
     }
 )
-"""What the run file says, or what our rollouts and checkpoints rest on."""
+"""What the run file says or our checkpoints rest on, and what TRL would not read: optimizer, advantages and rollouts are ours."""
+_CHOICES = {
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"),
+    "importance_sampling_level": ("token", "sequence"),
+}
+"""Options whose words TRL reads only in the first update, when rollouts and teachers are paid for."""
 
 
 def check(config: RunConfig) -> None:
@@ -50,11 +61,15 @@ def check(config: RunConfig) -> None:
             f"optimizer.micro_batch_size = {micro} does not divide the {rollouts} rollouts of a step, as substrate trl needs",
             fix=f"take a divisor of {rollouts}, or use {_OTHERS}",
         )
-    for name in config.substrate.options:
-        if name in _OURS:
+    for name, value in config.substrate.options.items():
+        if name in _OURS or name.startswith("vllm_"):
             raise ConfigError(
                 f"substrate.options.{name} is not free on substrate trl: it follows from the run file, or rollouts rest on it",
                 fix="leave it out, and set the run file's own field where there is one",
+            )
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise ConfigError(
+                f"substrate.options.{name} = {value!r} is none that TRL has", fix=f"use one of {', '.join(_CHOICES[name])}"
             )
 
 
