@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -23,7 +23,7 @@ from composer_replication.errors import CheckpointError, ConfigError, MissingExt
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.policy_gradient import importance_weights
 from composer_replication.trainer.learner import hint_loss, merge_metrics
-from composer_replication.trainer.per_sample import gathered, spread, unpadded
+from composer_replication.trainer.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.replay import pairs_of_step
 from composer_replication.types import Pair
@@ -46,6 +46,8 @@ _PER_SEQUENCE = ("grpo", "sapo", "dr_grpo", "luspo")
 """Loss types whose denominator is the number of rows."""
 _SUMS = ("hint/loss", "hint/tokens", "replay/loss", "replay/pairs")
 """Metrics of micro-batches that add up to the step's."""
+_ROWS = "composer_rows"
+"""Rows of the generation batch for each that is trained on."""
 _STATE_FILE = "composer.pt"
 
 
@@ -82,6 +84,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     Raises:
         ConfigError: a channel has a weight and nothing feeds it, or an option of GRPOConfig would make it read something else.
     """
+
+    beta: float  # TRL's weight of the KL
 
     def __init__(
         self,
@@ -142,9 +146,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not self.model.training:
             loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return loss
-        with _overheard(model, wanted=hint.weight > 0) as heard:
+        with self._kl_of_trained_rows(inputs), _overheard(model, wanted=hint.weight > 0) as heard:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        batch, student = _with_students(gathered(inputs), inputs, heard, whole=in_lockstep(model))
+        batch, student = with_students(gathered(inputs), inputs, heard, whole=in_lockstep(model))
         found = compose_loss(
             model,
             batch,
@@ -235,11 +239,22 @@ class ComposerReplicationTrainer(GRPOTrainer):
             scored = torch.isfinite(advantages)
             mask = mask * scored.unsqueeze(-1)
             out["advantages"] = torch.where(scored, advantages, 0.0)
-            if self.loss_type in _PER_SEQUENCE:
-                every = self.accelerator.gather(scored)
-                out["advantages"] = out["advantages"] * (len(every) / every.sum().clamp(min=1))
+        if self.loss_type in _PER_SEQUENCE:
+            trained = self.accelerator.gather((out["completion_mask"] * mask).any(-1))
+            out[_ROWS] = len(trained) / trained.sum().clamp(min=1)
+            out["advantages"] = out["advantages"] * out[_ROWS]
         out["tool_mask"] = mask
         out["num_items_in_batch"] = self.accelerator.gather((out["completion_mask"] * mask).sum()).sum()
+
+    @contextmanager
+    def _kl_of_trained_rows(self, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """TRL's mean over rows counts those that are left out: advantages are scaled against it, and so is the KL's weight."""
+        beta = self.beta
+        self.beta = beta * float(inputs.get(_ROWS, 1.0))
+        try:
+            yield
+        finally:
+            self.beta = beta
 
     def _correct(self, out: dict[str, Any]) -> None:
         """Take log-probs of another policy than the present one into account."""
@@ -281,6 +296,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _note(self, found: LossComponents, loss: Tensor) -> None:
         """Into TRL's metrics, which are means over the micro-batches of a step."""
+        share = self._share / self.accelerator.num_processes
+        found = replace(
+            found, metrics={n: v * share if n in ("hint/loss", "replay/loss") else v for n, v in found.metrics.items()}
+        )
         self.parts.append(found)
         many = self.current_gradient_accumulation_steps
         own = {"rlvr/loss": loss.item(), **{name: found.metrics.get(name, 0.0) for name in _SUMS}}
@@ -318,7 +337,9 @@ class _Follower(TrainerCallback):
             trainer.self_teacher.update(trainer.accelerator.unwrap_model(trainer.model))
         if trainer.taid is not None:
             trainer.channel_metrics["hint/taid_t"] = trainer.taid.t
-            trainer.taid.update_t(trainer.channel_metrics.get("hint/loss", 0.0), global_step=state.global_step)
+            own = torch.tensor(trainer.channel_metrics.get("hint/loss", 0.0), device=args.device)
+            whole = trainer.accelerator.reduce(own, reduction="sum")  # one clock for all processes
+            trainer.taid.update_t(float(whole), global_step=state.global_step)
         parts.clear()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -340,17 +361,6 @@ class _Follower(TrainerCallback):
                 owner.load_state_dict(found[name])
 
 
-class _LeftPadded(Forward):
-    """A forward pass over rows with padding [B] before them, read by positions without it."""
-
-    def __init__(self, heard: Forward, padding: Tensor) -> None:
-        super().__init__(heard.output, heard.head)
-        self._padding = padding
-
-    def rows(self, row: Tensor, position: Tensor) -> Any:
-        return super().rows(row, position + self._padding[row])
-
-
 @contextmanager
 def _overheard(model: nn.Module, *, wanted: bool) -> Iterator[list[Forward]]:
     if not wanted:
@@ -358,22 +368,6 @@ def _overheard(model: nn.Module, *, wanted: bool) -> Iterator[list[Forward]]:
         return
     with overheard(model) as heard:
         yield heard
-
-
-def _with_students(
-    batch: Batch, inputs: Mapping[str, Any], heard: Sequence[Forward], *, whole: bool
-) -> tuple[Batch, Forward | None]:
-    """`batch` with the students' rows, and TRL's own forward pass over them; where that cannot be read, only the rows that are
-    compared, unless the processes must all read as many."""
-    if "student_row" not in batch and not whole:
-        return batch, None
-    ids, mask, padding = unpadded(inputs)
-    if len(heard) == 1 and heard[0].output.shape[:2] == ids.shape:
-        return batch | {"input_ids": ids, "attention_mask": mask}, _LeftPadded(heard[0], padding)
-    if "student_row" not in batch:
-        return batch, None
-    rows, owner = torch.unique(batch["student_row"], return_inverse=True)
-    return batch | {"input_ids": ids[rows], "attention_mask": mask[rows], "student_row": owner}, None
 
 
 @contextmanager

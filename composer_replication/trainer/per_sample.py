@@ -7,15 +7,16 @@ so that the channels add up however its rows are dealt out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from composer_replication.batch import Batch
+from composer_replication.causal_lm import Forward
 
-__all__ = ["PREFIX", "gathered", "spread", "unpadded"]
+__all__ = ["PREFIX", "gathered", "spread", "unpadded", "with_students"]
 
 PREFIX = "composer_"
 """Of the keys, so that they meet none of a trainer's own."""
@@ -72,6 +73,33 @@ def unpadded(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     inside = columns < ids.shape[1]
     columns = columns.clamp(max=ids.shape[1] - 1)
     return ids.gather(1, columns) * inside, mask.gather(1, columns) * inside, padding
+
+
+def with_students(
+    batch: Batch, inputs: Mapping[str, Any], heard: Sequence[Forward], *, whole: bool
+) -> tuple[Batch, Forward | None]:
+    """`batch` with the students' rows, and TRL's own forward pass over them; where that cannot be read, only the rows that are
+    compared, unless the processes must all read as many."""
+    if "student_row" not in batch and not whole:
+        return batch, None
+    ids, mask, padding = unpadded(inputs)
+    if len(heard) == 1 and heard[0].output.shape[:2] == ids.shape:
+        return batch | {"input_ids": ids, "attention_mask": mask}, _LeftPadded(heard[0], padding)
+    if "student_row" not in batch:
+        return batch, None
+    rows, owner = torch.unique(batch["student_row"], return_inverse=True)
+    return batch | {"input_ids": ids[rows], "attention_mask": mask[rows], "student_row": owner}, None
+
+
+class _LeftPadded(Forward):
+    """A forward pass over rows with padding [B] before them, read by positions without it."""
+
+    def __init__(self, heard: Forward, padding: Tensor) -> None:
+        super().__init__(heard.output, heard.head)
+        self._padding = padding
+
+    def rows(self, row: Tensor, position: Tensor) -> Any:
+        return super().rows(row, position + self._padding[row])
 
 
 def _dealt(batch: Mapping[str, Tensor], keys: tuple[str, ...], owner: Tensor, rows: int) -> Batch:

@@ -138,6 +138,7 @@ def _result(call: ToolCall, left: list[tuple[ToolCall, ToolResult]], names: Cont
         return ToolResult(call_id=call.call_id, name=call.name, content=f"bad tool call: {call.error}", status="malformed_call")
     if call.name not in names:
         return ToolResult(call_id=call.call_id, name=call.name, content=f"no tool {call.name}", status="unknown_tool")
-    if left and left[0][0].name == call.name:
+    given = {name: value for name, value in call.arguments.items() if value is not None}
+    if left and left[0][0].name == call.name and left[0][0].arguments == given:
         return replace(left.pop(0)[1], call_id=call.call_id)
     return None

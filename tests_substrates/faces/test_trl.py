@@ -22,7 +22,7 @@ from composer_replication.rollout.protocol import Budgets, Sample
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.tool_loop import recovered_turns
-from composer_replication.types import Message
+from composer_replication.types import Message, ToolCall, ToolResult
 
 TEACHING_STEPS = 160
 STEPS, GROUP = 3, 8
@@ -194,3 +194,17 @@ def test_turns_are_recovered_as_they_were(tasks, folder):
         (t.action_ids, t.observation_ids, t.tool_calls) for t in made
     ]
     assert [[r.status for r in t.results] for t in found] == [["path_not_found"], ["unknown_tool"], ["malformed_call"]]
+
+
+def test_a_result_belongs_to_the_call_with_its_arguments():
+    """A call that the sandbox failed at leaves no result; the next of that name keeps its own."""
+    tokenizer = byte_level_tokenizer()
+    text = "".join(
+        f"<tool_call>\n{json.dumps({'name': 'read_file', 'arguments': {'path': path}})}\n</tool_call>"
+        for path in ("a.py", "b.py")
+    )
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    made = ToolCall(call_id="read_file", name="read_file", arguments={"path": "b.py"})
+    result = ToolResult(call_id="read_file", name="read_file", content="no file b.py", status="path_not_found")
+    (turn,) = recovered_turns(ids, [1] * len(ids), [(made, result)], ChatRenderer(tokenizer), {"read_file"})
+    assert [r.call_id for r in turn.results] == [turn.tool_calls[1].call_id]

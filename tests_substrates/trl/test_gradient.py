@@ -152,11 +152,13 @@ def test_a_token_without_a_log_prob_leaves_numerator_and_denominator(case, tmp_p
     assert relative_error(look.found, one_gradient.local_gradient(case)) < CLOSE
 
 
-def test_kl_to_the_reference(case, tmp_path):
-    """The reference is the policy's start, so the term is 0 and so is its gradient; a moved policy has another."""
-    config = {"beta": 0.3, "use_bias_correction_kl": False}
+@pytest.mark.parametrize("objective", ["dapo", "grpo", "dr_grpo"])
+def test_kl_to_the_reference(case, tmp_path, objective):
+    """The reference is the policy's start, so the term is 0 and so is its gradient; a moved policy has another. A trajectory that
+    is not scored is in no denominator here either."""
+    config = {"beta": 0.3, "use_bias_correction_kl": False, "loss_type": objective, "max_completion_length": 20}
     policy = case.save(tmp_path / "reference")
-    trainer, look = fixed.make_trainer(case, tmp_path, config=config)
+    trainer, look = fixed.make_trainer(case, tmp_path, ga=2, config=config)
     assert trainer.ref_model is not None
     trainer.ref_model.load_state_dict(type(case.model).from_pretrained(policy).state_dict())
     with torch.no_grad():
@@ -164,9 +166,22 @@ def test_kl_to_the_reference(case, tmp_path):
     trainer.train()
     from composer_replication.loss import sequence_logprobs
 
-    batch = case.batch
+    batch = collate(case.trajectories, case.advantages, case.hinted, case.pairs, pad_id=0, objective=objective, max_tokens=20)
     with torch.no_grad():
         reference = sequence_logprobs(trainer.ref_model, batch["input_ids"], batch["attention_mask"], batch["response_mask"])
     own = fixed.own_gradient(case, {**batch, "ref_logprobs": reference}, kl_beta=0.3)
     assert relative_error(look.found, own) < CLOSE
+    assert trainer.beta == 0.3
     assert OPTIONS["alpha_sdpo"] == LOSS.hint.weight
+
+
+@pytest.mark.parametrize(("ga", "per_generation"), [(1, 2), (4, 2)])
+def test_a_generation_for_several_steps_or_several_for_one(case, tmp_path, ga, per_generation):
+    """The logged parts still add up to the loss."""
+    config = {"gradient_accumulation_steps": ga, "steps_per_generation": per_generation, "per_device_train_batch_size": 2}
+    trainer, look = fixed.make_trainer(case, tmp_path, config={**config, "max_steps": 2, "num_iterations": 1})
+    trainer.train()
+    for name in ("rlvr/loss", "replay/loss"):
+        assert look.logs[name] != 0, name
+    weighted = look.logs["rlvr/loss"] + 0.7 * look.logs["hint/loss"] + 0.4 * look.logs["replay/loss"]
+    assert look.logs["loss"] == pytest.approx(weighted, rel=1e-5)
