@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import torch
 from monarch._src.actor.actor_mesh import _client_context
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from one_gradient import case
 
 from composer_replication.errors import TeacherError

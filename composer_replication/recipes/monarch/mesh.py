@@ -36,6 +36,8 @@ LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
 _OTHERS_S = 30.0
 """How long the other ranks may still take after one of them has failed."""
+_ECHO_S, _ECHO_LOOKS = 1.0, 20
+"""How long, and how often, a death is looked for behind the error of a rank that lived on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,8 +199,20 @@ async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, .
     for one in asked:
         one.exception()  # known to be of no interest
     if failed:
-        raise next((error for error in failed if isinstance(error, ActorDiedError)), failed[0])
+        deaths = [error for error in failed if isinstance(error, ActorDiedError)]
+        raise deaths[0] if deaths else await _death_behind(handle) or failed[0]
     return [one.result() for one in asked]
+
+
+async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
+    """The death of a rank that had answered already, of which the error of another may be the echo: its connections break
+    a moment before the kernel tells that it has ended."""
+    for _ in range(_ECHO_LOOKS if len(handle.processes) > 1 else 0):
+        for process in handle.processes:
+            if is_gone(process):
+                return ActorDiedError(f"a process of {handle.name} has ended", actor=handle.name)
+        await asyncio.sleep(_ECHO_S / _ECHO_LOOKS)
+    return None
 
 
 async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[Any, ...]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+import select
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -67,9 +68,12 @@ def is_gone(process: Process) -> bool:
         descriptor = _watch(process)
     except ProcessLookupError:
         return True
-    if descriptor is not None:
+    if descriptor is None:
+        return False
+    try:
+        return bool(select.select([descriptor], [], [], 0)[0])  # it may have ended and not been waited for
+    finally:
         os.close(descriptor)
-    return False
 
 
 async def _awaited(future: Any) -> Any:
