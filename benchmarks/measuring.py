@@ -47,20 +47,26 @@ class Peak:
         return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
-def cpu_seconds() -> float:
-    """CPU seconds used so far by this process, its living descendants, and those of them that were waited for."""
-    table: dict[int, tuple[int, int]] = {}
+def family() -> dict[int, float]:
+    """CPU seconds used so far by this process and each of its living descendants, with those of its own that were waited for."""
+    table: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it ended while we looked
-            table[int(entry.name)] = (int(fields[1]), sum(int(value) for value in fields[11:15]))
-    family = {os.getpid()}
-    while grown := {pid for pid, (parent, _) in table.items() if parent in family} - family:
-        family |= grown
-    return sum(table[pid][1] for pid in family if pid in table) / os.sysconf("SC_CLK_TCK")
+            spent = sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+            table[int(entry.name)] = (int(fields[1]), spent)
+    known = {os.getpid()}
+    while grown := {pid for pid, (parent, _) in table.items() if parent in known} - known:
+        known |= grown
+    return {pid: table[pid][1] for pid in known if pid in table}
+
+
+def cpu_seconds() -> float:
+    """CPU seconds used so far by this process, its living descendants, and those of them that were waited for."""
+    return sum(family().values())
 
 
 def interleave(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
-from measuring import emit
+from measuring import emit, family
 from rich.console import Console
 from rich.table import Table
 
@@ -43,24 +43,7 @@ class Measured:
     cpu_s_per_step: float
     memory_mb: float
     channels: dict[str, float]
-    """Loss of each channel in the last step, to show that it was on."""
-
-
-def family() -> dict[int, float]:
-    """CPU-seconds of every living descendant of this process."""
-    table: dict[int, tuple[int, float]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it ended while we looked
-            spent = sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-            table[int(entry.name)] = (int(fields[1]), spent)
-    known = {os.getpid()}
-    while grown := {pid for pid, (parent, _) in table.items() if parent in known} - known:
-        known |= grown
-    return {pid: table[pid][1] for pid in known - {os.getpid()}}
+    """Loss of each channel summed over the steps, to show that it was on."""
 
 
 def pss_mb(pids: list[int]) -> float:
@@ -83,6 +66,7 @@ def watch(process: subprocess.Popen[bytes], metrics: Path) -> tuple[list[float],
     peak = 0.0
     while process.poll() is None:
         now = family()
+        del now[os.getpid()]  # this one only watches
         ended |= now
         seen = metrics.read_text().count("\n") if metrics.exists() else 0
         while len(times) < seen:

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 
@@ -231,7 +232,6 @@ def test_a_reload_and_nothing_else_changes_the_weights(kind, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_adapters_are_swapped_by_name(kind, tmp_path):
-    peft = pytest.importorskip("peft")
     base = model()
     options = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     policy = policy_of(peft.get_peft_model(copy.deepcopy(base), options), is_adapter=True)

@@ -1,4 +1,4 @@
-"""`substrate.type = "ray"`."""
+"""`substrate.type = "monarch"`."""
 
 from __future__ import annotations
 
