@@ -28,3 +28,4 @@ if taid:
     torch.save({"clock": trainer.taid.state_dict(), **trainer.channel_metrics}, out / f"clock_{rank}.pt")
 elif rank == 0:
     torch.save({"gradient": look.found, "logs": look.logs}, out / "found.pt")
+trainer.accelerator.end_training()  # a process that leaves its group to the interpreter's end may be aborted there
