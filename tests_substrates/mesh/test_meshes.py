@@ -9,7 +9,7 @@ import signal
 
 import pytest
 import torch
-from members import Thing
+from mesh_members import Thing
 
 from composer_replication.errors import BackendError, ConfigError
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError

@@ -15,7 +15,7 @@ import tomllib
 import pytest
 import tomli_w
 from living import children, gone, gone_all
-from members import WatchedTrainer
+from mesh_members import WatchedTrainer
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 from rich.console import Console
 from teacher_server import Reply, TeacherServer

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from members import Meeting, Member, refuse
+from monarch_members import Meeting, Member, refuse
 
 from composer_replication.errors import BackendError, ConfigError, TeacherError
 from composer_replication.recipes.mesh.errors import ActorDiedError
@@ -162,7 +162,7 @@ def test_a_failure_of_the_driver_leaves_no_process(on_mesh):
 
 DRIVER = """
 import asyncio, sys
-from members import Member
+from monarch_members import Member
 from composer_replication.recipes.monarch.mesh import MonarchMesh
 async def work():
     mesh = MonarchMesh()

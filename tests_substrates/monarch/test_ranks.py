@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from members import Member, Rank
+from monarch_members import Member, Rank
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 
 from composer_replication.config import RunConfig

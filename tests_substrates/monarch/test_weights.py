@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from members import Member, Publisher, Reader, publish_everything
+from monarch_members import Member, Publisher, Reader, publish_everything
 
 from composer_replication.recipes.mesh.errors import WeightsLostError
 
