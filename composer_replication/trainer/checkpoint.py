@@ -33,6 +33,7 @@ __all__ = [
     "latest_checkpoint",
     "load_checkpoint",
     "read_checkpoint",
+    "refuse_others",
     "restore",
     "save_checkpoint",
     "trained_on",
@@ -153,20 +154,25 @@ def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str]
     if saved is None:
         return None
     state = read_checkpoint(saved)
+    refuse_others(saved, state, fingerprint=fingerprint, pairs=pairs, store=folder / "pairs.jsonl")
+    load_checkpoint(saved, learner)
+    torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
+    return state
+
+
+def refuse_others(
+    saved: Path, state: Mapping[str, Any], *, fingerprint: Mapping[str, str], pairs: str | None, store: Path
+) -> None:
+    """Raises CheckpointError when `saved`, whose `state` is as `trained_on` has it, was made of something else: of another
+    fingerprint, or with other pairs than `store` holds now."""
     for name, digest in fingerprint.items():
-        if state["fingerprint"][name] != digest:
+        if state["fingerprint"].get(name) != digest:
             raise CheckpointError(
                 f"{saved} was made with other {name} than the run file names now",
                 fix=f"restore the {name}, or give the new run another name",
             )
     if state["pairs"] != pairs:
-        raise CheckpointError(
-            f"{folder / 'pairs.jsonl'}: missing or not what was collected",
-            fix="restore it, or give the new run another name",
-        )
-    load_checkpoint(saved, learner)
-    torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
-    return state
+        raise CheckpointError(f"{store}: missing or not what was collected", fix="restore it, or give the new run another name")
 
 
 def _checkpoints(folder: Path) -> list[Path]:

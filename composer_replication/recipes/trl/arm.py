@@ -23,14 +23,14 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import LossConfig, ReplayConfig, RunConfig
-from composer_replication.errors import CheckpointError, ConfigError, ModelError
+from composer_replication.errors import ConfigError, ModelError
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.options import make_grpo_config
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import Actor, rollout_metrics
-from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
+from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer, StepSignals
 from composer_replication.trainer.learner import make_optimizer
 from composer_replication.trainer.loop import evaluation, wants_replay
@@ -230,18 +230,9 @@ class TrlArm:
     # --- inside -------------------------------------------------------------------------------------------------------------
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        saved = self.resumed
-        for name, digest in self.fingerprint.items():
-            if state["fingerprint"][name] != digest:
-                raise CheckpointError(
-                    f"{saved} was made with other {name} than the run file names now",
-                    fix=f"restore the {name}, or give the new run another name",
-                )
-        if state["pairs"] != pairs_digest(self.workshop, self.arm):
-            raise CheckpointError(
-                f"{self.folder / 'pairs.jsonl'}: missing or not what was collected",
-                fix="restore it, or give the new run another name",
-            )
+        assert self.resumed is not None
+        pairs = pairs_digest(self.workshop, self.arm)
+        refuse_others(self.resumed, state, fingerprint=self.fingerprint, pairs=pairs, store=self.folder / "pairs.jsonl")
         self.workshop.run_dir.truncate_after(self.arm, state["step"])
         self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
         if self.actor.curriculum is not None:

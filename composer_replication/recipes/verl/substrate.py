@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,8 +15,9 @@ from transformers import PreTrainedModel
 
 from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import ModelConfig, RunConfig
-from composer_replication.errors import BackendError
+from composer_replication.errors import BackendError, CheckpointError
 from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
@@ -26,15 +28,19 @@ from composer_replication.recipes.verl.readback import Readback
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import Actor
-from composer_replication.trainer.checkpoint import latest_checkpoint, save_checkpoint
+from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.loop import evaluation, train_arms, wants_replay
 from composer_replication.trainer.models import load_policy, resolve_device
-from composer_replication.trainer.replay import collect_pairs, stored_pairs, teacher_costs
+from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Pair
 
 __all__ = ["check", "train"]
+
+_MADE_OF = "made_of.json"
+"""In an arm's folder: the fingerprint of what it started from."""
 
 
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
@@ -42,6 +48,7 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
 
     Raises:
         ConfigError: something is wrong with the run (`Workshop.open`).
+        CheckpointError: an arm goes on, and its starting weights, tasks or pairs were others.
         BackendError: verl died, broke or stands still; its log is named.
         ComposerError: whatever a part of the recipe has to say.
     """
@@ -53,9 +60,9 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
 async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     run_dir = workshop.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
-    pairs, window = await _prepared(workshop, config, arm)
-    plan = Plan(arm, config, window, folder)
     done = _version(folder / "checkpoints")
+    pairs, window = await _prepared(workshop, config, arm, folder, done)
+    plan = Plan(arm, config, window, folder)
     run_dir.truncate_after(arm, done if done else -1)
     readback = Readback(
         plan,
@@ -73,19 +80,49 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
     return SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
 
 
-async def _prepared(workshop: Workshop, config: RunConfig, arm: str) -> tuple[list[Pair], int]:
-    """The pairs of the starting policy, collected once, and its context window."""
+async def _prepared(workshop: Workshop, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
+    """The pairs of the starting policy, collected once, and its context window.
+
+    Raises CheckpointError when `done` steps were taken, or the pairs collected, with other weights, tasks or pairs.
+    """
     store = workshop.run_dir.ckpt_path / arm / "pairs.jsonl"
     wanted = wants_replay(config)
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model)
+    given = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
+    made_of = fingerprint(model, [*workshop.train, *workshop.held_out], given)
+    pairs_there = pairs_digest(workshop, arm)
+    if done or pairs_there is not None:
+        _refuse_others(folder / _MADE_OF, made_of, pairs_there, store, done)
+    _note(folder / _MADE_OF, made_of, pairs_there)
     engine = TransformersEngine(model, tokenizer)
     if not wanted or store.is_file():
         return (stored_pairs(workshop, arm) if wanted else []), engine.context_window
     with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as known:
         learner = Learner(model, config, known)
         actor = Actor(workshop, config, arm, TransformersEngine(learner.policy, tokenizer), ChatRenderer(tokenizer))
-        return await collect_pairs(workshop, config, actor, learner), engine.context_window
+        pairs = await collect_pairs(workshop, config, actor, learner)
+    _note(folder / _MADE_OF, made_of, pairs_digest(workshop, arm))
+    return pairs, engine.context_window
+
+
+def _note(path: Path, made_of: Mapping[str, str], pairs: str | None) -> None:
+    """Keep what the arm is made of beside verl's checkpoints, which do not say it."""
+    with storage_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps({"fingerprint": dict(made_of), "pairs": pairs}).encode())
+
+
+def _refuse_others(path: Path, made_of: Mapping[str, str], pairs: str | None, store: Path, done: int) -> None:
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} is missing: nothing says what the arm's steps were made of",
+            fix="restore it, or give the new run another name",
+        )
+    state = json.loads(path.read_text())
+    if not done:  # killed between the pairs and the note of them
+        state["pairs"] = pairs
+    refuse_others(path.parent, state, fingerprint=made_of, pairs=pairs, store=store)
 
 
 async def _run(workshop: Workshop, plan: Plan, pairs: Sequence[Pair], readback: Readback, shown: Phase) -> None:
