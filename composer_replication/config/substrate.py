@@ -23,6 +23,8 @@ class SubstrateConfig(Section):
     actors, in which rollouts go on while the optimizer works."""
     generators: Annotated[Positive, _IN_A_MESH] = 2
     """Actors that sample."""
+    trainers: Annotated[Positive, ReadBy("type", "monarch")] = 1
+    """Processes that share the optimizer's steps, each with the whole policy (DDP)."""
     max_staleness: Annotated[int, Field(ge=0), _IN_A_MESH] = 1
     """Optimizer steps by which the policy that sampled a trajectory may lie behind the one it teaches; 0 is synchronous."""
     options: Annotated[dict[str, str | int | float | bool], BeforeValidator(flat), ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied

@@ -83,6 +83,7 @@ class Learner:
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
+        model.to(self.accelerator.device)  # before copies of it are made: of several processes each has a device of its own
         self.sharded = sharded and self.accelerator.num_processes > 1
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
@@ -149,7 +150,7 @@ class Learner:
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
-        return with_reference_logprobs(self.model, pairs, self.pair_logprobs)
+        return with_reference_logprobs(self.policy, pairs, self.pair_logprobs)  # whose passes no other process waits for
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the policy's weights on the CPU, whole: every rank has to ask at the same time."""

@@ -72,6 +72,9 @@ class LocalHandle:
                 work.exception()  # nobody else asks
             work.cancel()
 
+    async def call_all(self, method, *args):
+        return [await self.call(method, *args)]
+
     async def _run(self, method, args):
         await asyncio.sleep(0)
         result = getattr(self.object, method)(*args)

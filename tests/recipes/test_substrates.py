@@ -123,6 +123,14 @@ def test_what_only_a_mesh_reads_is_refused_elsewhere(field):
         SubstrateConfig(**{field: 3})
 
 
+@pytest.mark.parametrize("kind", [kind for kind in SUBSTRATES if kind != "monarch"])
+def test_several_trainers_are_refused_where_there_is_one(kind):
+    assert SubstrateConfig(type="monarch", trainers=2).trainers == 2
+    with pytest.raises(ValueError, match=f"trainers = 2 is not read with type = {kind}") as refused:
+        SubstrateConfig(type=kind, trainers=2)
+    assert refused.value.errors()[0]["ctx"]["fix"] == "remove trainers, or choose type = monarch"
+
+
 def test_the_doctor_says_what_is_missing(metadata, tmp_path):
     metadata(WANTED, {"its-friend": "3"})
     said = composer_here("doctor", "--substrate", "trl", cwd=tmp_path)

@@ -7,11 +7,9 @@ import threading
 import time
 
 import torch
-from one_gradient import gradient_of
 
 from composer_replication.errors import ConfigError
 from composer_replication.recipes.mesh.member import Member
-from composer_replication.recipes.mesh.trainer import Trainer
 
 
 class Thing(Member):
@@ -57,11 +55,3 @@ class Thing(Member):
 
     async def sleep(self):
         await asyncio.sleep(3600)
-
-
-class WatchedTrainer(Trainer):
-    """Shows its gradient."""
-
-    def gradient_of_update(self, batch):
-        self.learner.update(batch)
-        return gradient_of(self.learner.policy)

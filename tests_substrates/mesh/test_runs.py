@@ -15,10 +15,10 @@ import tomllib
 import pytest
 import tomli_w
 from living import children, gone, gone_all
-from mesh_members import WatchedTrainer
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 from rich.console import Console
 from teacher_server import Reply, TeacherServer
+from watched_trainer import WatchedTrainer
 from world import name_teachers, run_text
 
 from composer_replication.config import load_config, resolve_arm

@@ -241,3 +241,18 @@ class Rank:
         if self.learner.accelerator.process_index == 1:
             raise TeacherError("the second rank has a trouble")
         torch.distributed.barrier()
+
+
+class Judge:
+    """With a run's role."""
+
+    role = "rewarder"
+
+    def __init__(self, _port):
+        pass
+
+    def grade(self, task_id, submission):
+        return f"{task_id}: {', '.join(submission)}"
+
+    def other(self):
+        return "other"

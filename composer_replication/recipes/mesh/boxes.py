@@ -62,6 +62,8 @@ class _Boxed(Member):
 class EnvHost(_Boxed):
     """Episodes of coding tasks. One call at a time for each episode; episodes may overlap."""
 
+    role = "env"
+
     def __init__(self, port: Port, boxes: Boxes) -> None:  # noqa: ARG002  every actor is given one
         super().__init__(boxes)
         self._runs = TestCache()
@@ -97,6 +99,8 @@ class EnvHost(_Boxed):
 
 class Rewarder(_Boxed):
     """Gives verdicts. An infrastructure fault is `Unscored`, never a zero."""
+
+    role = "rewarder"
 
     def __init__(self, port: Port, boxes: Boxes, verdicts: Path) -> None:  # noqa: ARG002  every actor is given one
         super().__init__(boxes)

@@ -110,6 +110,6 @@ class Crew:
 
     async def _ask_cpu(self, name: str) -> None:
         try:
-            self._cpu[name, self.replaced[name]] = await self.handles[name].call("cpu_s")
+            self._cpu[name, self.replaced[name]] = sum(await self.handles[name].call_all("cpu_s"))
         except ActorDiedError:
             return  # what it had spent when it was last asked stays counted

@@ -39,6 +39,8 @@ class Order:
 class Generator(Member):
     """Samples one order at a time."""
 
+    role = "generator"
+
     def __init__(self, port: Port, config: RunConfig, arm: str) -> None:
         if config.threads:
             torch.set_num_threads(config.threads)

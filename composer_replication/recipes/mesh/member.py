@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import ClassVar
 
 __all__ = ["Member"]
 
 
 class Member:
     """An actor whose death is noticed and whose CPU time is counted."""
+
+    role: ClassVar[str] = ""
+    """Which of the run's it plays; empty for an actor of somebody else's."""
 
     async def watch(self) -> None:
         """Never returns: the pending call is how a death is noticed at once."""

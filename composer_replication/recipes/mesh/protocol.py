@@ -75,6 +75,10 @@ class Handle(Protocol):
         """
         ...
 
+    async def call_all(self, method: str, *args: Any) -> list[Any]:
+        """As `call`, which gives the answer of the first of an actor's processes where it is several: those of all, by rank."""
+        ...
+
 
 class Mesh(Protocol):
     """Where actors live."""

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from composer_replication.batch import Batch
 from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig
 from composer_replication.observe import RunDir, Terminal
@@ -44,13 +46,28 @@ class Stepped:
     hints: Sequence[Hint]
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a step trains on, and what there is to say of it."""
+
+    batch: Batch
+    metrics: Mapping[str, float]
+    off: Mapping[str, str]
+    hints: Sequence[Hint]
+
+
 class Trainer(Member):
     """Owns the policy of an arm. It is built from the arm's newest checkpoint, where there is one.
+
+    It may be several processes that torch.distributed knows as one group, each with the whole policy (DDP) and all of which are
+    called at once. They share a step's micro-batches; the first alone makes the batch, scores pairs and writes.
 
     Raises:
         CheckpointError: that checkpoint is damaged, or was made of something else.
         ComposerError: as `Workshop.open` and `load_policy`.
     """
+
+    role = "trainer"
 
     def __init__(self, port: Port, config: RunConfig, arm: str, run: Path) -> None:
         if config.threads:
@@ -73,6 +90,7 @@ class Trainer(Member):
             useful=partial(only_useful, learner=self.learner),
         )
         self._pairs: list[Pair] | None = None
+        self._first = self.learner.accelerator.is_main_process
         self._resumed = restore(self._folder, self.learner, fingerprint=self._made_of, pairs=pairs_digest(self.workshop, arm))
         self._keep_weights()
 
@@ -96,13 +114,10 @@ class Trainer(Member):
         """Train on the groups of a step, the next one. Raises ValueError for any other."""
         if step != self.learner.version + 1:
             raise ValueError(f"step {step} does not follow {self.learner.version}")
-        signals = self.maker.signals(step, groups)
-        pairs = self._pairs_of_run()
-        taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
-        result = self.learner.update(self.maker.batch(groups, signals, taken))
+        made: _Made = broadcast_object_list([self._made(step, groups) if self._first else None])[0]
+        result = self.learner.update(made.batch)
         self._keep_weights()
-        off = dict(result.off) | self.maker.why_off(pairs, signals)
-        return Stepped({**signals.metrics, **result.metrics}, off, signals.hints)
+        return Stepped({**made.metrics, **result.metrics}, {**result.off, **made.off}, made.hints)
 
     async def publish(self) -> Ticket:
         """Make the weights of the last finished step available to the generators, also while another step goes on."""
@@ -111,12 +126,22 @@ class Trainer(Member):
 
     def save(self, state: Mapping[str, Any]) -> None:
         """A checkpoint: all that the next step depends on, and the driver's `state`. Raises StorageError."""
+        if not self._first:
+            return
         kept = {**state, **trained_on(self._made_of, pairs_digest(self.workshop, self.arm))}
         save_checkpoint(self._folder, self.learner.version, self.learner, self.maker.renderer.tokenizer, kept)
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """As `Learner.with_reference_logprobs`."""
-        return self.learner.with_reference_logprobs(pairs)
+        return self.learner.with_reference_logprobs(pairs) if self._first else []
+
+    def _made(self, step: int, groups: Sequence[Group]) -> _Made:
+        """Teachers may be asked for it, so one process makes it for all."""
+        signals = self.maker.signals(step, groups)
+        pairs = self._pairs_of_run()
+        taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
+        batch = self.maker.batch(groups, signals, taken)
+        return _Made(batch, signals.metrics, self.maker.why_off(pairs, signals), signals.hints)
 
     @property
     def _folder(self) -> Path:
@@ -128,12 +153,14 @@ class Trainer(Member):
         return self._pairs
 
     def _keep_weights(self) -> None:
-        state = self.learner.policy.state_dict()
+        state = self.learner.policy.state_dict() if self._first else {}
         self._weights = self.learner.version, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
 
 
 class TeacherPool(Member):
     """Turns frozen traces into preference pairs: asks the teachers, compares, verifies. Generators sample meanwhile."""
+
+    role = "teachers"
 
     def __init__(self, port: Port, config: RunConfig, arm: str, run: Path) -> None:  # noqa: ARG002  every actor is given one
         self.config = config

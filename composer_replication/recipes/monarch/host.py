@@ -9,7 +9,8 @@ import sys
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from composer_replication.errors import BackendError
 from composer_replication.recipes.mesh.held import Held, Reply
@@ -30,6 +31,12 @@ class Host(Actor):
         modules: folders that the objects' modules may be imported from besides.
     """
 
+    backend: ClassVar[str] = "monarch"
+    role: ClassVar[str] = ""
+    """Of the object; empty for any."""
+    endpoints: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """The object's methods that have an endpoint of their own -> its name; `run` does for the others."""
+
     def __init__(self, name: str, modules: Sequence[str]) -> None:
         sys.path += [folder for folder in modules if folder not in sys.path]  # before anything of theirs is unpickled
         self._name = name
@@ -48,7 +55,7 @@ class Host(Actor):
     @endpoint(explicit_response_port=True)
     async def run(self, reply: Port, method: str, args: tuple[Any, ...]) -> None:
         """Call a method of the object."""
-        self._begin(reply, self._held.run(method, args))
+        self._run(reply, method, *args)
 
     @endpoint
     async def process(self) -> Process:
@@ -68,6 +75,9 @@ class Host(Actor):
     def _handle_undeliverable_message(self, _message: Any) -> bool:
         """Whoever asked is gone: that is no failure of this actor, as Monarch would have it."""
         return True
+
+    def _run(self, reply: Port, method: str, *args: Any) -> None:
+        self._begin(reply, self._held.run(method, args))
 
     def _begin(self, reply: Port, work: Coroutine[Any, Any, Reply]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -17,6 +17,7 @@ from composer_replication.errors import BackendError, ConfigError
 from composer_replication.recipes.mesh.errors import ActorDiedError
 from composer_replication.recipes.mesh.held import Reply, opened
 from composer_replication.recipes.mesh.protocol import Build, Handle
+from composer_replication.recipes.monarch.actors import actor_for
 from composer_replication.recipes.monarch.host import Host
 from composer_replication.recipes.monarch.library import (
     ActorError,
@@ -51,6 +52,8 @@ class MonarchHandle:
     """The Monarch actors, one a rank."""
     number: int
     """In its mesh."""
+    actor: type[Host]
+    """Their class."""
 
     @property
     def pid(self) -> int:
@@ -67,8 +70,13 @@ class MonarchHandle:
 
         When some ranks fail and others are then kept waiting, the whole group is ended: it would never meet again.
         """
-        answers = await at_home(_ask(self, "run", [(method, args)] * len(self.processes)))
-        return answers[0]
+        return (await self.call_all(method, *args))[0]
+
+    async def call_all(self, method: str, *args: Any) -> list[Any]:
+        """As `Handle.call_all`."""
+        own = self.actor.endpoints.get(method)
+        order, letter = (own, args) if own else ("run", (method, args))
+        return await at_home(_ask(self, order, [letter] * len(self.processes)))
 
 
 class MonarchMesh:
@@ -133,18 +141,18 @@ class MonarchMesh:
     async def _start(self, name: str, machine: int, build: Build, args: tuple[Any, ...]) -> MonarchHandle:
         if self._closed:
             raise BackendError(f"{name} cannot be spawned: the mesh is closed")
-        count = self._ranks.get(name, 1)
+        count, actor = self._ranks.get(name, 1), actor_for(build)
         procs = self._machines[machine].spawn_procs(per_host={"ranks": count}, name=_plain(name))
         async with AsyncExitStack() as undo:
             spawned = _Spawned(procs, machine, build, args)
             undo.push_async_callback(spawned.end)
             try:
                 env = {} if count == 1 else await self._meeting(procs)
-                hosts = procs.spawn(_plain(name), Host, name, sys.path)
+                hosts = procs.spawn(_plain(name), actor, name, sys.path)
                 processes = (await hosts.process.call()).values()
             except (SupervisionError, ActorError) as error:
                 raise BackendError(f"no process for {name} could be started: {error}") from error
-            handle = MonarchHandle(name, tuple(processes), hosts, next(self._numbers))
+            handle = MonarchHandle(name, tuple(processes), hosts, next(self._numbers), actor)
             spawned.processes = handle.processes
             await _ask(handle, "build", [(hosts.slice(ranks=0), rank, env, build, args) for rank in range(count)])
             self._spawned[handle.number] = spawned

@@ -98,6 +98,9 @@ class RayHandle:
     async def call(self, method: str, *args: Any) -> Any:
         return opened(await _answer(self._name, self._actor.run.remote(method, args)))
 
+    async def call_all(self, method: str, *args: Any) -> list[Any]:
+        return [await self.call(method, *args)]
+
     def kill(self) -> None:
         """End its process at once."""
         ray.kill(self._actor, no_restart=True)
