@@ -19,10 +19,11 @@ from composer_replication.batch import Batch, collate
 from composer_replication.causal_lm import Forward, LogprobCache, evaluating, in_lockstep, overheard, sequence_logprobs, unwrapped
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.distillation import EMATeacher, SelfTeacher, TAIDScheduler, make_self_teacher
-from composer_replication.errors import CheckpointError, ConfigError, MissingExtraError
+from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.policy_gradient import importance_weights
-from composer_replication.trainer.learner import hint_loss, merge_metrics
+from composer_replication.trainer.follower import Follower
+from composer_replication.trainer.learner import hint_loss
 from composer_replication.trainer.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.replay import pairs_of_step
@@ -30,7 +31,6 @@ from composer_replication.types import Pair
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # what is used of it is held to its contract by our tests
 try:
-    from transformers import TrainerCallback
     from trl import GRPOTrainer
 except ModuleNotFoundError as error:
     raise MissingExtraError(
@@ -48,7 +48,6 @@ _SUMS = ("hint/loss", "hint/tokens", "replay/loss", "replay/pairs")
 """Metrics of micro-batches that add up to the step's."""
 _ROWS = "composer_rows"
 """Rows of the generation batch for each that is trained on."""
-_STATE_FILE = "composer.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             p.ref_chosen_logprob is None or p.ref_rejected_logprob is None for p in pairs
         ):
             self.pairs = with_reference_logprobs(self.model, self.pairs, LogprobCache())
-        self.add_callback(_Follower(self))
+        self.add_callback(Follower(self))
 
     # --- the two methods ----------------------------------------------------------------------------------------------------
 
@@ -297,9 +296,8 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _note(self, found: LossComponents, loss: Tensor) -> None:
         """Into TRL's metrics, which are means over the micro-batches of a step."""
         share = self._share / self.accelerator.num_processes
-        found = replace(
-            found, metrics={n: v * share if n in ("hint/loss", "replay/loss") else v for n, v in found.metrics.items()}
-        )
+        scale = {"hint/loss": share, "replay/loss": share, "replay/pairs": min(1.0, share)}  # generations share a step's pairs
+        found = replace(found, metrics={name: value * scale.get(name, 1.0) for name, value in found.metrics.items()})
         self.parts.append(found)
         many = self.current_gradient_accumulation_steps
         own = {"rlvr/loss": loss.item(), **{name: found.metrics.get(name, 0.0) for name in _SUMS}}
@@ -317,48 +315,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _has(self, metric: str) -> bool:
         channel = metric.partition("/")[0]
         return channel == "rlvr" or getattr(self.channels, channel).weight > 0
-
-
-class _Follower(TrainerCallback):
-    """What moves with the policy: self-teacher and TAID's clock, kept in TRL's checkpoints."""
-
-    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
-        self.trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the callback's signature
-        trainer, parts = self.trainer, self.trainer.parts
-        trainer.channel_metrics = merge_metrics([part.metrics for part in parts])
-        trainer.off = {
-            channel: why
-            for channel, why in (parts[0].off.items() if parts else ())
-            if channel != "rlvr" and all(channel in part.off for part in parts)
-        }
-        if trainer.self_teacher is not None:
-            trainer.self_teacher.update(trainer.accelerator.unwrap_model(trainer.model))
-        if trainer.taid is not None:
-            trainer.channel_metrics["hint/taid_t"] = trainer.taid.t
-            own = torch.tensor(trainer.channel_metrics.get("hint/loss", 0.0), device=args.device)
-            whole = trainer.accelerator.reduce(own, reduction="sum")  # one clock for all processes
-            trainer.taid.update_t(float(whole), global_step=state.global_step)
-        parts.clear()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        found = self.trainer.state_of_teachers()
-        if found and state.is_world_process_zero:
-            torch.save(found, os.path.join(args.output_dir, f"checkpoint-{state.global_step}", _STATE_FILE))
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        wanted = self.trainer.state_of_teachers()
-        if state.global_step == 0 or not wanted:
-            return
-        folder = self.trainer.resumed_from or os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
-        path = os.path.join(folder, _STATE_FILE)
-        if not os.path.isfile(path):
-            raise CheckpointError(f"{path} is missing: the self-teacher cannot go on", fix="resume from an earlier checkpoint")
-        found = torch.load(path, map_location=args.device, weights_only=True)
-        for name, owner in (("self_teacher", self.trainer.self_teacher), ("taid", self.trainer.taid)):
-            if name in wanted and owner is not None:
-                owner.load_state_dict(found[name])
 
 
 @contextmanager

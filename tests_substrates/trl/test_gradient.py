@@ -185,3 +185,4 @@ def test_a_generation_for_several_steps_or_several_for_one(case, tmp_path, ga, p
         assert look.logs[name] != 0, name
     weighted = look.logs["rlvr/loss"] + 0.7 * look.logs["hint/loss"] + 0.4 * look.logs["replay/loss"]
     assert look.logs["loss"] == pytest.approx(weighted, rel=1e-5)
+    assert look.logs["replay/pairs"] == len(case.pairs), "each once in a step"
