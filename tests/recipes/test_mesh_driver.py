@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mesh_in_process import IDLE, IdleGenerator, LocalMesh, Pauses, a_run, drive, learnt
 
 from composer_replication.errors import BackendError, ConfigError
-from composer_replication.recipes.mesh.crew import MOST_DEATHS
+from composer_replication.recipes.mesh.crew import MOST_DEATHS, Crew
 from composer_replication.recipes.mesh.driver import Roles
 from composer_replication.recipes.mesh.errors import ActorDiedError
 from composer_replication.recipes.mesh.ledger import Ledger
@@ -57,6 +57,15 @@ def test_an_asynchronous_run_samples_ahead(tmp_path):
     run_to_the_end(LocalMesh(), config)
     check_books(config)
     assert max(n - 1 - v for n, step in enumerate(learnt(config), start=1) for _, v in step) == 2
+
+
+def test_cpu_time_is_that_of_all_processes_of_an_actor():
+    class Ranks:
+        async def call_all(self, method):
+            return {"cpu_s": [1.0, 2.5]}[method]
+
+    crew = Crew(LocalMesh(), lambda name, seconds: None, handles={"trainer": Ranks()})
+    assert asyncio.run(crew.cpu_s()) == 3.5
 
 
 def test_a_straggler_is_dropped_and_counted(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import tomllib
 
 import pytest
 import tomli_w
+import torch
 from monarch_members import Judge, Member
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 from rich.console import Console
@@ -18,6 +19,7 @@ from watched_trainer import WatchedTrainer
 from world import make_world, run_text
 
 from composer_replication.config import load_config, resolve_arm
+from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.boxes import EnvHost, Rewarder
 from composer_replication.recipes.mesh.driver import Driver
@@ -160,3 +162,11 @@ def test_a_run_with_two_trainers_takes_the_steps_of_one(run_file, tmp_path):
     assert one.version == 1
     assert two.version == 4
     assert (tmp_path / "two" / "ckpt" / "main" / "step_00004" / "MANIFEST.sha256").is_file()
+
+
+def test_more_trainers_than_gpus_are_refused(run_file, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = load_config(run_file, ["--model.device", "cuda", "--substrate.trainers", "2"])
+    with pytest.raises(ConfigError, match=r"substrate\.trainers = 2: each trains on a GPU of its own, and this machine has 1"):
+        mesh_of(config)

@@ -27,9 +27,9 @@ def check(config: RunConfig) -> None:
 
 
 async def train(
-    make_mesh: Callable[[], Mesh], config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start"
+    make_mesh: Callable[[RunConfig], Mesh], config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start"
 ) -> list[SummaryRow]:
-    """As `trainer.loop.train`, with actors of the mesh that `make_mesh` starts; it is closed when the arms are done.
+    """As `trainer.loop.train`, with actors of the mesh that `make_mesh` starts for an arm; it is closed when the arm is done.
 
     Raises:
         ConfigError: something is wrong with the run.
@@ -43,7 +43,7 @@ async def train(
     workshop = Workshop.open(config, run_dir, terminal)
 
     async def train_arm(workshop: Workshop, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
-        mesh = make_mesh()
+        mesh = make_mesh(variant)
         try:
             return await Driver(mesh, workshop, variant, arm, shown).run()
         finally:

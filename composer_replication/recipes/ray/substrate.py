@@ -15,4 +15,4 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     """As `mesh.training.train`, on Ray. Raises MissingExtraError when it is not installed."""
     from composer_replication.recipes.ray.mesh import RayMesh
 
-    return await training.train(RayMesh, config, run_dir, terminal, start_label=start_label)
+    return await training.train(lambda _: RayMesh(), config, run_dir, terminal, start_label=start_label)
