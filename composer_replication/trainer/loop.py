@@ -36,7 +36,7 @@ from composer_replication.trainer.usefulness import only_useful
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, Trajectory
 
-__all__ = ["LONGER", "PRIVILEGED", "TrainArm", "evaluation", "train", "train_arms", "wants_replay"]
+__all__ = ["LONGER", "PRIVILEGED", "TrainArm", "evaluation", "report_arms", "tell_result", "train", "train_arms", "wants_replay"]
 
 LONGER = {
     "head": "losses take the whole [tokens, vocabulary] logits",
@@ -84,17 +84,30 @@ async def train_arms(workshop: Workshop, start_label: str, train_arm: TrainArm) 
         variant = resolve_arm(config, arm)
         with terminal.phase(f"train {arm}", variant.steps) as shown:
             rows.append(await train_arm(workshop, variant, arm, shown))
-        notes = [*_alarms(run_dir), PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
-        report = write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
+        report_arms(config, run_dir, rows, start_label)
+    weights = {arm: latest_checkpoint(run_dir.ckpt_path / arm) for arm in config.arms}
+    tell_result(run_dir, terminal, rows, start_label, weights)
+    return rows
+
+
+def report_arms(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str) -> None:
+    """Write the report of the arms that are done."""
+    notes = [*_alarms(run_dir), PRIVILEGED, SHARED_VERDICTS, *([SHARED_ANSWERS] if config.teachers else [])]
+    write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
+
+
+def tell_result(
+    run_dir: RunDir, terminal: Terminal, rows: Sequence[SummaryRow], start_label: str, weights: Mapping[str, Path | None]
+) -> None:
+    """The table of a run that is done, where each arm's weights are, and its report."""
     terminal.table(
         "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
     )
-    for arm in config.arms:
-        terminal.note(f"weights of {arm}: {latest_checkpoint(run_dir.ckpt_path / arm)}")
+    for arm, path in weights.items():
+        terminal.note(f"weights of {arm}: {path}")
     for alarm in _alarms(run_dir):
         terminal.note(alarm)
-    terminal.note(f"report: {report}")
-    return rows
+    terminal.note(f"report: {run_dir.report_path}")
 
 
 async def _train_here(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:

@@ -21,6 +21,7 @@ from composer_replication.policy_gradient import surrogate
 from composer_replication.recipes.prime_rl import algorithm, launcher, substrate
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 from composer_replication.recipes.prime_rl.config import LOSS_FN, check, prime_rl_config
+from composer_replication.recipes.prime_rl.readback import measured
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, read_run_file
 from composer_replication.recipes.prime_rl.signed_advantages import signed_advantages
 from composer_replication.recipes.prime_rl.traces import RESULTS, trajectory_of
@@ -378,7 +379,7 @@ def test_metrics_of_all_processes_are_one_row_a_step(tmp_path):
     ):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "metrics.jsonl").write_text(line + "\n")
-    assert substrate.measured(tmp_path) == {1: {"reward/mean": 0.5, "loss": 2.0}}
+    assert measured(tmp_path) == {1: {"reward/mean": 0.5, "loss": 2.0}}
 
 
 def test_the_command_orchestrator_is_ours(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = Path(os.environ["COMPOSER_PRIME_RL_SRC"]).absolute()
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compiling its log-softmax for a CPU takes a minute
-for place in (CHECKOUT / "src", CHECKOUT / "packages" / "prime-rl-configs" / "src", ROOT / "tests_substrates" / "shared"):
+HERE = Path(__file__).resolve().parent
+UPSTREAM = (CHECKOUT / "src", CHECKOUT / "packages" / "prime-rl-configs" / "src")
+for place in (*UPSTREAM, ROOT / "tests_substrates" / "shared", HERE):
     sys.path.insert(0, str(place))
 
 
@@ -97,5 +100,30 @@ def run_file(tasks, policy, pairs_file):
         )
         words = [word for key, value in overrides.items() for word in (f"--{key}", str(value))]
         return load_config(path, words)
+
+    return make
+
+
+@pytest.fixture
+def algorithm(run_file, policy, tmp_path, monkeypatch):
+    """`algorithm(**overrides)`: ours, as PRIME-RL builds it and sets it up, and its run."""
+    from prime_rl.configs.algorithm import GRPOAlgoConfig
+    from prime_rl.orchestrator import algo
+    from rollouts import Pool
+
+    from composer_replication.recipes.prime_rl.algorithm import register
+    from composer_replication.recipes.prime_rl.config import write_configs
+    from composer_replication.recipes.prime_rl.settings import RUN_FILE
+
+    monkeypatch.setitem(algo.ALGORITHM_CLASSES, "grpo", algo.ALGORITHM_CLASSES["grpo"])
+    register()
+
+    def make(**overrides):
+        (toml,) = write_configs(run_file(tmp_path / "given.toml", **overrides), tmp_path / "out")
+        monkeypatch.setenv(RUN_FILE, str(toml.parent / "run.toml"))
+        built = algo.build_algorithm(GRPOAlgoConfig(), Pool(policy[0]))
+        assert type(built).__name__ == "ComposerAlgorithm"
+        asyncio.run(built.setup())
+        return built, built.run_config
 
     return make

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
-from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
-from composer_replication.config import RunConfig
+from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.prime_rl.config import check, write_configs
+from composer_replication.recipes.prime_rl.readback import Readback
+from composer_replication.trainer.loop import evaluation, report_arms, tell_result
 
-__all__ = ["CHECKOUT", "check", "measured", "train"]
+__all__ = ["CHECKOUT", "check", "train"]
 
 CHECKOUT = "COMPOSER_PRIME_RL_SRC"
 """Environment variable: a checkout of PRIME-RL, used rather than one that is installed."""
@@ -28,49 +28,39 @@ _TAIL = 20
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
     """Train every arm, one after the other; each in `run_dir/prime_rl/ARM`, with PRIME-RL's own logs and checkpoints.
 
-    An arm with checkpoints there goes on from the last. Evaluation and metrics are PRIME-RL's, copied into the run's metrics
-    when an arm is done.
+    An arm with checkpoints there goes on from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
+    metrics, trajectories and report when an arm is done (`readback`).
 
     Raises:
         MissingExtraError: PRIME-RL cannot be imported.
         ConfigError: there are fewer than two GPUs, or as `write_configs`.
         BackendError: PRIME-RL gave up; its last words are in the message.
     """
-    del start_label  # the start is evaluated by PRIME-RL, as its step 0
     gpus, search = _gpus(), _search_path()
     folder = run_dir.path / "prime_rl"
-    rows = []
+    rows: list[SummaryRow] = []
+    weights: dict[str, Path | None] = {}
     tomls = write_configs(config, folder, gpus=gpus, resume=True)
     for arm, toml in zip(config.arms, tomls, strict=True):
-        terminal.note(f"{arm}: PRIME-RL trains on {gpus} GPUs; its logs are in {toml.parent / 'outputs'}")
+        outputs = toml.parent / "outputs"
+        terminal.note(f"{arm}: PRIME-RL trains on {gpus} GPUs; its logs are in {outputs}")
         await _run(toml, search)
-        steps = measured(toml.parent / "outputs")
-        run_dir.truncate_after(arm, -1)  # an arm that was done before is measured again as a whole
-        for step, metrics in sorted(steps.items()):
-            run_dir.log_metrics(arm, step, metrics)
-        rows.append(_summary(arm, config, steps))
+        readback = Readback(resolve_arm(config, arm), arm, run_dir, terminal, outputs)
+        readback.record()
+        passed, se = evaluation(run_dir, arm, first=False)
+        rows.append(
+            SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
+        )
+        weights[arm] = _weights(outputs)
+        report_arms(config, run_dir, rows, start_label)
+    tell_result(run_dir, terminal, rows, start_label, weights)
     return rows
 
 
-def measured(outputs: Path) -> dict[int, dict[str, float]]:
-    """What trainer and orchestrator wrote into their `metrics.jsonl`, by step; numbers only."""
-    steps: dict[int, dict[str, float]] = defaultdict(dict)
-    for path in sorted(outputs.rglob("metrics.jsonl")):
-        for line in path.read_text("utf-8").splitlines():
-            row = json.loads(line)
-            numbers = {k: float(v) for k, v in row.items() if isinstance(v, int | float) and k not in ("step", "time")}
-            steps[int(row["step"])] |= numbers
-    return dict(steps)
-
-
-def _summary(arm: str, config: RunConfig, steps: dict[int, dict[str, float]]) -> SummaryRow:
-    """PRIME-RL's mean reward over the held-out attempts is pass@1 where verdicts are 0 or 1."""
-    found = float("nan")
-    for _, metrics in sorted(steps.items()):
-        for name, value in metrics.items():
-            if "held_out" in name and name.endswith(f"avg@{config.eval.samples}"):
-                found = value
-    return SummaryRow(arm=arm, pass_at_1=found, pass_at_1_se=float("nan"), rollouts=None, tokens=None, cpu_s=None)
+def _weights(outputs: Path) -> Path | None:
+    """The folder of the last weights that PRIME-RL kept; None when there is none."""
+    found = {int(path.name.removeprefix("step_")): path for path in (outputs / "weights").glob("step_*")}
+    return found[max(found)] if found else None
 
 
 def _gpus() -> int:
