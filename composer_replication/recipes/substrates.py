@@ -117,7 +117,11 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "monarch": Substrate(
         about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch", cannot=_IN_A_MESH
     ),
-    "ray": Substrate(about="the same actors on Ray", extra="ray", cannot=_IN_A_MESH),
+    "ray": Substrate(
+        about="the same actors on Ray, its own or a cluster named by RAY_ADDRESS",
+        extra="ray",
+        cannot=(*_IN_A_MESH, "substrate.trainers: the trainer is one process (monarch can)"),
+    ),
 }
 
 

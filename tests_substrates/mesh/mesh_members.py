@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 
@@ -52,6 +53,9 @@ class Thing(Member):
         found = await self.port.fetch(ticket)
         found["half"].add_(0)  # it can be written
         return found
+
+    async def environment(self, name):
+        return os.environ.get(name)
 
     async def sleep(self):
         await asyncio.sleep(3600)

@@ -1,4 +1,4 @@
-"""A mesh of Ray actors on this machine.
+"""A mesh of Ray actors, on a Ray of the run's own or on a cluster that is there.
 
 Ray restarts nothing by itself here: whoever supervises decides what an actor's death means. Weights go through the object store:
 the trainer's process puts them there once, and every generator reads the same copy.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.errors import BackendError, MissingExtraError
+from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
 from composer_replication.recipes.mesh.held import Held, Reply, opened
 from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
@@ -34,8 +35,12 @@ __all__ = ["RayHandle", "RayMesh", "RayPort"]
 
 STORE_BYTES = 512 << 20
 """Shared memory for weights, by default."""
+_KNOCK_S = 30.0
+"""How long a cluster may take to take a connection."""
 _KEPT = 2
 """Publications that can be fetched."""
+_ADDRESS = "RAY_ADDRESS"
+"""Environment variable, Ray's own: the cluster to join."""
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides GPUs from actors, and a policy for them would run on the CPU
@@ -110,37 +115,29 @@ class RayHandle:
 
 
 class RayMesh:
-    """A Ray of its own, one process per actor; everything it started ends with it.
+    """One process per actor; everything it started ends with it.
 
     Args:
-        store_bytes: shared memory for weights: at least three times those of the policy.
+        address: of a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it goes on when
+            the mesh is closed. `local`: a Ray of its own. None: what RAY_ADDRESS says, `local` where it says nothing.
+        store_bytes: shared memory for weights of a Ray of its own: at least three times those of the policy.
 
     Raises:
-        BackendError: Ray does not start, or is started in this process already.
+        ConfigError: the address is that of a Ray client server.
+        BackendError: Ray does not start, there is no cluster at the address, or Ray is started in this process already.
     """
 
-    def __init__(self, *, store_bytes: int = STORE_BYTES) -> None:
+    def __init__(self, *, address: str | None = None, store_bytes: int = STORE_BYTES) -> None:
         if ray.is_initialized():
             raise BackendError("Ray is started in this process already", fix="end it with ray.shutdown() first")
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: a socket's path has 107 characters
-        try:
-            ray.init(
-                address="local",
-                num_cpus=1,  # actors ask for none; it is also how many idle workers are kept
-                num_gpus=0,
-                object_store_memory=store_bytes,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                _memory=store_bytes,
-                _temp_dir=str(self._folder),
-                _system_config={"enable_metrics_collection": False},
-            )
-        except (RayError, RuntimeError, ValueError, OSError) as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise BackendError(f"Ray does not start: {error}", fix="free memory, or lower the store's size") from error
+        self._folder: Path | None = None
+        address = address or os.environ.get(_ADDRESS) or "local"
+        if address == "local":
+            self._start(store_bytes)
+        else:
+            _join(address)
         self._make = ray.remote(_Actor)
         self._open = True
 
@@ -161,7 +158,54 @@ class RayMesh:
         if self._open:
             self._open = False
             ray.shutdown()
+            self._forget_folder()
+
+    def _start(self, store_bytes: int) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: a socket's path has 107 characters
+        try:
+            ray.init(
+                address="local",
+                num_cpus=1,  # actors ask for none; it is also how many idle workers are kept
+                num_gpus=0,
+                object_store_memory=store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                _memory=store_bytes,
+                _temp_dir=str(self._folder),
+                _system_config={"enable_metrics_collection": False},
+            )
+        except (RayError, RuntimeError, ValueError, OSError) as error:
+            self._forget_folder()
+            raise BackendError(f"Ray does not start: {error}", fix="free memory, or lower the store's size") from error
+
+    def _forget_folder(self) -> None:
+        if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _join(address: str) -> None:
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"{_ADDRESS} = {address} is a Ray client server, through which a mesh cannot work",
+            fix="start the run on a machine of the cluster, with the HOST:PORT that `ray start` printed",
+        )
+    try:
+        _knock(address)
+        # the cluster's processes have an environment of their own
+        ray.init(address=address, runtime_env={"env_vars": _ENVIRONMENT}, log_to_driver=False, logging_level="ERROR")
+    except (RayError, RuntimeError, ValueError, OSError) as error:
+        raise BackendError(
+            f"the Ray cluster at {address} cannot be joined: {error}",
+            fix=f"correct {_ADDRESS}, set RAY_AUTH_MODE as the cluster has it, or unset both for a Ray of the run's own",
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens there: Ray itself goes on asking for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 async def _answer(name: str, reference: Any) -> Any:

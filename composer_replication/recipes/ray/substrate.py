@@ -12,7 +12,10 @@ __all__ = ["check", "train"]
 
 
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
-    """As `mesh.training.train`, on Ray. Raises MissingExtraError when it is not installed."""
+    """As `mesh.training.train`, on Ray: the cluster that RAY_ADDRESS names, or one of the run's own.
+
+    Raises MissingExtraError when Ray is not installed.
+    """
     from composer_replication.recipes.ray.mesh import RayMesh
 
     return await training.train(lambda _: RayMesh(), config, run_dir, terminal, start_label=start_label)
