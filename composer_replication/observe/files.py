@@ -101,7 +101,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, line: str, *, durable: bool) -> None:
-    """Append one line (without its newline) to `path`, which is created when missing.
+    """Append one line (without its newline) to `path`, which is created when missing; other threads and processes wait.
 
     Args:
         durable: flush to the disk before returning; a plain append already survives the death of the process.
@@ -113,6 +113,7 @@ def append_line(path: Path, line: str, *, durable: bool) -> None:
     with storage_errors(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # else another's half written line would be cut away as torn
             start = _cut_torn_line(descriptor)
             try:
                 while data:

@@ -191,6 +191,23 @@ def test_damage_before_the_last_line_is_an_error_with_file_line_and_fix(run: Run
     assert caught.value.fix is not None
 
 
+def test_long_lines_of_threads_that_append_at_once_all_stay(tmp_path: Path) -> None:
+    """One that looks for a torn line must not take another's, half written, for it."""
+    path, together = tmp_path / "log.jsonl", threading.Barrier(8)
+
+    def append(worker: int) -> None:
+        for n in range(40):
+            together.wait()
+            append_line(path, dump_line({"n": n, "worker": worker, "text": "x" * 400_000}), durable=False)
+
+    threads = [threading.Thread(target=append, args=(w,)) for w in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted((r["n"], r["worker"]) for r in read_lines(path)) == [(n, w) for n in range(40) for w in range(8)]
+
+
 def test_threads_do_not_mix_their_lines(run: RunDir) -> None:
     def log(worker: int) -> None:
         for n in range(50):
