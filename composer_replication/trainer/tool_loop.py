@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from composer_replication.batch import collate
@@ -30,7 +31,8 @@ __all__ = ["ToolLoopHints", "recovered_turns"]
 
 
 class ToolLoopHints:
-    """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: hints at error turns; advantages stay TRL's.
+    """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: hints at error turns. Advantages stay TRL's,
+    but a rollout whose sandbox failed has none.
 
     Raises:
         ConfigError: `hint` names a detector or generator that there is not, or asks for what needs a run of ours.
@@ -72,13 +74,16 @@ class ToolLoopHints:
             self._trajectory(f"{step}/{row}", environment, outputs, row, trainer.temperature)
             for row, environment in enumerate(trainer.environments)
         ]
+        failed = torch.tensor([isinstance(one.reward, Unscored) for one in trajectories], device=outputs["advantages"].device)
+        advantages = outputs["advantages"].masked_fill(failed, float("nan"))
         told = self._maker.told(step, trajectories)
         metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(len(told.untold))}
         if not told.hinted:
-            return StepSignals(metrics=metrics)
+            return StepSignals(advantages=advantages, metrics=metrics)
         reduction = self._maker.config.loss.hint.reduction
         pad = int(self._maker.renderer.tokenizer.pad_token_id)
-        return StepSignals(batch=collate(trajectories, None, told.hinted, pad_id=pad, hint_reduction=reduction), metrics=metrics)
+        batch = collate(trajectories, None, told.hinted, pad_id=pad, hint_reduction=reduction)
+        return StepSignals(batch=batch, advantages=advantages, metrics=metrics)
 
     def _trajectory(
         self, name: str, environment: CodingEnvironment, outputs: Mapping[str, Tensor], row: int, temperature: float

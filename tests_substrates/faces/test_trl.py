@@ -128,9 +128,9 @@ def test_a_run_of_the_stock_trainer(policy, factory, tmp_path):
     assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_hints_from_the_tool_loop(policy, factory, tmp_path):
-    """The rollouts that failed teach: their turns are found in TRL's mask, and what came of their calls in the environment."""
-    model, tokenizer = copy.deepcopy(policy[0]), policy[1]
+@pytest.fixture
+def hinting(policy, factory, tmp_path):
+    """Our trainer over TRL's tool loop, for one step."""
     config = trl.GRPOConfig(
         output_dir=str(tmp_path),
         max_steps=1,
@@ -148,13 +148,18 @@ def test_hints_from_the_tool_loop(policy, factory, tmp_path):
         bf16=False,
         seed=0,
     )
-    trainer = ComposerReplicationTrainer(
-        model=model,
+    return ComposerReplicationTrainer(
+        model=copy.deepcopy(policy[0]),
         args=config,
         train_dataset=Dataset.from_list(factory.rows()),
-        processing_class=tokenizer,
+        processing_class=policy[1],
         environment_factory=factory,
     )
+
+
+def test_hints_from_the_tool_loop(hinting):
+    """The rollouts that failed teach: their turns are found in TRL's mask, and what came of their calls in the environment."""
+    trainer = hinting
     trainer.train()
     (log,) = [entry for entry in trainer.state.log_history if "hint/turns" in entry]
     failed = [e for e in trainer._environment_pool[None] if e.report is not None and e.report.reward == 0.0]
@@ -162,6 +167,26 @@ def test_hints_from_the_tool_loop(policy, factory, tmp_path):
     assert 0 < log["hint/turns"] <= len(failed)
     assert log["hint/loss"] > 0
     assert log["hint/tokens"] >= log["hint/turns"]
+
+
+def test_a_rollout_whose_sandbox_failed_is_in_no_mean(hinting):
+    source, seen = hinting.signals, {}
+
+    def fails(trainer, inputs, outputs):
+        trainer.environments[1]._report = None
+        seen["own"], seen["out"] = outputs["advantages"].clone(), outputs
+        seen["found"] = source(trainer, inputs, outputs)
+        return seen["found"]
+
+    hinting.signals = fails
+    hinting.train()
+    out, others = seen["out"], [row for row in range(GROUP) if row != 1]
+    assert torch.isnan(seen["found"].advantages).tolist() == [row == 1 for row in range(GROUP)]
+    assert torch.equal(seen["found"].advantages[others], seen["own"][others])
+    trained = (out["completion_mask"] * out["tool_mask"]).sum(-1)
+    assert trained[1] == 0
+    assert (trained[others] > 0).all()
+    assert out["num_items_in_batch"] == trained.sum()
 
 
 def test_turns_are_recovered_as_they_were(tasks, folder):
