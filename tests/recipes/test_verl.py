@@ -45,6 +45,7 @@ FILES = Files(Path("/r/train.parquet"), None, Path("/r/ckpt"), Path("/r/hydra"),
         ("loss.rlvr.kl_beta", {"loss": {"rlvr": {"kl_beta": 0.1}}}),
         ("loss.hint.useful_only", {"loss": {"hint": {"useful_only": True}}}),
         ("loss.hint.shuffle", {"loss": {"hint": {"shuffle": True}}}),
+        ("loss.hint.generators", {"loss": {"hint": {"generators": ["error", "judge"]}}}),
         ("model.device", {"model": {"path": "policy", "device": "cuda:1"}}),
     ],
 )
@@ -56,7 +57,22 @@ def test_what_verl_cannot_express_is_refused_and_another_substrate_named(said, a
     assert any(line.startswith(said) for line in CANNOT)
 
 
-@pytest.mark.parametrize("name", ["algorithm.adv_estimator", "+actor_rollout_ref.model.use_fused_kernels", "data.shuffle"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "+actor_rollout_ref.model.use_fused_kernels",
+        "actor_rollout_ref.actor.entropy_coeff",
+        "actor_rollout_ref.actor.optim.lr",
+        "actor_rollout_ref.actor.use_kl_loss",
+        "actor_rollout_ref.rollout.temperature",
+        "algorithm.adv_estimator",
+        "data.shuffle",
+        "trainer.default_local_dir",
+        "trainer.resume_mode",
+        "trainer.save_freq",
+        "trainer.test_freq",
+    ],
+)
 def test_settings_the_channels_rest_on_are_not_overridden(name):
     with pytest.raises(ConfigError, match="follows from the run file"):
         check(run({name: True}))
@@ -92,6 +108,14 @@ def test_options_of_the_run_file_come_last():
     assert words[-2:] == ["trainer.nnodes=2", r"actor_rollout_ref.rollout.dtype='it\'s'"]
     assert "trainer.logger=['file']" in words
     assert f"+ray_kwargs.ray_init.runtime_env.env_vars.{PLAN}='/r/plan.json'" in words
+
+
+@pytest.mark.parametrize("asked", ["wandb", "[console,wandb]", "file,console"])
+def test_another_logger_is_added_to_the_file_that_the_run_reads(asked):
+    check(run({"trainer.logger": asked}))
+    last = command_line(run({"trainer.logger": asked}), FILES, cpu=True)[-1]
+    assert last.startswith("trainer.logger=['file','")
+    assert last.count("file") == 1
 
 
 def pair(number: int) -> Pair:

@@ -15,6 +15,7 @@ from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
 from composer_replication.errors import BackendError, CheckpointError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.verl import substrate
+from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.models import save_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
@@ -56,6 +57,7 @@ def begun(world, tmp_path, monkeypatch):
     saved = run / "verl" / "main" / "checkpoints" / "latest_checkpointed_iteration.txt"
     saved.parent.mkdir(parents=True)
     saved.write_text("1")
+    RunDir(run).log_metrics("main", 1, {})
     with pytest.raises(BeganError):
         go()
     return go
@@ -87,3 +89,28 @@ def test_an_arm_of_which_nothing_is_known_is_not_gone_on_with(begun, tmp_path):
     (tmp_path / "runs" / "run" / "verl" / "main" / "made_of.json").unlink()
     with pytest.raises(CheckpointError, match=r"made_of\.json is missing"):
         begun()
+
+
+def test_a_step_that_was_saved_and_not_logged_is_taken_again(tmp_path):
+    said = tmp_path / "latest_checkpointed_iteration.txt"
+    for step in (2, 4):
+        (tmp_path / f"global_step_{step}").mkdir()
+    said.write_text("4")
+    assert substrate._resume_at(tmp_path, recorded=4) == 4
+    assert substrate._resume_at(tmp_path, recorded=3) == 2
+    assert said.read_text() == "2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_2", said.name]
+    assert substrate._resume_at(tmp_path, recorded=0) == 0
+    assert not said.exists()
+    assert substrate._resume_at(tmp_path, recorded=0) == 0
+
+
+def test_weights_of_a_run_that_verl_has_ended_are_kept_when_it_goes_on(begun, tmp_path, monkeypatch):
+    """Killed after verl's last step, before its weights were taken over."""
+    run, steps = tmp_path / "runs" / "run", load_config(tmp_path / "run.toml").steps
+    checkpoints = run / "verl" / "main" / "checkpoints"
+    shutil.copytree(tmp_path / "policy", checkpoints / f"global_step_{steps}" / "actor" / "huggingface")
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(steps))
+    RunDir(run).log_metrics("main", steps, {"eval/pass_at_1": 0.5, "eval/pass_at_1_se": 0.1})
+    begun()
+    assert latest_checkpoint(run / "ckpt" / "main") is not None

@@ -9,6 +9,7 @@ CANNOT = (
     "rollout.refills: its filter throws groups away with their hints (local can)",
     "reward.kl_weight: its advantage estimators see rewards, and no verdict apart from them (local can)",
     "loss.rlvr.kl_beta without CUDA: its reference policy wants pinned memory (local can)",
+    "loss.hint.generators judge and consensus: its agent loops are processes without the run's ledger (local can)",
     "loss.hint.useful_only: its agent loops have no weights to ask (local can)",
     "loss.hint.shuffle: its agent loops see one task's trajectories, and the control needs other tasks' hints (local can)",
     "model.device = cuda:N: Ray places its workers (local can)",

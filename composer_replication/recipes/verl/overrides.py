@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,32 +17,53 @@ from composer_replication.trainer.models import resolve_device
 __all__ = ["AGGREGATION", "Files", "check", "command_line", "settings"]
 
 _OURS = (
-    "actor_rollout_ref.actor.loss_agg_mode",
-    "actor_rollout_ref.actor.policy_loss.",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.ppo_micro_batch_size",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.strategy",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.entropy_coeff",
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.kl_loss_",
+    "actor_rollout_ref.actor.loss_",
+    "actor_rollout_ref.actor.optim.",
+    "actor_rollout_ref.actor.policy_loss.",
+    "actor_rollout_ref.actor.ppo_",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.use_dynamic_bsz",
-    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.model.lora",
     "actor_rollout_ref.model.use_fused_kernels",
     "actor_rollout_ref.rollout.agent.",
-    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.calculate_log_probs",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.top_",
+    "actor_rollout_ref.rollout.val_kwargs.",
     "algorithm.",
     "data.",
     "distillation.",
+    "trainer.balance_batch",
+    "trainer.resume_",
     "trainer.total_",
-    "trainer.use_v1",
     "trainer.v1.",
 )
-"""Settings that follow from the run file, or that the channels rest on, by their beginning."""
-_NOT_OURS = (
-    "actor_rollout_ref.rollout.nnodes",
-    "actor_rollout_ref.rollout.n_gpus_per_node",
+"""Settings that the channels rest on, by their beginning, beside all that follow from the run file."""
+_FREE = (
+    "actor_rollout_ref.actor.use_torch_compile",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.model.override_config.",
+    "actor_rollout_ref.ref.log_prob_",
     "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.log_prob_",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "ray_kwargs.ray_init.",
+    "reward.num_workers",
+    "trainer.experiment_name",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.project_name",
+    "transfer_queue.",
 )
+"""Of these, settings that change where and how fast a run goes, not what it computes or where its state is."""
 AGGREGATION: Mapping[Objective, str] = {
     "grpo": "seq-mean-token-mean",
     "gspo": "seq-mean-token-mean",
@@ -52,6 +74,7 @@ AGGREGATION: Mapping[Objective, str] = {
     "dppo": "token-mean",
 }
 """verl's name for how an objective averages its tokens."""
+_LOGGER = "trainer.logger"
 _RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 
 
@@ -85,19 +108,28 @@ def check(config: RunConfig) -> None:
     if config.loss.rlvr.kl_beta > 0:
         cpu = resolve_device(config.model.device).type == "cpu"
         _refuse(cpu, "loss.rlvr.kl_beta above 0 without CUDA", "its reference policy wants pinned memory")
-    for name in config.substrate.options:
-        plain = name.lstrip("+~")
-        if plain.startswith(_OURS) and not plain.startswith(_NOT_OURS):
-            raise ConfigError(
-                f"substrate.options.{name} follows from the run file, or the channels rest on it",
-                fix="leave it out, and set what it follows from",
-            )
+    asked = [name for name in ("judge", "consensus") if hint.weight > 0 and name in hint.generators]
+    _refuse(bool(asked), f"loss.hint.generators: {', '.join(asked)}", "verl's agent loops are processes without the run's ledger")
+    _check_options(config)
     rows, ranks = config.rollout.groups * config.rollout.group_size, _ranks(config)
     if rows % ranks:
         raise ConfigError(
             f"{ranks} ranks cannot share {rows} trajectories a step evenly, as verl wants",
             fix="change rollout.groups, rollout.group_size, or trainer.nnodes and trainer.n_gpus_per_node in substrate.options",
         )
+
+
+def _check_options(config: RunConfig) -> None:
+    nowhere = Path("nowhere")
+    files = Files(nowhere, None, nowhere, nowhere, nowhere, {})
+    ours = {name.lstrip("+") for cpu in (False, True) for name in settings(config, files, cpu=cpu)}
+    for name in config.substrate.options:
+        plain = name.lstrip("+~")
+        if (plain in ours or plain.startswith(_OURS)) and not plain.startswith(_FREE):
+            raise ConfigError(
+                f"substrate.options.{name} follows from the run file, or the channels rest on it",
+                fix="leave it out, and set what it follows from",
+            )
 
 
 def _refuse(asked: bool, what: str, why: str) -> None:
@@ -115,7 +147,10 @@ def _ranks(config: RunConfig) -> int:
 def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
     """Arguments of `python -m verl.trainer.main_ppo`. A dotted name of the run file's `substrate.options` comes last."""
     words = [f"{name}={_word(value)}" for name, value in settings(config, files, cpu=cpu).items()]
-    return words + [f"{name}={_word(value)}" for name, value in config.substrate.options.items()]
+    options: dict[str, Any] = dict(config.substrate.options)
+    if _LOGGER in options:  # what verl writes to its file is what this run reads
+        options[_LOGGER] = list(dict.fromkeys(["file", *re.findall(r"\w+", str(options[_LOGGER]))]))
+    return words + [f"{name}={_word(value)}" for name, value in options.items()]
 
 
 def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
 async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     run_dir = workshop.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
-    done = _version(folder / "checkpoints")
+    done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
     pairs, window = await _prepared(workshop, config, arm, folder, done)
     plan = Plan(arm, config, window, folder)
     run_dir.truncate_after(arm, done if done else -1)
@@ -75,6 +76,8 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
     shown.advance(done)
     if done < config.steps:
         await _run(workshop, plan, pairs, readback, shown)
+    kept = latest_checkpoint(run_dir.ckpt_path / arm)
+    if kept is None:
         _keep_weights(run_dir.ckpt_path / arm, folder / "checkpoints", config.steps)
     passed, se = evaluation(run_dir, arm, first=False)
     return SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
@@ -164,10 +167,31 @@ async def _run(workshop: Workshop, plan: Plan, pairs: Sequence[Pair], readback: 
                 )
 
 
-def _version(checkpoints: Path) -> int:
-    """Steps behind verl's last checkpoint; 0 without one."""
+def _resume_at(checkpoints: Path, recorded: int) -> int:
+    """Steps behind the checkpoint that verl goes on from: its last of which the run has the metrics, 0 without one.
+
+    verl saves a step before it evaluates and logs it: one that was killed in between takes that step again.
+    """
     said = checkpoints / "latest_checkpointed_iteration.txt"
-    return int(said.read_text()) if said.is_file() else 0
+    done = int(said.read_text()) if said.is_file() else 0
+    if done <= recorded:
+        return done
+    steps = {int(path.name.rpartition("_")[2]): path for path in checkpoints.glob("global_step_*")}
+    found = max((step for step in steps if step <= recorded), default=0)
+    with storage_errors(said):
+        if found:
+            replace_file(said, str(found).encode())
+        else:
+            said.unlink()
+        for step, path in steps.items():
+            if step > found:
+                shutil.rmtree(path)
+    return found
+
+
+def _recorded(run_dir: RunDir, arm: str) -> int:
+    """The last step that the run has the metrics of; 0 without one."""
+    return max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
 
 
 def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
