@@ -48,13 +48,36 @@ def replaysim(_: Path) -> None:
     assert len(DJNormalizer(backend="data_juicer").normalize([pair])) == 1
 
 
-def trl(_: Path) -> None:
-    """Our trainer is TRL's."""
-    from trl import GRPOTrainer
+def trl(folder: Path) -> None:
+    """A step of our trainer moves the policy."""
+    from datasets import Dataset
+    from trl import GRPOConfig
 
+    from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
-    assert issubclass(ComposerReplicationTrainer, GRPOTrainer)
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, 0, hidden=32, layers=2)
+    before = [p.detach().clone() for p in model.parameters()]
+    config = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        save_strategy="no",
+    )
+    ComposerReplicationTrainer(
+        model=model,
+        args=config,
+        reward_funcs=[lambda completions, **_: [float(n) for n in range(len(completions))]],
+        train_dataset=Dataset.from_list([{"prompt": "def f():"}] * 4),
+        processing_class=tokenizer,
+    ).train()
+    assert any(not bool((p == old).all()) for p, old in zip(model.parameters(), before, strict=True))
 
 
 def openenv(folder: Path) -> None:
