@@ -260,7 +260,12 @@ def bench_serving(session: nox.Session) -> None:
 
 
 def _vllm(session: nox.Session) -> str:
-    """An interpreter with vLLM for the CPU: it wants another transformers, and so an environment of its own (3.5 GB)."""
+    """An interpreter with vLLM for the CPU: it wants another transformers, and so an environment of its own (3.5 GB).
+
+    COMPOSER_TEST_VLLM names one that is there already.
+    """
+    if ready := os.environ.get("COMPOSER_TEST_VLLM"):
+        return ready
     home = Path(session.create_tmp()) / "vllm"
     python = str(home / "bin" / "python")
     session.run("python", "-m", "venv", "--clear", str(home))
