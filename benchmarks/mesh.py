@@ -158,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--meshes", nargs="+", default=[kind for kind in MESHES if find_spec(kind)], choices=MESHES)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of throughput; 0 leaves that out")
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--prepared", type=Path, default=Path("runs/bench-mesh.prepared"), help="made where it is missing")
     options = parser.parse_args()
@@ -172,7 +172,7 @@ def main() -> None:
     show(rated, recovered)
     ratios = {
         kind: rated[f"{kind} asynchronous"]["trajectories_per_min"] / rated[f"{kind} synchronous"]["trajectories_per_min"]
-        for kind in options.meshes
+        for kind in (options.meshes if rated else ())
     }
     print(f"asynchronous over synchronous: {', '.join(f'{kind} {ratio:.2f}' for kind, ratio in ratios.items())}")
     emit("mesh", {"rates": rated, "asynchronous_over_synchronous": ratios, "recovery": recovered, "bound": options.staleness})
