@@ -174,7 +174,8 @@ def main() -> None:
         kind: rated[f"{kind} asynchronous"]["trajectories_per_min"] / rated[f"{kind} synchronous"]["trajectories_per_min"]
         for kind in (options.meshes if rated else ())
     }
-    print(f"asynchronous over synchronous: {', '.join(f'{kind} {ratio:.2f}' for kind, ratio in ratios.items())}")
+    if rated:
+        print(f"asynchronous over synchronous: {', '.join(f'{kind} {ratio:.2f}' for kind, ratio in ratios.items())}")
     emit("mesh", {"rates": rated, "asynchronous_over_synchronous": ratios, "recovery": recovered, "bound": options.staleness})
 
 
