@@ -15,9 +15,12 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     │   └── BudgetExceededError   6   the spending cap would be crossed by the next call
     ├── CheckpointError           7   a checkpoint is corrupted or belongs to another run
     ├── StorageError              7   the run directory cannot be written (disk full, no permission)
+    │   └── ObjectStoreError      7   an object store refuses, loses or damages what it is given, or does not answer
     ├── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
     ├── TraceError                9   nothing at a path can be read as a trace
-    └── BackendError             11   a program that was asked to do the work (data-juicer, Ray) died or broke
+    ├── BackendError             11   a program that was asked to do the work (data-juicer, Ray) died or broke
+    └── RoundError               12   an outer round cannot be completed: too few replicas, or its objects are damaged
+        └── RoundExpiredError    12   the round's objects have been removed: this replica is too far behind
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ __all__ = [
     "ConfigError",
     "MissingExtraError",
     "ModelError",
+    "ObjectStoreError",
+    "RoundError",
+    "RoundExpiredError",
     "SandboxError",
     "SandboxUnavailableError",
     "SourceError",
@@ -130,6 +136,10 @@ class StorageError(ComposerError):
     exit_code = 7
 
 
+class ObjectStoreError(StorageError):
+    """An object store refuses, loses or damages what it is given, or does not answer; the message names the object."""
+
+
 class ChannelOffError(ComposerError):
     """`strict=True` and a channel with a weight above zero has nothing to learn from in this batch."""
 
@@ -146,3 +156,13 @@ class BackendError(ComposerError):
     """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
 
     exit_code = 11
+
+
+class RoundError(ComposerError):
+    """An outer round cannot be completed: too few replicas came in time, or an object that fixes its outcome is damaged."""
+
+    exit_code = 12
+
+
+class RoundExpiredError(RoundError):
+    """The round's objects have been removed: this replica is too far behind, and has to load the newest state."""

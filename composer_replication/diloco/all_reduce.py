@@ -1,0 +1,369 @@
+"""The mean of a vector over replicas that share nothing but an object store."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.codecs import Codec, VisibleCodec, make_codec
+from composer_replication.diloco.codecs.feedback import ErrorFeedback
+from composer_replication.diloco.conditional import check_conditional_writes
+from composer_replication.diloco.exchange import NORM, Exchanged, exchange
+from composer_replication.diloco.membership import Place
+from composer_replication.diloco.runs import check_floor, claim, collect, newest_round, round_key
+from composer_replication.diloco.sending import Sent, bounds, send
+from composer_replication.diloco.setting import Clock, Monotonic, Setting, Stopwatch
+from composer_replication.diloco.store import Store, open_store
+from composer_replication.diloco.wire import digest
+from composer_replication.errors import ComposerError, ConfigError
+
+__all__ = ["AllReduceState", "ObjectStoreAllReduce", "Outcome", "Pending"]
+
+_FORMAT = 1
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+class AllReduceState(TypedDict):
+    """What a replica has to keep to go on where it was: tensors and integers only."""
+
+    rounds: dict[str, int]
+    """By fragment, the number of its next round."""
+    owed: dict[str, Tensor]
+    """By fragment, the error feedback: (n,) float32. Each replica's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a round."""
+
+    name: str
+    round: int
+    members: tuple[int, ...]
+    """The ranks that the seal names."""
+    refused: Mapping[int, str]
+    """Members whose contribution does not count, wholly or in part, and why: `damaged`, `norm`, `nothing`."""
+    counted: bool
+    """Whether this replica's contribution is in the mean, all of it; else the next round carries it, unless `norm` refused it."""
+    bytes_up: int
+    """Payload and headers, to the store."""
+    bytes_down: int
+    requests: int
+    seconds: float
+    """From the start to the mean."""
+    waited: float
+    """Of these, seconds that the caller spent in `wait`."""
+    owed: float
+    """L2 norm of what the next round carries."""
+
+
+class Pending:
+    """A round that is being held in the background."""
+
+    def __init__(self, tensors: Sequence[Tensor], work: Callable[[], tuple[Tensor, Outcome]]) -> None:
+        self._tensors = tuple(tensors)
+        self._work = work
+        self._over = threading.Event()
+        self._found: tuple[Tensor, Outcome] | None = None
+        self._error: ComposerError | None = None
+        self._outcome: Outcome | None = None
+        threading.Thread(target=self._run, name="composer-round", daemon=True).start()
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._over.is_set()
+
+    def wait(self) -> Outcome:
+        """Write the means into the tensors that the round was started with, and say what became of it.
+
+        Raises:
+            RoundError: too few replicas came in time, or what fixes the outcome is damaged. The tensors stay as they were, and
+                the same round is held again when it is next started.
+            ObjectStoreError: the store failed.
+            ConfigError: replicas disagree about the model or the run.
+        """
+        if self._outcome is not None:
+            return self._outcome
+        began = time.monotonic()
+        self.settle()
+        if self._error is not None:
+            raise self._error
+        if self._found is None:
+            raise RuntimeError("the thread of a round has died; its traceback was printed")
+        mean, outcome = self._found
+        at = 0
+        with torch.no_grad():
+            for tensor in self._tensors:
+                tensor.copy_(mean[at : at + tensor.numel()].view(tensor.shape))
+                at += tensor.numel()
+        self._outcome = replace(outcome, waited=time.monotonic() - began)
+        return self._outcome
+
+    def settle(self) -> None:
+        """Wait for the end of the round, whatever it is."""
+        self._over.wait()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._work()
+        except ComposerError as error:
+            self._error = error
+        finally:
+            self._over.set()
+
+
+class ObjectStoreAllReduce:
+    """All-reduce through a folder, a bucket or memory (see docs/diloco.md for the protocol).
+
+    All replicas get the same bits or an error, whichever of them die, are late or come back. A replica that is too late for a
+    round gets its mean all the same, and its own contribution goes into its next one.
+
+    Args:
+        uri: where the run's objects are: a path, `file://`, `s3://`, `gs://`, `az://`, `memory://`; or an open store. A folder of
+            its own for each run.
+        rank: this replica, from 0.
+        world_size: how many places for replicas the run has.
+        timeout_s: most for one round, and for one request.
+        quorum: the fewest replicas that a round is held with, all by default.
+        deadline_s: after so many seconds a round is held without those that have not come; needed with a quorum.
+        codec: `fp32`, `bf16`, `int8`, `int4`, `topk`, `pulse`, `auto`, or a codec of one's own.
+        fingerprint: what must be equal in all replicas (a hash of run file and model), if anything.
+        takeover_s: after so many seconds without a chunk of the mean, others than its owner make it.
+        poll_s: longest pause between two looks at the store.
+        norm_gate: a contribution with more than so many times the median norm is refused; None refuses none.
+        keep_rounds: rounds of each fragment that stay in the store; None removes nothing.
+        clock: what deadlines are measured with.
+
+    Raises:
+        ConfigError: arguments that make no sense, or a folder of another run.
+        ObjectStoreError: the store cannot be used, or ignores conditional writes.
+    """
+
+    def __init__(
+        self,
+        uri: str | Path | Store,
+        *,
+        rank: int,
+        world_size: int,
+        timeout_s: float = 1800.0,
+        quorum: int | None = None,
+        deadline_s: float | None = None,
+        codec: str | Codec = "fp32",
+        fingerprint: str = "",
+        takeover_s: float = 30.0,
+        poll_s: float = 0.5,
+        norm_gate: float | None = 10.0,
+        keep_rounds: int | None = 8,
+        clock: Clock | None = None,
+    ) -> None:
+        _check(rank, world_size, quorum, deadline_s, keep_rounds)
+        made = make_codec(codec) if isinstance(codec, str) else codec
+        run = digest(json.dumps([_FORMAT, fingerprint, world_size, made.name]).encode())
+        self.rank, self.world_size = rank, world_size
+        self._setting = Setting(
+            run=run,
+            rank=rank,
+            world_size=world_size,
+            codec=made,
+            timeout_s=timeout_s,
+            quorum=world_size if quorum is None else quorum,
+            deadline_s=timeout_s if deadline_s is None else deadline_s,
+            takeover_s=takeover_s,
+            poll_s=poll_s,
+            norm_gate=norm_gate,
+            clock=clock or Monotonic(),
+        )
+        self._keep_rounds = keep_rounds
+        self._feedback = ErrorFeedback()
+        self._rounds: dict[str, int] = {}
+        self._latest: dict[str, Pending] = {}
+        self.store = uri if isinstance(uri, Store) else open_store(uri, timeout_s=timeout_s)
+        """Where everything is; it counts requests and bytes."""
+        if world_size > 1:
+            check_conditional_writes(self.store)
+            facts = {"format": _FORMAT, "fingerprint": fingerprint, "world_size": world_size, "codec": made.name}
+            claim(self.store, facts)
+
+    def allreduce(
+        self, tensor: Tensor, name: str, *, weight: float = 1.0, reference: Tensor | None = None, number: int | None = None
+    ) -> Tensor:
+        """The mean of `tensor` over the replicas of this round, written into it and returned.
+
+        Args: as `start` takes them.
+
+        Raises:
+            RoundError, ObjectStoreError, ConfigError: as `Pending.wait` does.
+        """
+        self.start([tensor], name, weight=weight, reference=None if reference is None else [reference], number=number).wait()
+        return tensor
+
+    def start(
+        self,
+        tensors: Sequence[Tensor],
+        name: str,
+        *,
+        weight: float = 1.0,
+        reference: Sequence[Tensor] | None = None,
+        number: int | None = None,
+    ) -> Pending:
+        """Begin a round over several tensors as one vector, in the background; they are copied before this returns.
+
+        Args:
+            tensors: floating point, on any device; the same shapes in every replica. What is subtracted from the weights.
+            name: the fragment: letters, digits, `.`, `_` and `-`.
+            weight: of this replica in the mean, above 0: its share of tokens, for example.
+            reference: the weights, in the shapes of `tensors`, for codecs that send what a bfloat16 copy of them would show.
+            number: which round of this fragment; by default the one after the last that succeeded here.
+
+        Raises:
+            ConfigError: a name that is none, a weight that is not positive, a reference of another size, or none where the codec
+                needs one.
+        """
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} names no fragment", fix="use letters, digits, `.`, `_` and `-`")
+        if not 0 < weight < math.inf:
+            raise ConfigError(f"the weight {weight} of {name!r} is not positive", fix="leave out a replica that has no weight")
+        flat = _flat(tensors)
+        base = None if reference is None else _flat(reference)
+        codec = self._setting.codec
+        if base is None and isinstance(codec, VisibleCodec) and codec.needs_reference:
+            raise ConfigError(f"the codec {codec.name} compares with the weights", fix="pass them as `reference`")
+        if base is not None and base.numel() != flat.numel():
+            raise ConfigError(
+                f"{name!r} has {flat.numel()} values, its reference {base.numel()}", fix="pass the same tensors' weights"
+            )
+        earlier = self._latest.get(name)
+        pending = Pending(tensors, lambda: self._after(earlier, name, number, flat, weight, base))
+        self._latest[name] = pending
+        return pending
+
+    def newest_round(self, name: str) -> int | None:
+        """The newest round of a fragment that replicas have agreed to hold; None before the first."""
+        return newest_round(self.store, name)
+
+    def follow(self, tensors: Sequence[Tensor], name: str, number: int) -> Outcome:
+        """Write the mean of a round into `tensors` without a contribution of one's own: for a replica that joins late.
+
+        The round after it is the next that `start` holds.
+
+        Raises:
+            RoundExpiredError: the round has been removed.
+            RoundError: it is not complete within `timeout_s`.
+        """
+        size = sum(tensor.numel() for tensor in tensors)
+        pending = Pending(tensors, lambda: self._hold(name, number, torch.zeros(size), None, None))
+        return pending.wait()
+
+    def collect(self, name: str, floor: int) -> None:
+        """Remove the rounds of a fragment below `floor`; replicas that still need one get a RoundExpiredError."""
+        collect(self.store, name, floor)
+
+    def owed(self, name: str) -> float:
+        """L2 norm of what this replica's next contribution to a fragment carries over."""
+        return self._feedback.norm(name)
+
+    def state_dict(self) -> AllReduceState:
+        """What this replica has to save to go on where it is. Not while a round is pending."""
+        return {"rounds": dict(self._rounds), "owed": self._feedback.state_dict()}
+
+    def load_state_dict(self, state: AllReduceState) -> None:
+        """Take over what `state_dict` gave."""
+        self._rounds = dict(state["rounds"])
+        self._feedback.load_state_dict(state["owed"])
+
+    def _after(
+        self, earlier: Pending | None, name: str, number: int | None, flat: Tensor, weight: float, reference: Tensor | None
+    ) -> tuple[Tensor, Outcome]:
+        """Hold the round once the one before has ended: it says what is owed, and which number is next."""
+        if earlier is not None:
+            earlier.settle()
+        at = self._rounds.get(name, 0) if number is None else number
+        if self.world_size == 1:
+            self._rounds[name] = at + 1
+            return flat, Outcome(name, at, (0,), {}, True, 0, 0, 0, 0.0, 0.0, 0.0)
+        return self._hold(name, at, flat, weight, reference)
+
+    def _hold(
+        self, name: str, number: int, flat: Tensor, weight: float | None, reference: Tensor | None
+    ) -> tuple[Tensor, Outcome]:
+        """`weight` None: only follow."""
+        setting = self._setting
+        store = self.store.counting()
+        before = store.at(round_key(name, number - 1)) if number > 0 else None
+        place = Place(store.at(round_key(name, number)), name, number, flat.numel(), before)
+        watch = Stopwatch(setting)
+        sent, wanted = None, None
+        if weight is not None:
+            if bool(torch.isfinite(flat).all()):
+                wanted = self._feedback.added(name, flat)
+            sent = send(setting, place, wanted, weight, reference)
+        found = exchange(setting, place, sent, watch)
+        check_floor(store, name, number)
+        if sent is not None:
+            self._settle(name, wanted, sent, found)
+        self._rounds[name] = number + 1
+        if self._keep_rounds is not None and self.rank == min(found.seal.members):
+            collect(store, name, max(0, number + 1 - self._keep_rounds))
+        outcome = Outcome(
+            name=name,
+            round=number,
+            members=found.seal.members,
+            refused=found.refused,
+            counted=sent is not None and all(found.counted),
+            bytes_up=store.traffic.up,
+            bytes_down=store.traffic.down,
+            requests=store.traffic.requests,
+            seconds=watch.passed,
+            waited=0.0,
+            owed=self._feedback.norm(name),
+        )
+        return found.mean, outcome
+
+    def _settle(self, name: str, wanted: Tensor | None, sent: Sent, found: Exchanged) -> None:
+        """What this replica owes after a round: what it wanted to give, less what counted, and what it rounded for all."""
+        size = found.mean.numel()
+        codec = self._setting.codec
+        if wanted is None:
+            left = self._feedback.added(name, torch.zeros(size))
+        elif found.refused.get(self.rank) == NORM:
+            left = torch.zeros(size)
+        else:
+            left = wanted.clone()
+            for counted, chunk, (begin, end) in zip(found.counted, sent.chunks, bounds(self._setting, size), strict=False):
+                if counted:
+                    left[begin:end] -= codec.decode(chunk, end - begin)
+        for begin, end, cut in found.rounding:
+            left[begin:end] += cut
+        self._feedback.keep(name, left)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """(n,) float32 on the CPU, of its own memory."""
+    if not tensors:
+        return torch.empty(0)
+    return torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for tensor in tensors]).clone()
+
+
+def _check(rank: int, world_size: int, quorum: int | None, deadline_s: float | None, keep_rounds: int | None) -> None:
+    if world_size < 1:
+        raise ConfigError(f"a world of {world_size} replicas", fix="set world_size to 1 or more")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank {rank} in a world of {world_size}", fix=f"ranks go from 0 to {world_size - 1}")
+    if quorum is not None and not 1 <= quorum <= world_size:
+        raise ConfigError(f"a quorum of {quorum} in a world of {world_size}", fix=f"set it between 1 and {world_size}")
+    if (quorum is not None and quorum < world_size) != (deadline_s is not None):
+        raise ConfigError(
+            "a quorum needs a deadline, and a deadline a quorum below world_size",
+            fix="set both `quorum` and `deadline_s`, or neither: then every round waits for everyone",
+        )
+    if keep_rounds is not None and keep_rounds < 2:
+        raise ConfigError(f"keep_rounds = {keep_rounds}", fix="keep two or more: the round before says who is still there")

@@ -1,0 +1,307 @@
+"""One round: contributions go up, the mean comes down, and all replicas decode the same bytes.
+
+With owners (`scatter`): each chunk of the mean is made by one member, from that chunk of every member, and put once; what it left
+out it names. Without (`flat`): everyone reads whole contributions, whoever has read and checked them all first writes the seal,
+and the sum is a function of what the seal names. Either way the outcome is fixed by objects that are created once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.membership import Place, Present, agree, ranks_of
+from composer_replication.diloco.sending import Sent, bounds, check_header, checked, gated, key_of, read_header
+from composer_replication.diloco.setting import Setting, Stopwatch
+from composer_replication.diloco.wire import (
+    Chunk,
+    Contribution,
+    DamagedError,
+    Reduced,
+    Seal,
+    digest,
+    header_length,
+    pack,
+    read_reduced,
+    reread,
+)
+from composer_replication.errors import RoundError
+
+__all__ = ["DAMAGED", "NORM", "Exchanged", "exchange"]
+
+DAMAGED, NORM, NOTHING = "damaged", "norm", "nothing"
+"""Why a contribution does not count: it cannot be read, it is too large, or its sender had nothing to give."""
+
+
+@dataclass(slots=True)
+class Exchanged:
+    """The outcome of a round."""
+
+    seal: Seal
+    mean: Tensor
+    """(size,) float32, the same bits in every replica."""
+    counted: list[bool]
+    """By chunk: whether this replica's contribution is in it."""
+    refused: dict[int, str] = field(default_factory=dict)
+    rounding: list[tuple[int, int, Tensor]] = field(default_factory=list)
+    """Where this replica rounded chunks of the mean (begin, end), and what it cut off, in shares of its own contribution."""
+
+
+def exchange(setting: Setting, place: Place, sent: Sent | None, watch: Stopwatch) -> Exchanged:
+    """Hold the round.
+
+    Args:
+        sent: this replica's contribution; None for one that only follows.
+
+    Raises:
+        RoundError: too few replicas came in time, or what fixes the outcome is damaged.
+    """
+    return _Flat(setting, place, sent, watch).run() if setting.flat else _Scatter(setting, place, sent, watch).run()
+
+
+def _mean(parts: Iterable[tuple[float, Tensor]], size: int) -> Tensor:
+    """In the order given, each operation rounded by itself: the same bits on every machine."""
+    total, mean = 0.0, torch.zeros(size)
+    for weight, values in parts:
+        mean += values * weight
+        total += weight
+    return mean / total if total > 0 else mean
+
+
+class _Flat:
+    def __init__(self, setting: Setting, place: Place, sent: Sent | None, watch: Stopwatch) -> None:
+        self._setting, self._place, self._sent, self._watch = setting, place, sent, watch
+        self._read: dict[int, tuple[Contribution, bytes]] = {}
+        self._damaged: set[int] = set()
+
+    def run(self) -> Exchanged:
+        sealed = agree(self._setting, self._place, self._watch, self._look)
+        refused = dict(sealed.refused)
+        members = [rank for rank in sealed.members if rank not in refused]
+        self._watch.until(lambda: self._all_read(members), lambda: self._unread(members))
+        size = self._place.size
+        parts = ((self._read[rank][0].weight, self._setting.codec.decode(self._read[rank][1], size)) for rank in members)
+        return Exchanged(sealed, _mean(parts, size), [self._setting.rank in members], refused)
+
+    def _look(self, keys: Collection[str]) -> Present:
+        for rank in ranks_of(keys):
+            if rank not in self._read and rank not in self._damaged:
+                try:
+                    self._read[rank] = reread(partial(self._whole, rank))
+                except DamagedError:
+                    self._damaged.add(rank)
+        headers = [header for header, _ in self._read.values()]
+        refused = dict.fromkeys(self._damaged, DAMAGED)
+        refused |= dict.fromkeys(gated(self._setting, headers), NORM)
+        refused |= {header.rank: NOTHING for header in headers if not header.chunks}
+        return Present(tuple(sorted({*self._read, *self._damaged})), tuple(sorted(refused.items())))
+
+    def _all_read(self, members: Sequence[int]) -> bool | None:
+        """True once all are here: the seal vouches for them, so that what cannot be read is asked for again."""
+        for rank in members:
+            if rank not in self._read:
+                try:
+                    self._read[rank] = self._whole(rank)
+                except DamagedError:
+                    return None
+        return True
+
+    def _unread(self, members: Sequence[int]) -> str:
+        first = next(rank for rank in members if rank not in self._read)
+        return f"{self._place.store.where(key_of(first))}, which others have read and which cannot be read here"
+
+    def _whole(self, rank: int) -> tuple[Contribution, bytes]:
+        """Header and payload. Raises DamagedError."""
+        if self._sent is not None and rank == self._setting.rank:
+            return self._sent.header, b"".join(self._sent.chunks)
+        found = self._place.store.get(key_of(rank)) or b""
+        length = header_length(self._setting.world_size)
+        header = check_header(self._setting, self._place, rank, found[:length])
+        if header.chunks:
+            checked(self._setting, found[length:], header.chunks[0], self._place.size)
+        return header, found[length:]
+
+
+class _Scatter:
+    def __init__(self, setting: Setting, place: Place, sent: Sent | None, watch: Stopwatch) -> None:
+        self._setting, self._place, self._sent, self._watch = setting, place, sent, watch
+        self._headers: dict[int, Contribution | None] = {}
+        self._bounds = bounds(setting, place.size)
+        self._mean = torch.zeros(place.size)
+        self._made: dict[int, Reduced] = {}
+        self._rounding: list[tuple[int, int, Tensor]] = []
+
+    def run(self) -> Exchanged:
+        sealed = agree(self._setting, self._place, self._watch, lambda keys: Present(tuple(ranks_of(keys))))
+        members = sealed.members
+        sealed_at = self._watch.passed
+        parts = [part for part, (begin, end) in enumerate(self._bounds) if end > begin]
+        for part in parts:
+            if members[part % len(members)] == self._setting.rank:
+                self._make(part, members)
+
+        def gather() -> bool | None:
+            keys = set(self._place.store.list("o"))
+            for part in parts:
+                if part in self._made:
+                    continue
+                if _made_key(part) in keys:
+                    self._take(part)
+                elif self._watch.passed - sealed_at > self._patience(part, members):
+                    self._make(part, members)
+            return True if len(self._made) == len(parts) else None
+
+        self._watch.until(gather, lambda: f"chunks {[part for part in parts if part not in self._made]} of the mean")
+        return self._outcome(sealed)
+
+    def _outcome(self, sealed: Seal) -> Exchanged:
+        counted = [part not in self._made or self._setting.rank in self._made[part].members for part in range(len(self._bounds))]
+        refused = {rank: reason for made in self._made.values() for rank, reason in made.refused}
+        return Exchanged(sealed, self._mean, counted, refused, self._rounding)
+
+    def _patience(self, part: int, members: Sequence[int]) -> float:
+        """How long to wait for a chunk: one replica after the other may take over from its owner."""
+        owner = part % len(members)
+        rank = self._setting.rank
+        turn = (members.index(rank) - owner) % len(members) if rank in members else len(members)
+        return self._setting.takeover_s * (1 + turn / len(members))
+
+    def _make(self, part: int, members: Sequence[int]) -> None:
+        """Reduce a chunk and put it, or take what another replica has put meanwhile."""
+        found, refused = self._readable(part, members)
+        header, payload, values = self._reduce(part, found, refused)
+        block = pack(header, header_length(self._setting.world_size))
+        if not self._place.store.create(_made_key(part), block + payload):
+            self._take(part)
+            return
+        begin, end = self._bounds[part]
+        decoded = self._setting.codec.decode(payload, end - begin)
+        self._accept(part, header, decoded)
+        self._rounding.append((begin, end, (values - decoded) * self._share(found)))
+
+    def _share(self, found: Mapping[int, tuple[float, Tensor]]) -> float:
+        """What this replica's contribution must be multiplied with to count once in the mean."""
+        total = math.fsum(weight for weight, _ in found.values())
+        own = found[self._setting.rank][0] if self._setting.rank in found else total / max(1, len(found))
+        return total / own if own > 0 else 0.0
+
+    def _reduce(
+        self, part: int, found: Mapping[int, tuple[float, Tensor]], refused: Mapping[int, str]
+    ) -> tuple[Reduced, bytes, Tensor]:
+        begin, end = self._bounds[part]
+        mean = _mean([found[rank] for rank in sorted(found)], end - begin)
+        payload = self._setting.codec.encode(mean)
+        header = Reduced(
+            run=self._setting.run,
+            name=self._place.name,
+            round=self._place.round,
+            chunk=part,
+            codec=self._setting.codec.name,
+            size=end - begin,
+            by=self._setting.rank,
+            members=tuple(sorted(found)),
+            refused=tuple(sorted(refused.items())),
+            payload=Chunk(len(payload), digest(payload)),
+        )
+        return header, payload, mean
+
+    def _readable(self, part: int, members: Sequence[int]) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
+        """Weight and values of a chunk by rank, and who does not count and why."""
+        headers = {rank: self._header(rank) for rank in members}
+        too_large = gated(self._setting, [header for header in headers.values() if header is not None])
+        found, refused = {}, {}
+        for rank, header in headers.items():
+            if header is None:
+                refused[rank] = DAMAGED
+            elif not header.chunks:
+                refused[rank] = NOTHING
+            elif rank in too_large:
+                refused[rank] = NORM
+            else:
+                try:
+                    found[rank] = header.weight, reread(partial(self._chunk, rank, header, part))
+                except DamagedError:
+                    refused[rank] = DAMAGED
+        return found, refused
+
+    def _header(self, rank: int) -> Contribution | None:
+        if self._sent is not None and rank == self._setting.rank:
+            return self._sent.header
+        if rank not in self._headers:
+            try:
+                self._headers[rank] = read_header(self._setting, self._place, rank)
+            except DamagedError:
+                self._headers[rank] = None
+        return self._headers[rank]
+
+    def _chunk(self, rank: int, header: Contribution, part: int) -> Tensor:
+        """Raises DamagedError."""
+        begin, end = self._bounds[part]
+        if self._sent is not None and rank == self._setting.rank:
+            return self._setting.codec.decode(self._sent.chunks[part], end - begin)
+        at = header_length(self._setting.world_size) + sum(chunk.length for chunk in header.chunks[:part])
+        payload = self._place.store.get_range(key_of(rank), at, header.chunks[part].length)
+        return checked(self._setting, payload, header.chunks[part], end - begin)
+
+    def _take(self, part: int) -> None:
+        """Read a chunk that has been put.
+
+        Raises:
+            RoundError: it is damaged, and making it again gives other bytes.
+        """
+        try:
+            header, values = reread(partial(self._put_chunk, part))
+        except DamagedError as error:
+            header, values = self._again(part, error)
+        self._accept(part, header, values)
+
+    def _put_chunk(self, part: int) -> tuple[Reduced, Tensor]:
+        """Raises DamagedError."""
+        header, payload = self._put_header(part)
+        begin, end = self._bounds[part]
+        return header, checked(self._setting, payload, header.payload, end - begin)
+
+    def _put_header(self, part: int) -> tuple[Reduced, bytes]:
+        found = self._place.store.get(_made_key(part)) or b""
+        length = header_length(self._setting.world_size)
+        header = read_reduced(found[:length])
+        if (header.run, header.name, header.round, header.chunk) != (
+            self._setting.run,
+            self._place.name,
+            self._place.round,
+            part,
+        ):
+            raise DamagedError("it is that of another round")
+        return header, found[length:]
+
+    def _again(self, part: int, error: DamagedError) -> tuple[Reduced, Tensor]:
+        """A damaged chunk, made once more from the same contributions: taken if it has the checksum that the header names."""
+        begin, end = self._bounds[part]
+        try:
+            header = reread(partial(self._put_header, part))[0]
+            found, _ = self._readable(part, header.members)
+            if sorted(found) == sorted(header.members):
+                made, payload, _ = self._reduce(part, found, {})
+                if made.payload == header.payload:
+                    return header, self._setting.codec.decode(payload, end - begin)
+        except DamagedError:
+            pass
+        raise RoundError(
+            f"{self._place.store.where(_made_key(part))} is damaged: {error}",
+            fix="start all replicas again from their last state, in another folder of the store",
+        ) from error
+
+    def _accept(self, part: int, header: Reduced, values: Tensor) -> None:
+        begin, end = self._bounds[part]
+        self._mean[begin:end] = values
+        self._made[part] = header
+
+
+def _made_key(part: int) -> str:
+    """Of a chunk of the mean, within its round."""
+    return f"o/{part}"

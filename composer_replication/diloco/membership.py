@@ -1,0 +1,121 @@
+"""Who takes part in a round: whoever writes the seal first decides, and everyone else reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from composer_replication.diloco.setting import Setting, Stopwatch
+from composer_replication.diloco.store import Store
+from composer_replication.diloco.wire import DamagedError, Seal, pack, read_seal, reread
+from composer_replication.errors import ConfigError, RoundError
+
+__all__ = ["Place", "Present", "agree", "ranks_of"]
+
+SEAL = "seal"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A round of one fragment: where its objects are."""
+
+    store: Store
+    name: str
+    round: int
+    size: int
+    before: Store | None
+    """Of the same fragment's round before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Who has come so far."""
+
+    members: tuple[int, ...]
+    refused: tuple[tuple[int, str], ...] = ()
+
+
+def ranks_of(keys: Collection[str]) -> list[int]:
+    """The ranks whose contributions are among the keys of a round."""
+    return sorted(int(key[2:]) for key in keys if key.startswith("p/") and key[2:].isdigit())
+
+
+def agree(setting: Setting, place: Place, watch: Stopwatch, look: Callable[[Collection[str]], Present]) -> Seal:
+    """The seal of the round, written here if nobody has.
+
+    Args:
+        look: says who is present, given the keys of the round.
+
+    Raises:
+        RoundError: too few came, or the seal is damaged.
+        ConfigError: the others hold this round over a model of another size, or with another codec or run.
+    """
+    present = Present(())
+
+    def step() -> Seal | None:
+        nonlocal present
+        keys = place.store.list()
+        if SEAL in keys:
+            return _read(setting, place)
+        present = look(keys)
+        if not _complete(setting, place, watch.passed, present):
+            return None
+        sealed = Seal(
+            run=setting.run,
+            name=place.name,
+            round=place.round,
+            codec=setting.codec.name,
+            size=place.size,
+            by=setting.rank,
+            members=present.members,
+            refused=present.refused,
+        )
+        return sealed if place.store.create(SEAL, pack(sealed)) else _read(setting, place)
+
+    def missing() -> str:
+        here = {*present.members, *(rank for rank, _ in present.refused)}
+        ranks = ", ".join(str(rank) for rank in range(setting.world_size) if rank not in here)
+        return f"rank {ranks} in round {place.round} of {place.name!r}: {len(here)} came, and the quorum is {setting.quorum}"
+
+    return watch.until(step, missing)
+
+
+def _complete(setting: Setting, place: Place, passed: float, present: Present) -> bool:
+    here = {*present.members, *(rank for rank, _ in present.refused)}
+    if len(here) == setting.world_size:
+        return True
+    if len(here) < setting.quorum:
+        return False
+    return passed >= setting.deadline_s or _gone(place, here)
+
+
+def _gone(place: Place, here: Collection[int]) -> bool:
+    """Whether those who are missing sent nothing in the round before either, not even too late."""
+    if place.before is None:
+        return False
+    keys = place.before.list()
+    return SEAL in keys and not set(ranks_of(keys)) - set(here)
+
+
+def _read(setting: Setting, place: Place) -> Seal:
+    sealed = _whole(place)
+    mine = (setting.run, place.name, place.round, setting.codec.name, place.size)
+    theirs = (sealed.run, sealed.name, sealed.round, sealed.codec, sealed.size)
+    names = ("run", "name", "round", "codec", "size")
+    for what, here, there in zip(names, mine, theirs, strict=True):
+        if here != there:
+            raise ConfigError(
+                f"round {place.round} of {place.name!r}: {what} is {there} at rank {sealed.by}, {here} at rank {setting.rank}",
+                fix="give every replica the same run file and the same model, and every run a folder of its own",
+            )
+    return sealed
+
+
+def _whole(place: Place) -> Seal:
+    try:
+        return reread(lambda: read_seal(place.store.get(SEAL)))
+    except DamagedError as error:
+        raise RoundError(
+            f"{place.store.where(SEAL)} is damaged: {error}",
+            fix="start all replicas again from their last state, in another folder of the store",
+        ) from error

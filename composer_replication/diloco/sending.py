@@ -1,0 +1,143 @@
+"""A replica's own contribution to a round, and reading those of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.codecs.dense import GROUP
+from composer_replication.diloco.codecs.protocol import VisibleCodec
+from composer_replication.diloco.membership import Place
+from composer_replication.diloco.setting import Setting
+from composer_replication.diloco.wire import (
+    Chunk,
+    Contribution,
+    DamagedError,
+    digest,
+    header_length,
+    pack,
+    read_contribution,
+    reread,
+)
+
+__all__ = ["Sent", "bounds", "check_header", "checked", "gated", "key_of", "read_header", "send"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What stands in the store in this replica's name."""
+
+    header: Contribution
+    chunks: tuple[bytes, ...]
+
+
+def bounds(setting: Setting, size: int) -> list[tuple[int, int]]:
+    """Where the chunks of a vector begin and end: one for each replica, or the whole."""
+    if setting.flat:
+        return [(0, size)]
+    step = -(-size // setting.world_size)
+    step = -(-step // GROUP) * GROUP
+    return [(min(part * step, size), min((part + 1) * step, size)) for part in range(setting.world_size)]
+
+
+def key_of(rank: int) -> str:
+    """Of a contribution, within its round."""
+    return f"p/{rank}"
+
+
+def send(setting: Setting, place: Place, values: Tensor | None, weight: float, reference: Tensor | None) -> Sent:
+    """Put this replica's contribution, unless one is there from an earlier life of it: then that one counts.
+
+    Args:
+        values: (size,) float32, finite; None for a replica that has nothing to give.
+    """
+    chunks = () if values is None else tuple(_encoded(setting, place, values, reference))
+    norm = 0.0 if values is None else float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    header = Contribution(
+        run=setting.run,
+        name=place.name,
+        round=place.round,
+        rank=setting.rank,
+        codec=setting.codec.name,
+        size=place.size,
+        weight=0.0 if values is None else weight,
+        norm=norm,
+        chunks=tuple(Chunk(len(chunk), digest(chunk)) for chunk in chunks),
+    )
+    block = pack(header, header_length(setting.world_size))
+    if place.store.create(key_of(setting.rank), b"".join((block, *chunks))):
+        return Sent(header, chunks)
+    return _earlier(setting, place, header, chunks)
+
+
+def _encoded(setting: Setting, place: Place, values: Tensor, reference: Tensor | None) -> list[bytes]:
+    codec = setting.codec
+    parts = bounds(setting, place.size)
+    if reference is not None and isinstance(codec, VisibleCodec):
+        return [codec.encode_visible(values[begin:end], reference[begin:end]) for begin, end in parts]
+    return [codec.encode(values[begin:end]) for begin, end in parts]
+
+
+def _earlier(setting: Setting, place: Place, header: Contribution, chunks: tuple[bytes, ...]) -> Sent:
+    try:
+        found = read_header(setting, place, setting.rank)
+        if found == header:
+            return Sent(header, chunks)
+        whole = place.store.get(key_of(setting.rank)) or b""
+        parts, at = [], header_length(setting.world_size)
+        for chunk in found.chunks:
+            parts.append(whole[at : at + chunk.length])
+            at += chunk.length
+            if digest(parts[-1]) != chunk.digest:
+                raise DamagedError("its payload is damaged")
+        return Sent(found, tuple(parts))
+    except DamagedError:  # so that it counts for nobody
+        return Sent(header, chunks)
+
+
+def read_header(setting: Setting, place: Place, rank: int) -> Contribution:
+    """The header of a rank's contribution.
+
+    Raises:
+        DamagedError: it is missing or damaged, or of another run, rank, round, fragment, size or codec.
+    """
+    length = header_length(setting.world_size)
+    return reread(lambda: check_header(setting, place, rank, place.store.get_range(key_of(rank), 0, length)))
+
+
+def check_header(setting: Setting, place: Place, rank: int, block: bytes | None) -> Contribution:
+    """The header that an object starts with. Raises DamagedError, as `read_header` does."""
+    found = read_contribution(block)
+    mine = (setting.run, place.name, place.round, rank, setting.codec.name, place.size)
+    theirs = (found.run, found.name, found.round, found.rank, found.codec, found.size)
+    if mine != theirs:
+        raise DamagedError(f"it is that of {theirs}, not of {mine}")
+    if len(found.chunks) not in (0, len(bounds(setting, place.size))) or not 0 <= found.weight < math.inf:
+        raise DamagedError("its header names no such chunks")
+    return found
+
+
+def checked(setting: Setting, payload: bytes | None, chunk: Chunk, size: int) -> Tensor:
+    """The values of a chunk. Raises DamagedError: they are not what its header says, or not finite."""
+    if payload is None or len(payload) != chunk.length or digest(payload) != chunk.digest:
+        raise DamagedError("its payload does not have the checksum that its header names")
+    try:
+        values = setting.codec.decode(payload, size)
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    if not bool(torch.isfinite(values).all()):
+        raise DamagedError("its values are not finite")
+    return values
+
+
+def gated(setting: Setting, headers: Sequence[Contribution]) -> set[int]:
+    """The ranks whose norm is beyond the gate: a function of the headers alone, so the same for everyone."""
+    if setting.norm_gate is None:
+        return set()
+    usual = median([header.norm for header in headers if header.chunks] or [0.0])
+    return {header.rank for header in headers if header.norm > setting.norm_gate * usual > 0}

@@ -1,0 +1,98 @@
+"""What does not change from round to round, and the clock that deadlines are measured with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from composer_replication.diloco.codecs.protocol import Codec
+from composer_replication.errors import RoundError
+
+__all__ = ["Clock", "Monotonic", "Setting", "Stopwatch"]
+
+T = TypeVar("T")
+
+_FIRST_LOOK_S, _SLOWER = 0.005, 1.5
+
+
+class Clock(Protocol):
+    """Time as one replica sees it; clocks of different replicas are never compared."""
+
+    def now(self) -> float:
+        """Seconds since any one moment; never goes back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class Monotonic:
+    """The clock of this machine that nobody sets."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One replica's place in a run, and how long it waits for what."""
+
+    run: str
+    """Fingerprint that every object carries."""
+    rank: int
+    world_size: int
+    codec: Codec
+    timeout_s: float
+    """Most for a whole round."""
+    quorum: int
+    """The fewest replicas that a round is held with."""
+    deadline_s: float
+    """After so long a round is held without those that have not come."""
+    takeover_s: float
+    """After so long without a chunk of the mean, others than its owner make it."""
+    poll_s: float
+    """Longest pause between two looks."""
+    norm_gate: float | None
+    """A contribution whose norm is more than so many times the members' median is refused."""
+    clock: Clock = field(default_factory=Monotonic)
+
+    @property
+    def flat(self) -> bool:
+        """Whether every replica reads what every other one sent, instead of a chunk of it."""
+        return self.world_size == 2 or self.codec.sparse
+
+
+class Stopwatch:
+    """The time that a round has taken."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._start = setting.clock.now()
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the round began here."""
+        return self._setting.clock.now() - self._start
+
+    def until(self, look: Callable[[], T | None], waiting_for: Callable[[], str]) -> T:
+        """What `look` finds, once it finds something.
+
+        Raises:
+            RoundError: it has not within the time of a round.
+        """
+        pause = _FIRST_LOOK_S
+        while True:
+            found = look()
+            if found is not None:
+                return found
+            if self.passed > self._setting.timeout_s:
+                raise RoundError(
+                    f"after {self._setting.timeout_s:g} s rank {self._setting.rank} still waits for {waiting_for()}",
+                    fix="see what became of these replicas, or allow a lower quorum and a deadline",
+                )
+            self._setting.clock.sleep(pause)
+            pause = min(_SLOWER * pause, self._setting.poll_s)

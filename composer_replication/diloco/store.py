@@ -1,0 +1,255 @@
+"""One thin layer over obstore: what replicas share is a folder, a bucket, or memory, and nothing else.
+
+A key is a relative path. A put is atomic: an object is there whole, or not at all. The client retries what a server refuses for
+the moment (5xx, a dropped connection) until `timeout_s` has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
+
+from composer_replication.errors import ConfigError, ObjectStoreError, one_of
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+__all__ = ["Store", "Traffic", "open_store"]
+
+LARGEST_PUT = 5 * 10**9
+"""Bytes that S3 takes in one request; what is put in parts cannot be put conditionally."""
+_SCHEMES = ("file", "s3", "gs", "az", "memory")
+_MEMORY: dict[str, MemoryStore] = {}
+"""The stores of this process, by name."""
+_PAGE = 1000
+_FULL = ("507", "InsufficientStorage", "QuotaExceeded", "No space left", "XMinioStorageFull", "EntityTooLarge")
+_SKEWED = "RequestTimeTooSkewed"
+
+
+@dataclass
+class Traffic:
+    """Requests and bytes of payload, to the store (`up`) and from it (`down`). Threads may share one."""
+
+    requests: int = 0
+    up: int = 0
+    down: int = 0
+    parent: Traffic | None = None
+    """What is counted here is counted there too."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, *, up: int = 0, down: int = 0) -> None:
+        with self._lock:
+            self.requests += 1
+            self.up += up
+            self.down += down
+        if self.parent is not None:
+            self.parent.add(up=up, down=down)
+
+
+class Store:
+    """Objects under one address. Every failure is an `ObjectStoreError` that names the key.
+
+    Args:
+        backend: obstore's.
+        uri: the address, for messages; without credentials.
+    """
+
+    def __init__(self, backend: ObjectStore, uri: str, *, prefix: str = "", traffic: Traffic | None = None) -> None:
+        self._backend = backend
+        self.uri = uri
+        self._prefix = prefix
+        self.traffic = Traffic() if traffic is None else traffic
+
+    def at(self, prefix: str) -> Store:
+        """The objects whose keys start with `prefix/`, counted here as well."""
+        return Store(self._backend, self.uri, prefix=f"{self._prefix}{prefix}/", traffic=Traffic(parent=self.traffic))
+
+    def counting(self) -> Store:
+        """The same objects, counted by themselves as well."""
+        return Store(self._backend, self.uri, prefix=self._prefix, traffic=Traffic(parent=self.traffic))
+
+    def where(self, key: str) -> str:
+        """The whole address of an object."""
+        return f"{self.uri.rstrip('/')}/{self._prefix}{key}"
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object, over whatever was there."""
+        with self._understood("written", key):
+            obstore.put(self._backend, self._prefix + key, data, mode="overwrite")
+        self.traffic.add(up=len(data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless there is one; whether this call wrote it.
+
+        False is also the answer where a request of this call was lost on the way back and sent again: who needs to know reads.
+
+        Raises:
+            ObjectStoreError: as every method; and for more than 5 GB, which no store takes conditionally.
+        """
+        if len(data) > LARGEST_PUT:
+            raise ObjectStoreError(
+                f"{self.where(key)} would have {len(data):,} bytes, and one conditional put takes {LARGEST_PUT:,}",
+                fix="synchronise the model in more fragments, or with a smaller codec",
+            )
+        self.traffic.add(up=len(data))
+        with self._understood("created", key):
+            try:
+                obstore.put(self._backend, self._prefix + key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        """The whole object; None where there is none."""
+        return self._read(key, lambda path: obstore.get(self._backend, path).bytes().to_bytes())
+
+    def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """`length` bytes from `start`, fewer where the object ends; None where there is none, or it ends before `start`."""
+        return self._read(key, lambda path: obstore.get_range(self._backend, path, start=start, length=length).to_bytes())
+
+    def get_ranges(self, key: str, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes] | None:
+        """Several ranges of one object; neighbouring ones may be read together."""
+        with self._understood("read", key):
+            try:
+                found = obstore.get_ranges(self._backend, self._prefix + key, starts=starts, lengths=lengths)
+            except FileNotFoundError:
+                self.traffic.add()
+                return None
+        parts = [part.to_bytes() for part in found]
+        self.traffic.add(down=sum(len(part) for part in parts))
+        return parts
+
+    def list(self, prefix: str = "") -> list[str]:
+        """The keys under the folder `prefix`, sorted; all of them without one."""
+        skip = len(self._prefix)
+        with self._understood("listed", prefix):
+            pages = obstore.list(self._backend, self._prefix + prefix or None, chunk_size=_PAGE)
+            keys = [str(found["path"])[skip:] for page in pages for found in page]
+        self.traffic.add()
+        return sorted(keys)
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        self.traffic.add()
+        with self._understood("looked at", key):
+            try:
+                obstore.head(self._backend, self._prefix + key)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def delete(self, *keys: str) -> None:
+        """Remove objects; one that is not there is removed already."""
+        for key in keys:
+            self.traffic.add()
+            with self._understood("removed", key):
+                try:
+                    obstore.delete(self._backend, self._prefix + key)
+                except FileNotFoundError:
+                    continue
+
+    def _read(self, key: str, read: Callable[[str], bytes]) -> bytes | None:
+        with self._understood("read", key):
+            try:
+                data = read(self._prefix + key)
+            except FileNotFoundError:
+                self.traffic.add()
+                return None
+            except BaseError as error:
+                if not _past_the_end(error):
+                    raise
+                self.traffic.add()
+                return None
+        self.traffic.add(down=len(data))
+        return data
+
+    @contextmanager
+    def _understood(self, deed: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError, ValueError) as error:
+            said = " ".join(str(error).partition("\n\nDebug source")[0].split())[:300]
+            raise ObjectStoreError(f"{self.where(key)} cannot be {deed}: {said}", fix=_fix(error)) from error
+
+
+def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
+    """The store at an address: a path or `file://` (made where it is missing), `s3://`, `gs://`, `az://`, `memory://NAME`.
+
+    Keys, region and endpoint of S3 come from the usual `AWS_*` environment (`AWS_ENDPOINT_URL` for a server of one's own),
+    those of the others from theirs (`GOOGLE_*`, `AZURE_STORAGE_*`).
+
+    Args:
+        uri: the address; a bucket may be followed by a prefix.
+        timeout_s: most for one request, and for all its repetitions.
+
+    Raises:
+        ConfigError: an address of another kind, or settings that its client does not take.
+        ObjectStoreError: a folder that cannot be made.
+    """
+    text = str(uri)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return Store(_folder(Path(text)), text)
+    if scheme == "file":
+        return Store(_folder(Path(unquote(urlsplit(text).path))), text)
+    if scheme == "memory":
+        name, _, prefix = rest.partition("/")
+        return Store(_MEMORY.setdefault(name, MemoryStore()), text, prefix=f"{prefix.strip('/')}/" if prefix.strip("/") else "")
+    if scheme not in _SCHEMES:
+        raise ConfigError(f"{text!r} is no address of an object store", fix=one_of(scheme, _SCHEMES))
+    try:
+        return Store(_bucket(scheme, text, timeout_s), text)
+    except (BaseError, ValueError, TypeError) as error:
+        said = " ".join(str(error).partition("\n\nDebug source")[0].split())
+        raise ConfigError(f"{text!r} cannot be opened: {said}", fix="correct the address or the environment it needs") from error
+
+
+def _folder(path: Path) -> LocalStore:
+    try:
+        return LocalStore(path.expanduser().absolute(), mkdir=True)
+    except (BaseError, OSError, ValueError) as error:
+        raise ObjectStoreError(f"{path} cannot be a store: {error}", fix="name a folder that can be written") from error
+
+
+def _bucket(scheme: str, uri: str, timeout_s: float) -> ObjectStore:
+    most = timedelta(seconds=timeout_s)
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    plain = scheme == "s3" and endpoint.startswith("http://")
+    options: ClientConfig = {"timeout": most, "connect_timeout": most / 4, "allow_http": plain}
+    again: RetryConfig = {"max_retries": 10, "retry_timeout": most}
+    if scheme == "s3":
+        config: S3Config = {"endpoint": endpoint} if endpoint else {}
+        return S3Store.from_url(uri, config=config, client_options=options, retry_config=again)
+    if scheme == "gs":
+        return GCSStore.from_url(uri, client_options=options, retry_config=again)
+    return AzureStore.from_url(uri, client_options=options, retry_config=again)
+
+
+def _past_the_end(error: BaseError) -> bool:
+    """Whether a range starts where its object has ended already."""
+    said = str(error)
+    return "StartTooLarge" in said or "InvalidRange" in said or "416" in said
+
+
+def _fix(error: Exception) -> str:
+    said = str(error)
+    if any(word in said for word in _FULL):
+        return "free space in the bucket or raise its quota"
+    if _SKEWED in said:
+        return "set this machine's clock"
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return "check the credentials in the environment, and that they may read, write, list and delete there"
+    if "NoSuchBucket" in said:
+        return "make the bucket, or correct the address"
+    return "see whether the store is reachable from here and try again"
