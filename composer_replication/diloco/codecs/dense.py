@@ -47,27 +47,25 @@ class Integers:
         self._bits = bits
         self._most = (1 << (bits - 1)) - 1
 
+    def length(self, size: int) -> int:
+        """Bytes of the payload of `size` values."""
+        return 4 + 2 * -(-size // GROUP) + -(-size * self._bits // 8)
+
     def encode(self, values: Tensor) -> bytes:
-        if values.numel() == 0:
-            return b""
         groups = F.pad(values, (0, -values.numel() % GROUP)).view(-1, GROUP)
         scales = groups.abs().amax(1) / self._most
-        unit = scales.max().reshape(1)
+        unit = scales.max().reshape(1) if scales.numel() else torch.zeros(1)
         shares = (scales / unit.clamp_min(torch.finfo(torch.float32).tiny)).half()
         steps = (shares.float() * unit).unsqueeze(1)
         codes = torch.where(steps > 0, groups / steps, 0.0).round_().clamp_(-self._most, self._most).to(torch.int8)
         return to_bytes(unit) + to_bytes(shares) + to_bytes(self._packed(codes.view(-1)[: values.numel()]))
 
     def decode(self, payload: bytes, size: int) -> Tensor:
-        if size == 0:
-            _whole(payload, 0)
-            return torch.empty(0)
         groups = -(-size // GROUP)
-        length = -(-size * self._bits // 8)
-        _whole(payload, 4 + 2 * groups + length)
+        _whole(payload, self.length(size))
         unit = to_tensor(payload, torch.float32, 1)
         shares = to_tensor(payload, torch.float16, groups, 4)
-        codes = self._unpacked(to_tensor(payload, torch.uint8, length, 4 + 2 * groups))
+        codes = self._unpacked(to_tensor(payload, torch.uint8, len(payload) - 4 - 2 * groups, 4 + 2 * groups))
         steps = (shares.float() * unit).unsqueeze(1)
         return (F.pad(codes, (0, groups * GROUP - codes.numel())).view(groups, GROUP) * steps).view(-1)[:size]
 

@@ -1,0 +1,90 @@
+"""What changes weights that are kept in bfloat16 (PULSE, arXiv:2602.03839): most small updates change nothing there.
+
+For pseudo-gradients, `Pulse` sends the entries that move a weight to another bfloat16; error feedback keeps the rest till then.
+For weights themselves, a patch has the entries that differ and how, and gives the new ones bit for bit.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from composer_replication.diloco.codecs.positions import pack_positions, positions_length, unpack_positions
+from composer_replication.diloco.codecs.raw import to_bytes, to_tensor
+
+__all__ = ["Pulse", "apply_patch", "make_patch", "patch_length", "visible"]
+
+
+def visible(values: Tensor, reference: Tensor) -> Tensor:
+    """(n,) mask of the entries that change `reference`, in bfloat16, when they are subtracted from it."""
+    return (reference - values).bfloat16() != reference.bfloat16()
+
+
+def patch_length(size: int, count: int) -> int:
+    """About how many bytes `Pulse` needs for `count` of `size` values."""
+    return positions_length(size, count) + 2 * count
+
+
+class Pulse:
+    """The values that are not zero, in bfloat16."""
+
+    name = "pulse"
+    sparse = True
+    needs_reference = True
+
+    def encode(self, values: Tensor) -> bytes:
+        there = values != 0
+        return pack_positions(there) + to_bytes(values[there].bfloat16())
+
+    def encode_visible(self, values: Tensor, reference: Tensor) -> bytes:
+        return self.encode(torch.where(visible(values, reference), values, 0.0))
+
+    def decode(self, payload: bytes, size: int) -> Tensor:
+        indices, at = unpack_positions(payload, size)
+        found = to_tensor(payload, torch.bfloat16, indices.numel(), at)
+        if len(payload) != at + 2 * indices.numel():
+            raise ValueError("the payload is longer than its values")
+        values = torch.zeros(size)
+        values[indices] = found.float()
+        return values
+
+
+def make_patch(old: Tensor, new: Tensor) -> bytes:
+    """What makes `new` of `old`.
+
+    Args:
+        old: (n,) of 16 bits a value, bfloat16 or float16.
+        new: the same.
+
+    Raises:
+        ValueError: they are of different sizes or types, or of other than 16 bits.
+    """
+    if old.shape != new.shape or old.dtype != new.dtype or old.dtype.itemsize != 2:
+        raise ValueError(f"no patch from {old.dtype} {tuple(old.shape)} to {new.dtype} {tuple(new.shape)}")
+    before, after = old.contiguous().view(-1).view(torch.int16), new.contiguous().view(-1).view(torch.int16)
+    there = before != after
+    moved = (after[there] - before[there]).view(torch.uint8).view(-1, 2)
+    low, high = moved[:, 0].contiguous(), moved[:, 1].contiguous()  # apart, they compress: most steps are of one bit
+    return zlib.compress(pack_positions(there) + to_bytes(low) + to_bytes(high))
+
+
+def apply_patch(old: Tensor, patch: bytes) -> Tensor:
+    """The tensor that `make_patch` was given as `new`.
+
+    Raises:
+        ValueError: the bytes are not a patch of as many values.
+    """
+    try:
+        payload = zlib.decompress(patch)
+    except zlib.error as error:
+        raise ValueError(f"the patch cannot be read: {error}") from error
+    indices, at = unpack_positions(payload, old.numel())
+    count = indices.numel()
+    if len(payload) != at + 2 * count:
+        raise ValueError("the patch is longer than its values")
+    low, high = to_tensor(payload, torch.uint8, count, at), to_tensor(payload, torch.uint8, count, at + count)
+    new = old.contiguous().view(-1).view(torch.int16).clone()
+    new[indices] += torch.stack((low, high), dim=1).view(-1).view(torch.int16)
+    return new.view(old.dtype).view(old.shape)
