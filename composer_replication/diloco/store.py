@@ -6,6 +6,7 @@ the moment (5xx, a dropped connection) until `timeout_s` has passed.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -65,19 +66,23 @@ class Store:
         uri: the address, for messages; without credentials.
     """
 
-    def __init__(self, backend: ObjectStore, uri: str, *, prefix: str = "", traffic: Traffic | None = None) -> None:
+    def __init__(self, backend: ObjectStore, uri: str, *, prefix: str = "") -> None:
         self._backend = backend
         self.uri = uri
         self._prefix = prefix
-        self.traffic = Traffic() if traffic is None else traffic
+        self.traffic = Traffic()
 
     def at(self, prefix: str) -> Store:
-        """The objects whose keys start with `prefix/`, counted here as well."""
-        return Store(self._backend, self.uri, prefix=f"{self._prefix}{prefix}/", traffic=Traffic(parent=self.traffic))
+        """The objects whose keys start with `prefix/`, counted by themselves as well as here."""
+        there = self.counting()
+        there._prefix = f"{self._prefix}{prefix}/"
+        return there
 
     def counting(self) -> Store:
-        """The same objects, counted by themselves as well."""
-        return Store(self._backend, self.uri, prefix=self._prefix, traffic=Traffic(parent=self.traffic))
+        """The same objects, counted by themselves as well as here."""
+        same = copy.copy(self)
+        same.traffic = Traffic(parent=self.traffic)
+        return same
 
     def where(self, key: str) -> str:
         """The whole address of an object."""

@@ -1,0 +1,143 @@
+"""No two replicas ever decode different means of a round: whatever the order of their requests, and whoever dies."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interleaving import Crew, KilledError
+from replicas import vector
+
+from composer_replication.diloco import ObjectStoreAllReduce
+from composer_replication.errors import RoundError, RoundExpiredError
+
+ROUNDS, SIZE = 3, 600
+LONG = (None, 10.0, 100.0)
+"""How long a sleep takes: as asked for, past the takeover, past the deadline."""
+
+
+def replica(world, rank, life=0, **options):
+    """What it does: hold the rounds, and give the hash of each mean; a later life has other gradients."""
+
+    def work(self):
+        reduce = ObjectStoreAllReduce(
+            self.store,
+            rank=rank,
+            world_size=world,
+            timeout_s=1e5,
+            takeover_s=5.0,
+            poll_s=20.0,
+            clock=self,
+            keep_rounds=2,
+            **options,
+        )
+        means = {}
+        self.means = means
+        for number in range(ROUNDS):
+            values = vector(SIZE, 1000 * life + 10 * number + rank)
+            outcome = reduce.start([values], "model").wait()
+            means[outcome.round] = (values, outcome)
+        return means
+
+    return work
+
+
+def run(world, choose, *, deaths=0, damages=0, **options):
+    """Every replica that ever lived, after a run in which `choose(n)` picks every next step, as long as it wants to."""
+    crew = Crew([replica(world, rank, **options) for rank in range(world)])
+    ranks = list(range(world))
+    while crew.live:
+        live = crew.live
+        pick = choose(len(live) * 4)
+        if pick is None:  # fair to the end
+            for one in live:
+                crew.step(one)
+            continue
+        one, how = live[pick // 4], pick % 4
+        if how == 3 and deaths:
+            deaths -= 1
+            crew.step(one, kill=True)
+            if choose(2) == 1:
+                rank = ranks[one.index]
+                ranks.append(rank)
+                crew.start(replica(world, rank, life=len(ranks), **options))
+        elif how == 2 and damages:
+            contributions = [key for key in crew.written() if "/p/" in key or "/o/" in key]
+            if contributions:
+                damages -= 1
+                crew.damage(contributions[(choose(64) or 0) % len(contributions)], 30 + (choose(4096) or 0))
+        else:
+            crew.step(one, seconds=LONG[how % 3])
+    return crew.replicas
+
+
+def agreed(replicas):
+    """Who finished; all means of a round that anyone has are the same bits."""
+    means = {}
+    for one in replicas:
+        for number, (mean, outcome) in getattr(one, "means", {}).items():
+            first, members = means.setdefault(number, (mean, outcome.members))
+            assert torch.equal(mean, first), f"round {number} has two outcomes"
+            assert outcome.members == members
+    return [one for one in replicas if isinstance(one.found, dict)]
+
+
+def from_list(choices):
+    rest = iter(choices)
+
+    def choose(below):
+        number = next(rest, None)
+        return None if number is None else number % below
+
+    return choose
+
+
+def from_seed(seed, steps):
+    source = random.Random(seed)
+    left = [steps]
+
+    def choose(below):
+        left[0] -= 1
+        return source.randrange(below) if left[0] > 0 else None
+
+    return choose
+
+
+SHAPES = [
+    pytest.param({"world": 2}, id="flat"),
+    pytest.param({"world": 3}, id="owners"),
+    pytest.param({"world": 3, "codec": "int4"}, id="owners, int4"),
+    pytest.param({"world": 3, "codec": "topk"}, id="flat of three"),
+]
+QUORUM = {2: 1, 3: 2}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=25)
+@given(choices=st.lists(st.integers(0, 2**16), max_size=250))
+def test_replicas_agree_whatever_the_order_of_their_requests(shape, choices):
+    replicas = run(choose=from_list(choices), **shape)
+    assert len(agreed(replicas)) == shape["world"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(40))
+def test_survivors_agree_and_finish_whoever_dies_or_is_late(shape, seed):
+    quorum = QUORUM[shape["world"]]
+    replicas = run(choose=from_seed(seed, 400), deaths=shape["world"] - quorum, quorum=quorum, deadline_s=50.0, **shape)
+    done = agreed(replicas)
+    for one in replicas:
+        assert one in done or isinstance(one.found, KilledError | RoundExpiredError), one.found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(30))
+def test_damaged_objects_never_make_two_outcomes(shape, seed):
+    quorum = QUORUM[shape["world"]]
+    replicas = run(choose=from_seed(seed, 400), deaths=1, damages=2, quorum=quorum, deadline_s=50.0, **shape)
+    done = agreed(replicas)
+    for one in replicas:
+        assert one in done or isinstance(one.found, KilledError | RoundError), one.found
