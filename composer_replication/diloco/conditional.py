@@ -18,8 +18,8 @@ def check_conditional_writes(store: Store) -> None:
             outcomes of one round for true.
     """
     key = f"self-test/{secrets.token_hex(8)}"
+    store.create(key, b"first")
     try:
-        store.create(key, b"first")
         twice = store.create(key, b"second")
         found = store.get(key)
         listed = key in store.list("self-test")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,7 @@ _MEMORY: dict[str, MemoryStore] = {}
 """The stores of this process, by name."""
 _PAGE = 1000
 _FULL = ("507", "InsufficientStorage", "QuotaExceeded", "No space left", "XMinioStorageFull", "EntityTooLarge")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 _SKEWED = "RequestTimeTooSkewed"
 
 
@@ -156,13 +158,13 @@ class Store:
 
     def delete(self, *keys: str) -> None:
         """Remove objects; one that is not there is removed already."""
-        for key in keys:
+        if not keys:
+            return
+        paths = [self._prefix + key for key in keys]
+        for some in ([path] for path in paths) if isinstance(self._backend, LocalStore) else (paths,):
             self.traffic.add()
-            with self._understood("removed", key):
-                try:
-                    obstore.delete(self._backend, self._prefix + key)
-                except FileNotFoundError:
-                    continue
+            with self._understood("removed", some[0][len(self._prefix) :]), suppress(FileNotFoundError):
+                obstore.delete(self._backend, some)
 
     def _read(self, key: str, read: Callable[[str], bytes]) -> bytes | None:
         with self._understood("read", key):
@@ -184,8 +186,7 @@ class Store:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            said = " ".join(str(error).partition("\n\nDebug source")[0].split())[:300]
-            raise ObjectStoreError(f"{self.where(key)} cannot be {deed}: {said}", fix=_fix(error)) from error
+            raise ObjectStoreError(f"{self.where(key)} cannot be {deed}: {_said(error)}", fix=_fix(error)) from error
 
 
 def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
@@ -216,8 +217,7 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
     try:
         return Store(_bucket(scheme, text, timeout_s), text)
     except (BaseError, ValueError, TypeError) as error:
-        said = " ".join(str(error).partition("\n\nDebug source")[0].split())
-        raise ConfigError(f"{text!r} cannot be opened: {said}", fix="correct the address or the environment it needs") from error
+        raise ConfigError(f"{text!r} cannot be opened: {_said(error)}", fix="correct the address or the environment it needs") from error
 
 
 def _folder(path: Path) -> LocalStore:
@@ -239,6 +239,13 @@ def _bucket(scheme: str, uri: str, timeout_s: float) -> ObjectStore:
     if scheme == "gs":
         return GCSStore.from_url(uri, client_options=options, retry_config=again)
     return AzureStore.from_url(uri, client_options=options, retry_config=again)
+
+
+def _said(error: Exception) -> str:
+    """One line of what a client or server says: its words, and for a page of XML the code in it."""
+    words, page, rest = str(error).partition("\n\nDebug source")[0].partition("<?xml")
+    code = _CODE.search(rest) if page else None
+    return " ".join(words.split())[:400] + (code[1] if code else "")
 
 
 def _past_the_end(error: BaseError) -> bool:

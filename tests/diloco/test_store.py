@@ -1,0 +1,157 @@
+"""The store: the same answers from a folder, from memory and from S3, and one clear error for whatever goes wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from replicas import together, vector
+from s3_server import S3Server, environment
+
+from composer_replication.diloco import ObjectStoreAllReduce, newest_state, open_store, publish_state
+from composer_replication.diloco.conditional import check_conditional_writes
+from composer_replication.errors import ConfigError, ObjectStoreError
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """`serve(*faults)` is a server; the environment points to it until the test ends."""
+    servers = []
+
+    def start(*faults):
+        server = S3Server(*faults)
+        server.__enter__()
+        servers.append(server)
+        for name, value in environment(server.url).items():
+            monkeypatch.setenv(name, value)
+        return server
+
+    yield start
+    for server in servers:
+        server.__exit__()
+
+
+@pytest.fixture(params=["folder", "file", "memory", "s3"])
+def store(request, tmp_path, serve):
+    if request.param == "s3":
+        serve()
+        return open_store("s3://bucket/some/run")
+    return open_store(
+        {"folder": tmp_path, "file": tmp_path.as_uri(), "memory": f"memory://{tmp_path.name}/deep/er"}[request.param]
+    )
+
+
+def test_objects_are_written_read_listed_and_removed(store):
+    assert store.get("a/b") is None
+    assert store.list() == []
+    store.put("a/b", b"0123456789")
+    store.put("a/b", b"abcdefghij")
+    assert store.create("a/c", b"")
+    assert not store.create("a/c", b"other")
+    assert (store.get("a/b"), store.get("a/c")) == (b"abcdefghij", b"")
+    assert store.get_range("a/b", 2, 3) == b"cde"
+    assert store.get_range("a/b", 8, 30) == b"ij"
+    assert store.get_range("a/b", 30, 3) is None
+    assert store.get_range("a/none", 0, 3) is None
+    assert store.get_ranges("a/b", [0, 5], [2, 2]) == [b"ab", b"fg"]
+    assert store.get_ranges("a/none", [0], [1]) is None
+    assert store.list() == store.list("a") == ["a/b", "a/c"]
+    assert store.list("none") == []
+    assert store.exists("a/b")
+    assert not store.exists("a/none")
+    store.delete("a/b", "a/none")
+    assert store.at("a").list() == ["c"]
+    check_conditional_writes(store)
+    assert store.list() == ["a/c"]
+
+
+def test_traffic_is_counted_in_every_view(store):
+    view = store.at("x").counting()
+    view.put("key", b"12345")
+    view.get("key")
+    view.get("none")
+    assert (view.traffic.up, view.traffic.down, view.traffic.requests) == (5, 5, 3)
+    assert (store.traffic.up, store.traffic.down, store.traffic.requests) == (5, 5, 3)
+    assert store.where("key").endswith("key")
+
+
+def test_states_are_published_once_found_when_whole_and_removed_when_old(store):
+    assert newest_state(store) is None
+    assert publish_state(store, 1, b"one")
+    assert not publish_state(store, 1, b"one")
+    publish_state(store, 2, b"two")
+    publish_state(store, 3, b"three")
+    assert newest_state(store) == (3, b"three")
+    assert len(store.list("states")) == 4
+    (key,) = [key for key in store.list("states/00000003") if not key.endswith("ready")]
+    store.put(key, b"thr!!")
+    assert newest_state(store) == (2, b"two")
+    with pytest.raises(ValueError, match="newest"):
+        publish_state(store, 4, b"", keep=0)
+
+
+def test_replicas_train_through_s3_and_the_server_counts_what_they_count(serve):
+    server = serve()
+    size = 50_000
+
+    def replica(rank):
+        reduce = ObjectStoreAllReduce("s3://bucket/run", rank=rank, world_size=3, timeout_s=60)
+        up, down = reduce.store.traffic.up, reduce.store.traffic.down
+        mean = vector(size, rank)
+        outcome = reduce.start([mean], "model").wait()
+        assert (outcome.bytes_up, outcome.bytes_down) == (reduce.store.traffic.up - up, reduce.store.traffic.down - down)
+        return reduce.store.traffic, mean
+
+    found = together(*(partial(replica, rank) for rank in range(3)))
+    assert all(torch.equal(mean, found[0][1]) for _, mean in found)
+    assert sum(traffic.up for traffic, _ in found) == server.bucket.up
+    assert sum(traffic.down for traffic, _ in found) == server.bucket.down
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("careless", "ignores conditional writes.*\n.*fix: use a store that honours `If-None-Match"),
+        ("blind", "does not list an object that has been written"),
+        ("skewed", "RequestTimeTooSkewed.*\n.*fix: set this machine's clock"),
+        ("forbidden", "self-test/.* cannot be .*\n.*fix: check the credentials"),
+        ("full", "self-test/.* cannot be .*507.*\n.*fix: free space"),
+        ("broken", "self-test/.* cannot be .*500.*\n.*fix: see whether the store is reachable"),
+    ],
+)
+def test_a_bucket_that_cannot_be_used_is_told_at_the_start(serve, fault, said):
+    serve(fault)
+    with pytest.raises(ObjectStoreError, match=said):
+        ObjectStoreAllReduce("s3://bucket/run", rank=0, world_size=2, timeout_s=0.5)
+
+
+def test_a_server_that_is_not_there_is_told(serve):
+    serve().__exit__()
+    with pytest.raises(ObjectStoreError, match="see whether the store is reachable"):
+        open_store("s3://bucket", timeout_s=0.5).get("key")
+
+
+def test_a_bucket_that_fills_up_stops_the_round_and_not_the_others_hashes(serve):
+    serve("forbidden@8")
+    members = [ObjectStoreAllReduce("s3://bucket/run", rank=rank, world_size=2, timeout_s=2.0) for rank in range(2)]
+    found = together(*(partial(one.allreduce, vector(100, one.rank), "model") for one in members))
+    assert all(isinstance(one, ObjectStoreError) for one in found) or torch.equal(*found)
+
+
+@pytest.mark.parametrize("uri", ["ftp://host/x", "s4://bucket", "s3://"])
+def test_an_address_of_another_kind_is_refused(uri):
+    with pytest.raises(ConfigError):
+        open_store(uri)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ObjectStoreError, match="name a folder that can be written"):
+        open_store(tmp_path / "file" / "store")
+
+
+def test_more_than_one_put_takes_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("composer_replication.diloco.store.LARGEST_PUT", 3)
+    with pytest.raises(ObjectStoreError, match="would have 4 bytes, and one conditional put takes 3"):
+        open_store(tmp_path).create("key", b"1234")
