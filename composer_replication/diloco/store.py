@@ -217,7 +217,9 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
     try:
         return Store(_bucket(scheme, text, timeout_s), text)
     except (BaseError, ValueError, TypeError) as error:
-        raise ConfigError(f"{text!r} cannot be opened: {_said(error)}", fix="correct the address or the environment it needs") from error
+        raise ConfigError(
+            f"{text!r} cannot be opened: {_said(error)}", fix="correct the address or the environment it needs"
+        ) from error
 
 
 def _folder(path: Path) -> LocalStore:
