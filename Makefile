@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serving lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-gpu soak faults-replay attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ remote: env ## Test the remote sandbox through a SWE-ReX server, in an environme
 
 serving: env ## Test sampling and weight loading with vLLM on the CPU, in an environment of its own (3.5 GB)
 	@$(BIN)/nox --session serving
+
+diloco: env ## Test rounds of replicas through a real S3 server, in an environment of its own
+	@$(BIN)/nox --session diloco
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check
@@ -136,6 +139,9 @@ bench-serving: env ## Measure tokens per second of the engine in this process an
 bench-mesh: env ## Measure a mesh: asynchronous beside synchronous, and recovery from kill -9, in an environment of its own
 	@$(BIN)/nox --session bench-mesh
 
+bench-diloco: env ## Measure the bytes that replicas send through a bucket, counted at the server, beside the protocol's law
+	@$(BIN)/python benchmarks/diloco.py
+
 bench-gpu: env ## Measure the fused losses on a GPU: Triton kernels, PyTorch passes, plain logits, bare products
 	@$(BIN)/python benchmarks/fused_gpu.py
 
@@ -144,6 +150,9 @@ soak: env ## Run 1,000 rollouts of agents that crash, hang and flood, and count 
 
 faults-replay: env ## Kill a replay ten times behind a failing proxy and compare ledger and bill, in an environment of its own
 	@$(BIN)/nox --session faults-replay
+
+faults-diloco: env ## Kill, delay and deceive replicas at every step of a round on a real S3 server, in an environment of its own
+	@$(BIN)/nox --session faults-diloco
 
 attack: env ## Try every known attack on grading, against this grader and a naive one
 	@$(BIN)/python tests/attack/table.py

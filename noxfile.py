@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -14,6 +15,9 @@ nox.options.error_on_missing_interpreters = True
 
 TORCH = "torch==2.13.0"
 """Installed first and by itself, so that nothing else chooses its version."""
+
+MOTO = "moto[server,s3]>=5.2,<6"
+"""A server that speaks S3 and honours conditional writes."""
 
 PRIME_RL_NEEDS = (
     "verifiers==0.3.0",
@@ -194,6 +198,27 @@ def monarch(session: nox.Session) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[dev,monarch]")
     session.run("python", "-m", "pytest", "tests_substrates/monarch", *session.posargs)
+
+
+@nox.session
+def diloco(session: nox.Session) -> None:
+    """Rounds through a real S3 server: every fault, with processes that are killed at every step."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", MOTO)
+    session.run("python", "-m", "pytest", "tests_substrates/diloco", *session.posargs)
+
+
+@nox.session(name="faults-diloco", default=False)
+def faults_diloco(session: nox.Session) -> None:
+    """The table of faults on moto, and on s3rver where npm can install it."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".", MOTO)
+    argv = ["tests/tools/faults_diloco.py", "--moto", "python"]
+    if shutil.which("npm"):
+        home = session.create_tmp()
+        session.run("npm", "install", "--silent", "--prefix", home, "s3rver@3.7.1", external=True)
+        argv += ["--s3rver", str(Path(home) / "node_modules" / ".bin" / "s3rver")]
+    session.run("python", *argv, *session.posargs)
 
 
 @nox.session(name="bench-mesh", default=False)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -25,7 +26,7 @@ from composer_replication.diloco.sending import Sent, bounds, send
 from composer_replication.diloco.setting import Clock, Monotonic, Setting, Stopwatch
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.diloco.wire import digest
-from composer_replication.errors import ComposerError, ConfigError
+from composer_replication.errors import ComposerError, ConfigError, RoundError
 
 __all__ = ["AllReduceState", "ObjectStoreAllReduce", "Outcome", "Pending"]
 
@@ -299,15 +300,20 @@ class ObjectStoreAllReduce:
         setting = self._setting
         store = self.store.counting()
         before = store.at(round_key(name, number - 1)) if number > 0 else None
-        place = Place(store.at(round_key(name, number)), name, number, flat.numel(), before)
+        check = partial(check_floor, store, name, number)
+        place = Place(store.at(round_key(name, number)), name, number, flat.numel(), before, check)
         watch = Stopwatch(setting)
         sent, wanted = None, None
         if weight is not None:
             if bool(torch.isfinite(flat).all()):
                 wanted = self._feedback.added(name, flat)
             sent = send(setting, place, wanted, weight, reference)
-        found = exchange(setting, place, sent, watch)
-        check_floor(store, name, number)
+        try:
+            found = exchange(setting, place, sent, watch)
+        except RoundError:
+            check()  # what is missing in a round that has been removed is no fault
+            raise
+        check()
         if sent is not None:
             self._settle(name, wanted, sent, found)
         self._rounds[name] = number + 1

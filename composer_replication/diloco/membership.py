@@ -13,6 +13,8 @@ from composer_replication.errors import ConfigError, RoundError
 __all__ = ["Place", "Present", "agree", "ranks_of"]
 
 SEAL = "seal"
+_MANY = 16
+"""Looks after which it may be that nobody else will ever come to this round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Place:
     size: int
     before: Store | None
     """Of the same fragment's round before."""
+    check: Callable[[], None]
+    """Raises RoundExpiredError once the round may have been removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,16 @@ def agree(setting: Setting, place: Place, watch: Stopwatch, look: Callable[[Coll
 
     Raises:
         RoundError: too few came, or the seal is damaged.
+        RoundExpiredError: the others have left this round long behind.
         ConfigError: the others hold this round over a model of another size, or with another codec or run.
     """
-    present = Present(())
+    present, looks = Present(()), 0
 
     def step() -> Seal | None:
-        nonlocal present
+        nonlocal present, looks
+        looks += 1
+        if looks >= _MANY and looks & (looks - 1) == 0:  # seldom: it costs a request
+            place.check()
         keys = place.store.list()
         if SEAL in keys:
             return _read(setting, place)

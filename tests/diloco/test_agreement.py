@@ -14,7 +14,7 @@ from replicas import vector
 from composer_replication.diloco import ObjectStoreAllReduce
 from composer_replication.errors import RoundError, RoundExpiredError
 
-ROUNDS, SIZE = 3, 600
+ROUNDS, SIZE = 4, 600
 LONG = (None, 10.0, 100.0)
 """How long a sleep takes: as asked for, past the takeover, past the deadline."""
 
@@ -51,12 +51,12 @@ def run(world, choose, *, deaths=0, damages=0, **options):
     ranks = list(range(world))
     while crew.live:
         live = crew.live
-        pick = choose(len(live) * 4)
-        if pick is None:  # fair to the end
+        who, how = choose(len(live), "who"), choose(4)
+        if who is None or how is None:  # fair to the end
             for one in live:
                 crew.step(one)
             continue
-        one, how = live[pick // 4], pick % 4
+        one = live[who]
         if how == 3 and deaths:
             deaths -= 1
             crew.step(one, kill=True)
@@ -88,22 +88,30 @@ def agreed(replicas):
 def from_list(choices):
     rest = iter(choices)
 
-    def choose(below):
+    def choose(below, _what=""):
         number = next(rest, None)
         return None if number is None else number % below
 
     return choose
 
 
-def from_seed(seed, steps):
-    source = random.Random(seed)
-    left = [steps]
+class FromSeed:
+    """Chooses by chance; in every second run one replica goes on for a while before the next does, rounds on end at times."""
 
-    def choose(below):
-        left[0] -= 1
-        return source.randrange(below) if left[0] > 0 else None
+    def __init__(self, seed, steps):
+        self._source, self._left, self._longest = random.Random(seed), steps, 1 if seed % 2 else 150
+        self._who, self._on = 0, 0
 
-    return choose
+    def __call__(self, below, what=""):
+        self._left -= 1
+        if self._left <= 0:
+            return None
+        if what != "who":
+            return self._source.randrange(below)
+        self._on -= 1
+        if self._on < 0 or self._who >= below:
+            self._who, self._on = self._source.randrange(below), self._source.randrange(self._longest)
+        return self._who
 
 
 SHAPES = [
@@ -127,7 +135,7 @@ def test_replicas_agree_whatever_the_order_of_their_requests(shape, choices):
 @pytest.mark.parametrize("seed", range(40))
 def test_survivors_agree_and_finish_whoever_dies_or_is_late(shape, seed):
     quorum = QUORUM[shape["world"]]
-    replicas = run(choose=from_seed(seed, 400), deaths=shape["world"] - quorum, quorum=quorum, deadline_s=50.0, **shape)
+    replicas = run(choose=FromSeed(seed, 1000), deaths=shape["world"] - quorum, quorum=quorum, deadline_s=50.0, **shape)
     done = agreed(replicas)
     for one in replicas:
         assert one in done or isinstance(one.found, KilledError | RoundExpiredError), one.found
@@ -137,7 +145,7 @@ def test_survivors_agree_and_finish_whoever_dies_or_is_late(shape, seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_damaged_objects_never_make_two_outcomes(shape, seed):
     quorum = QUORUM[shape["world"]]
-    replicas = run(choose=from_seed(seed, 400), deaths=1, damages=2, quorum=quorum, deadline_s=50.0, **shape)
+    replicas = run(choose=FromSeed(seed, 1000), deaths=1, damages=2, quorum=quorum, deadline_s=50.0, **shape)
     done = agreed(replicas)
     for one in replicas:
         assert one in done or isinstance(one.found, KilledError | RoundError), one.found

@@ -29,7 +29,8 @@ class Bucket:
         self.faults = {name: int(after or 0) for name, _, after in (fault.partition("@") for fault in faults)}
         self.objects: dict[str, bytes] = {}
         self.lock = threading.Lock()
-        self.up = self.down = self.requests = self.puts = 0
+        self.up = self.down = self.listed = self.requests = self.puts = 0
+        """Bytes of objects in and out, bytes of other answers, requests of any kind, and those to put."""
 
     def faulty(self, name: str) -> bool:
         return name in self.faults and self.puts >= self.faults[name]
@@ -144,9 +145,11 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def _answer(self, status: int, body: bytes, **headers: str) -> None:
-        if status in (200, 206) and "ETag" in headers:
-            with self.bucket.lock:
+        with self.bucket.lock:
+            if status in (200, 206) and "ETag" in headers:
                 self.bucket.down += len(body)
+            else:
+                self.bucket.listed += len(body)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -185,8 +188,8 @@ class S3Server:
 
 
 def environment(url: str) -> dict[str, str]:
-    """What a client has to be told to talk to a server of one's own."""
-    return {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+    """What a client has to be told to talk to a server of one's own; the keys are those that s3rver knows."""
+    return {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER", "AWS_REGION": "us-east-1"}
 
 
 def main() -> None:
