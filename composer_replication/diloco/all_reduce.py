@@ -72,12 +72,11 @@ class Pending:
 
     def __init__(self, tensors: Sequence[Tensor], work: Callable[[], tuple[Tensor, Outcome]]) -> None:
         self._tensors = tuple(tensors)
-        self._work = work
         self._over = threading.Event()
         self._found: tuple[Tensor, Outcome] | None = None
         self._error: ComposerError | None = None
         self._outcome: Outcome | None = None
-        threading.Thread(target=self._run, name="composer-round", daemon=True).start()
+        threading.Thread(target=self._run, args=(work,), name="composer-round", daemon=True).start()
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -107,15 +106,16 @@ class Pending:
                 tensor.copy_(mean[at : at + tensor.numel()].view(tensor.shape))
                 at += tensor.numel()
         self._outcome = replace(outcome, waited=time.monotonic() - began)
+        self._found, self._tensors = None, ()
         return self._outcome
 
     def settle(self) -> None:
         """Wait for the end of the round, whatever it is."""
         self._over.wait()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], tuple[Tensor, Outcome]]) -> None:
         try:
-            self._found = self._work()
+            self._found = work()
         except ComposerError as error:
             self._error = error
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -149,3 +150,27 @@ def test_damaged_objects_never_make_two_outcomes(shape, seed):
     done = agreed(replicas)
     for one in replicas:
         assert one in done or isinstance(one.found, KilledError | RoundError), one.found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("requests", range(8, 14))
+def test_a_straggler_in_a_round_that_is_being_removed_gets_no_outcome_of_its_own(shape, requests):
+    """It stops after some requests; the others go on until the round's first object is gone, and stop there in turn."""
+    crew = Crew([replica(rank=rank, quorum=1, deadline_s=50.0, **shape) for rank in range(shape["world"])])
+    straggler, others = crew.replicas[-1], itertools.cycle(crew.replicas[:-1])
+    for _ in range(requests):
+        crew.step(straggler)
+    seen, gone = set(), set()
+    while not gone:
+        one = next(others)
+        if one in crew.live:
+            crew.step(one, seconds=LONG[2])
+        there = {key for key in crew.written() if key.startswith("rounds/model/00000000/")}
+        seen |= there
+        gone = seen - there
+    while straggler in crew.live:
+        crew.step(straggler)
+    assert isinstance(straggler.found, RoundExpiredError) or 0 in straggler.means
+    while crew.live:
+        crew.step(crew.live[0])
+    agreed(crew.replicas)

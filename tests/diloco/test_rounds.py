@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from functools import partial
 
 import pytest
@@ -248,6 +250,19 @@ def test_the_caller_goes_on_while_a_round_is_held(uri):
     assert pending.done()
     torch.testing.assert_close(values, (kept + vector(SIZE, 1)) / 2)
     assert threading.active_count() < 50
+
+
+def test_a_round_that_is_over_holds_no_memory(uri):
+    one = ObjectStoreAllReduce(uri, rank=0, world_size=1)
+    rounds = []
+    for _ in range(3):
+        tensor = torch.zeros(4)
+        pending = one.start([tensor], "model")
+        pending.wait()
+        rounds.append((weakref.ref(pending), weakref.ref(tensor)))
+        del tensor, pending
+    gc.collect()
+    assert [reference() for pair in rounds[:-1] for reference in pair] == [None] * 4
 
 
 def test_codecs_that_compare_with_the_weights_ask_for_them(uri):
