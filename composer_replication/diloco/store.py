@@ -35,7 +35,7 @@ _SCHEMES = ("file", "s3", "gs", "az", "memory")
 _MEMORY: dict[str, MemoryStore] = {}
 """The stores of this process, by name."""
 _PAGE = 1000
-_FULL = ("507", "InsufficientStorage", "QuotaExceeded", "No space left", "XMinioStorageFull", "EntityTooLarge")
+_FULL = ("status code: 507", "InsufficientStorage", "QuotaExceeded", "No space left", "XMinioStorageFull", "EntityTooLarge")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _SKEWED = "RequestTimeTooSkewed"
 
@@ -253,7 +253,7 @@ def _said(error: Exception) -> str:
 def _past_the_end(error: BaseError) -> bool:
     """Whether a range starts where its object has ended already."""
     said = str(error)
-    return "StartTooLarge" in said or "InvalidRange" in said or "416" in said
+    return "StartTooLarge" in said or "InvalidRange" in said or "status code: 416" in said
 
 
 def _fix(error: Exception) -> str:

@@ -174,12 +174,14 @@ def test_weights_weigh(uri):
 def test_over_many_rounds_nothing_is_lost_in_either_quantisation(uri, codec, world):
     """The sum of the means and what is owed is the sum of what was given: both roundings are carried."""
     members = [member(uri, rank, world, codec=codec) for rank in range(world)]
-    given, arrived = torch.zeros(SIZE), torch.zeros(SIZE)
+    given, arrived, first = torch.zeros(SIZE), torch.zeros(SIZE), None
     for number in range(12):
         values = [vector(SIZE, 100 * number + rank, 1e-5) for rank in range(world)]
         found = all_hold(members, values)
         given += sum(values) / world
         arrived += found[0][1]
+        first = first or [outcome.owed for outcome, _ in found]
+    assert all(outcome.owed < 2 * start for (outcome, _), start in zip(found, first, strict=True))
     owed = sum(one.state_dict()["owed"].get("model", torch.zeros(SIZE)) for one in members) / world
     torch.testing.assert_close(arrived + owed, given, rtol=1e-3, atol=1e-9)
     assert float(owed.norm()) > 0
