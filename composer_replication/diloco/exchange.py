@@ -89,17 +89,30 @@ class _Flat:
         return Exchanged(sealed, _mean(parts, size), [self._setting.rank in members], refused)
 
     def _look(self, keys: Collection[str]) -> Present:
-        for rank in ranks_of(keys):
+        here = ranks_of(keys)
+        for rank in here:
             if rank not in self._read and rank not in self._damaged:
                 try:
                     self._read[rank] = reread(partial(self._whole, rank))
                 except DamagedError:
                     self._damaged.add(rank)
+                self._vote(rank)
+        own, others = self._setting.rank, set(here) - {self._setting.rank}
+        vouched = any(f"v/{own}/{other}-good" in keys for other in others)
+        condemned = not vouched and any(f"v/{own}/{other}-bad" in keys for other in others)
+        if condemned:
+            self._damaged.add(own)
         headers = [header for header, _ in self._read.values()]
         refused = dict.fromkeys(self._damaged, DAMAGED)
         refused |= dict.fromkeys(gated(self._setting, headers), NORM)
         refused |= {header.rank: NOTHING for header in headers if not header.chunks}
-        return Present(tuple(sorted({*self._read, *self._damaged})), tuple(sorted(refused.items())))
+        settled = own not in here or not others or vouched or condemned
+        return Present(tuple(sorted({*self._read, *self._damaged})), tuple(sorted(refused.items())), settled)
+
+    def _vote(self, rank: int) -> None:
+        """Say of another's contribution whether it can be read: its author, who has it at hand, would not notice."""
+        if rank != self._setting.rank:
+            self._place.store.create(f"v/{rank}/{self._setting.rank}-{'bad' if rank in self._damaged else 'good'}", b"")
 
     def _all_read(self, members: Sequence[int]) -> bool | None:
         """True once all are here: the seal vouches for them, so that what cannot be read is asked for again."""

@@ -37,6 +37,8 @@ class Present:
 
     members: tuple[int, ...]
     refused: tuple[tuple[int, str], ...] = ()
+    settled: bool = True
+    """False: it is worth waiting, up to the deadline, for what others say of this replica's own contribution."""
 
 
 def ranks_of(keys: Collection[str]) -> list[int]:
@@ -90,11 +92,9 @@ def agree(setting: Setting, place: Place, watch: Stopwatch, look: Callable[[Coll
 
 def _complete(setting: Setting, place: Place, passed: float, present: Present) -> bool:
     here = {*present.members, *(rank for rank, _ in present.refused)}
-    if len(here) == setting.world_size:
-        return True
     if len(here) < setting.quorum:
         return False
-    return passed >= setting.deadline_s or _gone(place, here)
+    return passed >= setting.deadline_s or (present.settled and (len(here) == setting.world_size or _gone(place, here)))
 
 
 def _gone(place: Place, here: Collection[int]) -> bool:

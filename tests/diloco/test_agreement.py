@@ -174,3 +174,23 @@ def test_a_straggler_in_a_round_that_is_being_removed_gets_no_outcome_of_its_own
     while crew.live:
         crew.step(crew.live[0])
     agreed(crew.replicas)
+
+
+def test_an_author_does_not_vouch_for_its_own_object_when_another_can_say():
+    """Two replicas: what one has put is damaged in the store, and it is the first to see both contributions."""
+    crew = Crew([replica(2, rank) for rank in range(2)])
+    author, other = crew.replicas
+    key = "rounds/model/00000000/p/{}"
+    for one, index in ((author, 0), (other, 1)):
+        while key.format(index) not in crew.written():
+            crew.step(one)
+    crew.damage(key.format(0), 1500)
+    for _ in range(40):
+        crew.step(author, seconds=1.0)
+    assert "rounds/model/00000000/seal" not in crew.written()
+    while crew.live:
+        for one in crew.live:
+            crew.step(one)
+    assert agreed(crew.replicas) == crew.replicas
+    assert [dict(one.means[0][1].refused) for one in crew.replicas] == [{0: "damaged"}] * 2
+    assert [one.means[0][1].counted for one in crew.replicas] == [False, True]

@@ -75,7 +75,7 @@ CASES = (
     Case("late for a round", {2: "late"}),
     Case("sends twice under two ranks", {0: "duplicate"}),
     Case("its contribution is damaged", {1: "corrupt"}),
-    Case("its contribution is damaged, two replicas", {1: "corrupt"}, world=2, told="which others have read"),
+    Case("its contribution is damaged, two replicas", {1: "corrupt"}, world=2),
     Case("its contribution disappears", {1: "lose"}),
     Case("a clock that is an hour ahead and runs twice as fast", {2: "skew"}),
     Case("gradients that are not finite", {1: "nan"}),
