@@ -19,12 +19,10 @@ def check_conditional_writes(store: Store) -> None:
     """
     key = f"self-test/{secrets.token_hex(8)}"
     store.create(key, b"first")
-    try:
-        twice = store.create(key, b"second")
-        found = store.get(key)
-        listed = key in store.list("self-test")
-    finally:
-        store.delete(key)
+    twice = store.create(key, b"second")
+    found = store.get(key)
+    listed = key in store.list("self-test")
+    store.delete(key)
     if twice or found != b"first":
         raise ObjectStoreError(
             f"{store.uri} ignores conditional writes: an object was created over one that was there",
