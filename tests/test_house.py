@@ -63,9 +63,12 @@ LIGHT = (
     "traces",
     "types",
 )
+LIGHT_IN_DILOCO = ("diloco", "diloco.store", "diloco.serverless.replica_entrypoint")
 
 
-@pytest.mark.parametrize("room", [*LIGHT, "teacher_replay", "replaysim", "cli", "prm", "prm.labels", "prm.options"])
+@pytest.mark.parametrize(
+    "room", [*LIGHT, "teacher_replay", "replaysim", "cli", "prm", "prm.labels", "prm.options", *LIGHT_IN_DILOCO]
+)
 def test_importing_a_room_without_mathematics_imports_no_torch(room: str) -> None:
     assert "torch" not in loaded_after(f"import composer_replication.{room}")
 

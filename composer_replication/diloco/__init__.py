@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from composer_replication.diloco.all_reduce import AllReduceState, ObjectStoreAllReduce, Outcome, Pending
-from composer_replication.diloco.codecs import CODECS, Codec, make_codec
-from composer_replication.diloco.states import newest_state, publish_state
-from composer_replication.diloco.store import Store, Traffic, open_store
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer_replication.diloco.all_reduce import AllReduceState, ObjectStoreAllReduce, Outcome, Pending
+    from composer_replication.diloco.codecs import CODECS, Codec, make_codec
+    from composer_replication.diloco.states import newest_state, publish_state
+    from composer_replication.diloco.store import Store, Traffic, open_store
 
 __all__ = [
     "CODECS",
@@ -21,3 +25,29 @@ __all__ = [
     "open_store",
     "publish_state",
 ]
+
+_HOME = {
+    "CODECS": "codecs",
+    "AllReduceState": "all_reduce",
+    "Codec": "codecs",
+    "ObjectStoreAllReduce": "all_reduce",
+    "Outcome": "all_reduce",
+    "Pending": "all_reduce",
+    "Store": "store",
+    "Traffic": "store",
+    "make_codec": "codecs",
+    "newest_state": "states",
+    "open_store": "store",
+    "publish_state": "states",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an export from the module it lives in (PEP 562): the process that watches a replica needs the store, and no torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
