@@ -19,6 +19,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     ├── ChannelOffError           8   `strict=True` and a channel that was asked for has nothing to learn from
     ├── TraceError                9   nothing at a path can be read as a trace
     ├── BackendError             11   a program that was asked to do the work (data-juicer, Ray) died or broke
+    │   └── ReplicaError         11   replicas of a job failed, were cancelled or go on beyond the time given
     └── RoundError               12   an outer round cannot be completed: too few replicas, or its objects are damaged
         └── RoundExpiredError    12   the round's objects have been removed: this replica is too far behind
 """
@@ -26,8 +27,8 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 __all__ = [
     "BackendError",
@@ -39,6 +40,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ObjectStoreError",
+    "ReplicaError",
     "RoundError",
     "RoundExpiredError",
     "SandboxError",
@@ -156,6 +158,27 @@ class BackendError(ComposerError):
     """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
 
     exit_code = 11
+
+
+class ReplicaError(BackendError):
+    """Replicas of a job failed, were cancelled, or go on beyond the time given.
+
+    Args:
+        failures: by rank, why each of them ended; empty where replicas only go on.
+        results: by rank, what those returned that succeeded; None for the others.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fix: str | None = None,
+        failures: Mapping[int, str] | None = None,
+        results: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(message, fix=fix)
+        self.failures = dict(failures or {})
+        self.results = list(results)
 
 
 class RoundError(ComposerError):

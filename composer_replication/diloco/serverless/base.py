@@ -1,0 +1,186 @@
+"""What all executors share: a backend only starts a command, looks at it and stops it; logs and results come from the store."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from composer_replication.diloco.serverless.launch import Launch, plan
+from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaHandle, ReplicaStatus
+from composer_replication.diloco.serverless.records import Outcome, Records
+from composer_replication.errors import BackendError, ComposerError, ConfigError, ReplicaError
+
+__all__ = ["Sight", "StoreExecutor"]
+
+_STARTERS = 16
+"""Replicas that are started at once: a backend may take minutes to find a machine for one."""
+_TAIL_BYTES = 2000
+"""Of the log of a replica that failed, in what is said of it."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the backend says of a replica."""
+
+    status: ReplicaStatus
+    why: str = ""
+    """Where it failed, in the backend's words."""
+
+
+class StoreExecutor(ABC):
+    """A `ServerlessExecutor` over a backend that can start a command somewhere."""
+
+    backend_name: ClassVar[str]
+    supports_inter_replica_network: ClassVar[bool] = False
+    poll_interval_s: float = 5.0
+    """Seconds between looks while results are waited for."""
+
+    def __init__(self) -> None:
+        self._cancelled: set[str] = set()
+
+    @abstractmethod
+    def _check(self, launch: Launch, gpu: str | None) -> None:
+        """Raises ConfigError for what this backend cannot do."""
+
+    @abstractmethod
+    def _start(self, launch: Launch, rank: int, gpu: str | None) -> str:
+        """Start a replica; the backend's name for it. Raises ConfigError and BackendError."""
+
+    @abstractmethod
+    def _look(self, identity: str) -> Sight:
+        """Raises BackendError."""
+
+    @abstractmethod
+    def _stop(self, identity: str) -> None:
+        """End a replica; one that has ended stays as it is. Raises BackendError."""
+
+    def _last_words(self, identity: str) -> str:  # noqa: ARG002 - a backend's hook
+        """What the backend itself has of a replica's output, for one that never reached the store."""
+        return ""
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str | Callable[..., Any],
+        entrypoint_args: Mapping[str, Any],
+        *,
+        gpu: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> list[ReplicaHandle]:
+        """See `ServerlessExecutor.launch_replicas`."""
+        launch = plan(n_replicas, entrypoint, entrypoint_args, timeout)
+        self._check(launch, gpu)
+        with ThreadPoolExecutor(min(n_replicas, _STARTERS), "launch") as pool:
+            starts = [pool.submit(self._start, launch, rank, gpu) for rank in range(n_replicas)]
+            try:
+                return [self._handle(launch, rank, start.result()) for rank, start in enumerate(starts)]
+            except BaseException as error:  # also an interruption: what runs, costs
+                for start in starts:
+                    start.cancel()
+                wait(starts)
+                left = self._stop_all(start.result() for start in starts if not start.cancelled() and start.exception() is None)
+                if not left:
+                    raise
+                said = error.message if isinstance(error, ComposerError) else type(error).__name__
+                message = f"{said}; and these replicas still run, as they cannot be ended: {', '.join(left)}"
+                raise BackendError(message, fix=f"end them at {self.backend_name}") from error
+
+    def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
+        """See `ServerlessExecutor.poll`."""
+        return self._ended(handle)[0]
+
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: float | None = None, *, keep_going: bool = False) -> list[Any]:
+        """See `ServerlessExecutor.collect`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ended: dict[int, tuple[ReplicaStatus, Outcome | None, str]] = {}
+        while True:
+            for place, handle in enumerate(handles):
+                if place not in ended and (found := self._ended(handle))[0].final:
+                    ended[place] = found
+            failed = [place for place, found in ended.items() if found[0] is not ReplicaStatus.SUCCEEDED]
+            left = [place for place in range(len(handles)) if place not in ended]
+            if not left or (failed and not keep_going):
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise self._unfinished(handles, left, timeout)
+            pause = self.poll_interval_s if deadline is None else min(self.poll_interval_s, deadline - time.monotonic())
+            time.sleep(max(pause, 0.0))
+        results = [_value(ended.get(place)) for place in range(len(handles))]
+        if not failed:
+            return results
+        self.cancel([handles[place] for place in left])
+        failures = {handles[place].rank: self._failure(handles[place], *ended[place]) for place in sorted(failed)}
+        raise ReplicaError(_told(failures, handles, left), failures=failures, results=results)
+
+    def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
+        """See `ServerlessExecutor.cancel`."""
+        for handle in handles:
+            if not self._look(self._identity(handle)).status.final:
+                self._cancelled.add(self._identity(handle))
+                self._stop(self._identity(handle))
+
+    def logs(self, handle: ReplicaHandle) -> str:
+        """See `ServerlessExecutor.logs`."""
+        self._identity(handle)
+        return Records.of(handle.metadata, handle.rank).log()
+
+    def _stop_all(self, identities: Iterable[str]) -> list[str]:
+        """Those that cannot be ended."""
+        left = []
+        for identity in identities:
+            try:
+                self._stop(identity)
+            except (ConfigError, BackendError):
+                left.append(identity)
+        return left
+
+    def _handle(self, launch: Launch, rank: int, identity: str) -> ReplicaHandle:
+        facts = {"rendezvous_uri": launch.rendezvous_uri, "job": launch.job, "world_size": str(launch.world_size), "id": identity}
+        return ReplicaHandle(rank, self.backend_name, facts)
+
+    def _identity(self, handle: ReplicaHandle) -> str:
+        if handle.backend_name != self.backend_name:
+            fix = "ask the executor that launched it"
+            raise ConfigError(f"replica {handle.rank} was launched by {handle.backend_name}, not {self.backend_name}", fix=fix)
+        return handle.metadata["id"]
+
+    def _ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Outcome | None, str]:
+        """Its status, the outcome that it left if it has ended, and what the backend says. The outcome knows more."""
+        identity = self._identity(handle)
+        sight = self._look(identity)
+        if not sight.status.final:
+            return sight.status, None, ""
+        outcome = Records.of(handle.metadata, handle.rank).outcome()
+        if outcome is not None:
+            return outcome.status, outcome, sight.why
+        if identity in self._cancelled:
+            return ReplicaStatus.CANCELLED, None, "cancelled"
+        if sight.status is ReplicaStatus.SUCCEEDED:
+            return ReplicaStatus.FAILED, None, "it ended without a result in the store"
+        return sight.status, None, sight.why
+
+    def _failure(self, handle: ReplicaHandle, status: ReplicaStatus, outcome: Outcome | None, why: str) -> str:
+        """One replica's end, its traceback or the end of its log under it."""
+        said = (outcome.error if outcome is not None else why) or status.value
+        more = outcome.traceback if outcome is not None else ""
+        more = more or Records.of(handle.metadata, handle.rank).log(_TAIL_BYTES) or self._last_words(handle.metadata["id"])
+        return "\n".join([said, *(f"  | {line}" for line in more[-_TAIL_BYTES:].splitlines() if line.strip())])
+
+    def _unfinished(self, handles: Sequence[ReplicaHandle], left: Sequence[int], timeout: float | None) -> ReplicaError:
+        ranks = ", ".join(str(handles[place].rank) for place in left)
+        message = f"{len(left)} of {len(handles)} replicas still run after {timeout:g} s: {ranks}"
+        return ReplicaError(message, fix="collect them again with a longer timeout, or cancel them")
+
+
+def _value(found: tuple[ReplicaStatus, Outcome | None, str] | None) -> Any:
+    return found[1].value if found is not None and found[1] is not None else None
+
+
+def _told(failures: Mapping[int, str], handles: Sequence[ReplicaHandle], left: Sequence[int]) -> str:
+    others = f"; {len(left)} that still ran {'has' if len(left) == 1 else 'have'} been cancelled" if left else ""
+    each = "\n".join(f"replica {rank}: {said}" for rank, said in failures.items())
+    return f"{len(failures)} of {len(handles)} replicas failed{others}\n{each}"

@@ -1,0 +1,43 @@
+"""What a function that runs as a replica may ask about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from composer_replication.errors import ConfigError
+
+__all__ = ["Replica", "this_replica"]
+
+_VARIABLE = "COMPOSER_REPLICA"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of the replicas of a job."""
+
+    rank: int
+    """From 0."""
+    world_size: int
+    rendezvous_uri: str
+    """The object store that they share."""
+    job: str
+
+    def environment(self) -> dict[str, str]:
+        """The variable that tells a process which replica it is."""
+        return {_VARIABLE: json.dumps(asdict(self))}
+
+
+def this_replica() -> Replica:
+    """The replica that this process is, or was started by.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    told = os.environ.get(_VARIABLE)
+    if told is None:
+        raise ConfigError(
+            "this process is no replica", fix="launch it through an executor of composer_replication.diloco.serverless"
+        )
+    return Replica(**json.loads(told))
