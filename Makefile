@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,12 @@ verl: env ## Test the substrate verl: its engine, and a run of main_ppo on Ray a
 
 remote: env ## Test the remote sandbox through a SWE-ReX server, in an environment of its own
 	@$(BIN)/nox --session remote
+
+serverless: env ## Test the executors of Modal and Hugging Face Jobs with the vendors' clients, in an environment of their own
+	@$(BIN)/nox --session serverless
+
+serverless-sky: env ## Test the executor of SkyPilot with its client, in an environment of its own (330 MB)
+	@$(BIN)/nox --session serverless-sky
 
 serving: env ## Test sampling and weight loading with vLLM on the CPU, in an environment of its own (3.5 GB)
 	@$(BIN)/nox --session serving

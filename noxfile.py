@@ -172,7 +172,21 @@ def harbor(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_harbor.py", *session.posargs)
 
 
-EXTRAS = ("replaysim", "trl", "openenv", "verifiers", "gymnasium", "peft", "remote", "verl", "ray", "monarch")
+EXTRAS = (
+    "replaysim",
+    "trl",
+    "openenv",
+    "verifiers",
+    "gymnasium",
+    "peft",
+    "remote",
+    "verl",
+    "ray",
+    "monarch",
+    "modal",
+    "hf",
+    "sky",
+)
 
 
 @nox.session(default=False)
@@ -219,6 +233,22 @@ def faults_diloco(session: nox.Session) -> None:
         session.run("npm", "install", "--silent", "--prefix", home, "s3rver@3.7.1", external=True)
         argv += ["--s3rver", str(Path(home) / "node_modules" / ".bin" / "s3rver")]
     session.run("python", *argv, *session.posargs)
+
+
+@nox.session
+def serverless(session: nox.Session) -> None:
+    """The executors of Modal and Hugging Face Jobs: the vendors' clients, against servers that speak their protocols."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,modal,hf]", MOTO)
+    session.run("python", "-m", "pytest", "tests_substrates/serverless", *session.posargs)
+
+
+@nox.session(name="serverless-sky", default=False)
+def serverless_sky(session: nox.Session) -> None:
+    """The executor of SkyPilot: its client, and the requests that it sends (330 MB to install)."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev,sky]")
+    session.run("python", "-m", "pytest", "tests_substrates/serverless_sky", *session.posargs)
 
 
 @nox.session(name="bench-mesh", default=False)

@@ -165,6 +165,42 @@ def monarch(_: Path) -> None:
     assert asyncio.run(_asked(MonarchMesh())) > 0
 
 
+def modal(_: Path) -> None:
+    """A replica would be a sandbox with the image that is named."""
+    from composer_replication.diloco.serverless import ModalExecutor
+
+    assert ModalExecutor(image="python:3.11", gpu="A100").backend_name == "modal"
+
+
+def hf(_: Path) -> None:
+    """A service that is not there is said to be."""
+    import os
+
+    os.environ |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_none"}
+    from composer_replication.diloco.serverless import HFJobsExecutor
+    from composer_replication.errors import BackendError
+
+    said = ""
+    try:
+        HFJobsExecutor(hardware="a10g-large").launch_replicas(1, "m:f", {"rendezvous_uri": "s3://bucket/run"})
+    except BackendError as error:
+        said = str(error)
+    assert "does not answer" in said
+
+
+def sky(folder: Path) -> None:
+    """Resources that are none are said to be."""
+    from composer_replication.diloco.serverless import SkyExecutor
+    from composer_replication.errors import ConfigError
+
+    said = ""
+    try:
+        SkyExecutor(cpus="many").launch_replicas(1, "m:f", {"rendezvous_uri": folder})
+    except ConfigError as error:
+        said = str(error)
+    assert "many" in said
+
+
 async def _asked(mesh: Any) -> float:
     """CPU-seconds of an actor that it is given."""
     from composer_replication.recipes.mesh.boxes import Boxes, EnvHost
@@ -187,6 +223,9 @@ SMOKE: Mapping[str, Callable[[Path], None]] = {
     "verl": verl,
     "ray": ray,
     "monarch": monarch,
+    "modal": modal,
+    "hf": hf,
+    "sky": sky,
 }
 """By extra."""
 
