@@ -72,15 +72,15 @@ class Pending:
 
     def __init__(self, tensors: Sequence[Tensor], work: Callable[[], tuple[Tensor, Outcome]]) -> None:
         self._tensors = tuple(tensors)
-        self._over = threading.Event()
         self._found: tuple[Tensor, Outcome] | None = None
         self._error: ComposerError | None = None
         self._outcome: Outcome | None = None
-        threading.Thread(target=self._run, args=(work,), name="composer-round", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="composer-round", daemon=True)
+        self._thread.start()
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._over.is_set()
+        return not self._thread.is_alive()
 
     def wait(self) -> Outcome:
         """Write the means into the tensors that the round was started with, and say what became of it.
@@ -111,15 +111,13 @@ class Pending:
 
     def settle(self) -> None:
         """Wait for the end of the round, whatever it is."""
-        self._over.wait()
+        self._thread.join()  # an event would do, but a thread that is still ending when the interpreter does aborts the process
 
     def _run(self, work: Callable[[], tuple[Tensor, Outcome]]) -> None:
         try:
             self._found = work()
         except ComposerError as error:
             self._error = error
-        finally:
-            self._over.set()
 
 
 class ObjectStoreAllReduce:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import pytest
@@ -93,3 +94,16 @@ def test_tensors_of_any_shape_and_type_go_as_one_vector_and_come_back_as_they_we
     for tensors in together(partial(replica, 0), partial(replica, 1)):
         assert [tensor.tolist() for tensor in tensors] == [[[0.5] * 3] * 2, 0.5, [1.0] * 4]
         assert tensors[0].dtype == torch.bfloat16
+
+
+def test_nothing_of_a_round_runs_on_after_its_end(tmp_path):
+    """A thread that is still ending when the interpreter ends aborts the process."""
+
+    def replica(rank):
+        pending = ObjectStoreAllReduce(tmp_path, rank=rank, world_size=2, timeout_s=60).start([vector(10, rank)], "model")
+        pending.wait()
+        return pending
+
+    pending = together(*(partial(replica, rank) for rank in range(2)))
+    assert all(one.done() for one in pending)
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "composer-round"]
