@@ -186,6 +186,7 @@ EXTRAS = (
     "modal",
     "hf",
     "sky",
+    "diloco",
 )
 
 
@@ -216,9 +217,9 @@ def monarch(session: nox.Session) -> None:
 
 @nox.session
 def diloco(session: nox.Session) -> None:
-    """Rounds through a real S3 server: every fault, with processes that are killed at every step."""
+    """The outer loop on torchft, and rounds through a real S3 server with processes that are killed at every step."""
     session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev]", MOTO)
+    session.install("--quiet", "--editable", ".[dev,diloco]", MOTO)
     session.run("python", "-m", "pytest", "tests_substrates/diloco", *session.posargs)
 
 

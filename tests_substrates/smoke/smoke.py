@@ -201,6 +201,21 @@ def sky(folder: Path) -> None:
     assert "many" in said
 
 
+def diloco(_: Path) -> None:
+    """A replica that is alone holds a round."""
+    from torch import nn, optim
+
+    from composer_replication.diloco.manager import MockManager
+    from composer_replication.diloco.outer_loop import make_diloco_outer_loop
+
+    model = nn.Linear(2, 2)
+    inner = optim.SGD(model.parameters(), lr=0.1)
+    with make_diloco_outer_loop(MockManager(), model, inner_optimizer=inner, sync_every=1) as loop:
+        model.weight.square().sum().backward()
+        inner.step()
+    assert loop.round == 1
+
+
 async def _asked(mesh: Any) -> float:
     """CPU-seconds of an actor that it is given."""
     from composer_replication.recipes.mesh.boxes import Boxes, EnvHost
@@ -226,6 +241,7 @@ SMOKE: Mapping[str, Callable[[Path], None]] = {
     "modal": modal,
     "hf": hf,
     "sky": sky,
+    "diloco": diloco,
 }
 """By extra."""
 
