@@ -191,7 +191,8 @@ class _Scatter:
         block = pack(header, header_length(self._setting.world_size))
         if not self._place.store.create(_made_key(part), block + payload):
             self._take(part)
-            return
+            if self._made[part] != header:
+                return  # another has made it; else this replica has, before it was started again
         begin, end = self._bounds[part]
         decoded = self._setting.codec.decode(payload, end - begin)
         self._accept(part, header, decoded)
