@@ -8,10 +8,12 @@ loaded on first use, and torch is not imported until something needs it.
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.batch import build_batch, collate
+    from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
     from composer_replication.loss import LossComponents, compose_loss
     from composer_replication.teacher_replay import (
         DEFAULT_TEACHERS,
@@ -46,6 +48,7 @@ _HOME = {
     "build_batch": "batch",
     "collate": "batch",
     "compose_loss": "loss",
+    "make_diloco_outer_loop": "diloco.outer_loop",  # likewise
     "extract_dpo_pairs": "teacher_replay",
     "replay_trace": "teacher_replay",
 }
@@ -53,6 +56,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Load an export from the module it lives in (PEP 562)."""
+    if name == "_DILOCO_AVAILABLE":
+        return find_spec("torchft") is not None
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.diloco.all_reduce import AllReduceState, ObjectStoreAllReduce, Outcome, Pending
     from composer_replication.diloco.codecs import CODECS, Codec, make_codec
+    from composer_replication.diloco.manager import MockManager, ObjectStoreManager
+    from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
     from composer_replication.diloco.states import newest_state, publish_state
     from composer_replication.diloco.store import Store, Traffic, open_store
 
@@ -15,7 +17,9 @@ __all__ = [
     "CODECS",
     "AllReduceState",
     "Codec",
+    "MockManager",
     "ObjectStoreAllReduce",
+    "ObjectStoreManager",
     "Outcome",
     "Pending",
     "Store",
@@ -30,12 +34,15 @@ _HOME = {
     "CODECS": "codecs",
     "AllReduceState": "all_reduce",
     "Codec": "codecs",
+    "MockManager": "manager",
     "ObjectStoreAllReduce": "all_reduce",
+    "ObjectStoreManager": "manager",
     "Outcome": "all_reduce",
     "Pending": "all_reduce",
     "Store": "store",
     "Traffic": "store",
     "make_codec": "codecs",
+    "make_diloco_outer_loop": "outer_loop",  # needs an extra, and so is no part of `import *`
     "newest_state": "states",
     "open_store": "store",
     "publish_state": "states",
