@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from composer_replication.cli.diloco_cmd import app as diloco_app
 from composer_replication.cli.doctor_cmd import doctor
 from composer_replication.cli.exchange_cmd import export_tasks, import_tasks
 from composer_replication.cli.grade_cmd import grade
@@ -78,6 +79,7 @@ app.add_typer(serve_app, name="serve")
 app.add_typer(pairs_app, name="pairs")
 app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
+app.add_typer(diloco_app, name="diloco")
 app.add_typer(prm_app, name="prm")
 app.command()(report)
 app.add_typer(hints_app, name="hints")

@@ -54,6 +54,8 @@ def train(
 
     _refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)
+    if config.diloco.enabled:
+        raise ConfigError("diloco.enabled = true: this run is one of replicas", fix=f"composer diloco run {run}")
     check_substrate(config)
     if dry_run:
         check_run_dir(config, resume=resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.fields import FieldLine, field_lines
 from composer_replication.config.load import load_config, load_teachers, resolve_arm, to_toml
 from composer_replication.config.loss import (
@@ -28,6 +29,7 @@ from composer_replication.config.substrate import SubstrateConfig, SubstrateType
 
 __all__ = [
     "CurriculumConfig",
+    "DilocoConfig",
     "EffortConfig",
     "EvalConfig",
     "FieldLine",

@@ -18,7 +18,7 @@ from composer_replication.errors import ConfigError
 
 __all__ = ["load_config", "load_teachers", "resolve_arm", "to_toml"]
 
-_SHARED = ("name", "out", "threads", "model", "tasks", "substrate", "sandbox", "arms", "rollout.env_workers")
+_SHARED = ("name", "out", "threads", "model", "tasks", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
 """What all arms of a run have in common."""
 _PAIRS = "loss.replay.pairs"
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.loss import LossConfig, RewardConfig
 from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Share, Weight, flat, refuse
 from composer_replication.config.substrate import SubstrateConfig
@@ -265,11 +266,12 @@ class RunConfig(Section):
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     eval: EvalConfig = EvalConfig()
+    diloco: DilocoConfig = DilocoConfig()
     teachers: tuple[TeacherConfig, ...] = ()
     """Whom the replay channel asks."""
     arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
-    share (`name`, `out`, `threads`, `model`, `tasks`, `substrate`, `sandbox`, `rollout.env_workers`) cannot differ."""
+    share (`name`, `out`, `threads`, `model`, `tasks`, `substrate`, `sandbox`, `diloco`, `rollout.env_workers`) cannot differ."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -292,6 +294,16 @@ class RunConfig(Section):
                 f"curriculum.promote_at = {curriculum.promote_at} is never reached: with curriculum.decay = {curriculum.decay} "
                 f"and rollout.group_size = {siblings}, a task that always passes counts with a pass rate of at most {most:.4f}",
                 f"set curriculum.promote_at below {below}, or raise curriculum.decay or rollout.group_size",
+            )
+        if self.diloco.enabled and self.steps % self.diloco.window:
+            refuse(
+                f"steps = {self.steps} ends in the middle of a round: diloco holds one every {self.diloco.window} steps",
+                f"set steps to a multiple of {self.diloco.window}",
+            )
+        if self.diloco.enabled and self.substrate.type != "local":
+            refuse(
+                f"diloco.enabled = true and substrate.type = {self.substrate.type}: a replica is one process with whole weights",
+                "set substrate.type = local",
             )
         hint, sampled_at = self.loss.hint, self.rollout.temperature
         if hint.weight > 0 and hint.form in ("sampled_token", "entropy_gated") and hint.temperature != sampled_at:

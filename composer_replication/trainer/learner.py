@@ -28,6 +28,7 @@ from composer_replication.causal_lm import (
     update_mode,
 )
 from composer_replication.config import HintConfig, OptimizerConfig, RunConfig
+from composer_replication.diloco.inner import make_muon
 from composer_replication.distillation import (
     TAID,
     EntropyAwareOPD,
@@ -185,6 +186,17 @@ class Learner:
             if owner is not None and saved is not None:
                 owner.load_state_dict(saved)
 
+    def skip_to(self, version: int) -> None:
+        """Count from a later step, whose weights are loaded: the rate is what the schedule has there."""
+        self.version = version
+        share = rate_share(self.config.optimizer, self.config.steps, version)
+        rates = [base * share for base in self.schedule.base_lrs]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.schedule.load_state_dict(
+            {**self.schedule.state_dict(), "last_epoch": version, "_step_count": version + 1, "_last_lr": rates}
+        )
+
     def _share(self, batch: Batch) -> list[Batch]:
         """This process's micro-batches."""
         size = self.config.optimizer.micro_batch_size
@@ -253,12 +265,15 @@ class Learner:
         return self.step_logprobs.logprobs(score, "the reference", *rows, temperature)
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
-    """AdamW over all of a model's parameters, and the run's schedule of its rate."""
+def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """AdamW over all of a model's parameters, or Muon with it, and the run's schedule of its rate."""
     options = config.optimizer
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.learning_rate, betas=options.betas, weight_decay=options.weight_decay
-    )
+    lr, betas, decay = options.learning_rate, options.betas, options.weight_decay
+    optimizer: torch.optim.Optimizer
+    if config.diloco.inner == "muon":
+        optimizer = make_muon(model, lr=lr, betas=betas, weight_decay=decay)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=decay)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, config.steps))
 
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -36,7 +36,20 @@ from composer_replication.trainer.usefulness import only_useful
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, Trajectory
 
-__all__ = ["LONGER", "PRIVILEGED", "TrainArm", "evaluation", "report_arms", "tell_result", "train", "train_arms", "wants_replay"]
+__all__ = [
+    "LONGER",
+    "PRIVILEGED",
+    "Beside",
+    "TrainArm",
+    "Trainee",
+    "evaluation",
+    "report_arms",
+    "tell_result",
+    "train",
+    "train_arms",
+    "train_steps",
+    "wants_replay",
+]
 
 LONGER = {
     "head": "losses take the whole [tokens, vocabulary] logits",
@@ -112,14 +125,28 @@ def tell_result(
 
 async def _train_here(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        return await _train_arm(_Trainee.create(workshop, config, arm, pair_logprobs), shown)
+        return await train_steps(Trainee.create(workshop, config, arm, pair_logprobs), shown)
 
 
-async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
+class Beside(Protocol):
+    """What goes on beside an arm's steps, and keeps what the arm goes on from."""
+
+    def resume(self, trainee: Trainee) -> bool:
+        """In place of `Trainee.resume`."""
+
+    def stepped(self) -> Mapping[str, float]:
+        """After an optimizer step: what there is to log of it."""
+
+    def recorded(self, metrics: Mapping[str, float]) -> None:
+        """After the step, of which these are the metrics, is in the run's files."""
+
+
+async def train_steps(trainee: Trainee, shown: Phase, beside: Beside | None = None) -> SummaryRow:
+    """Train one arm from where it is to its last step."""
     workshop, config, actor, learner = trainee.workshop, trainee.config, trainee.actor, trainee.learner
     for what, why in learner.fallbacks.items():
         workshop.terminal.note(f"{trainee.arm}: {LONGER[what]}: {why}")
-    if trainee.resume():
+    if trainee.resume() if beside is None else beside.resume(trainee):
         pairs = stored_pairs(workshop, trainee.arm) if wants_replay(config) else []
     else:
         await trainee.evaluate()
@@ -135,14 +162,17 @@ async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
         signals = trainee.maker.signals(step, groups)
         taken = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
         result = learner.update(trainee.maker.batch(groups, signals, taken))
+        outer = {} if beside is None else beside.stepped()
         trainee.engine.reset()
         times = {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
         learnt = {} if actor.curriculum is None else actor.curriculum.metrics()
-        metrics = {**rollout_metrics(groups), **learnt, **signals.metrics, **result.metrics, **times}
+        metrics = {**rollout_metrics(groups), **learnt, **signals.metrics, **result.metrics, **outer, **times}
         off = dict(result.off) | trainee.maker.why_off(pairs, signals)
         if step % config.eval.every == 0 or step == config.steps:
             metrics |= await actor.evaluate(learner.version)
         trainee.record(step, groups, signals.hints, metrics, off)
+        if beside is not None:
+            beside.recorded(metrics)
         shown.advance()
         if step % config.checkpoint_every == 0 or step == config.steps:
             trainee.save()
@@ -150,8 +180,8 @@ async def _train_arm(trainee: _Trainee, shown: Phase) -> SummaryRow:
 
 
 @dataclass(slots=True)
-class _Trainee:
-    """One arm: its policy, its engine and what it spent."""
+class Trainee:
+    """One arm in training: its policy, its engine and what it spent."""
 
     workshop: Workshop
     config: RunConfig
@@ -167,7 +197,7 @@ class _Trainee:
     """Of the replay, once it is done."""
 
     @classmethod
-    def create(cls, workshop: Workshop, config: RunConfig, arm: str, pair_logprobs: LogprobCache) -> _Trainee:
+    def create(cls, workshop: Workshop, config: RunConfig, arm: str, pair_logprobs: LogprobCache) -> Trainee:
         """From the configured policy."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
@@ -198,13 +228,26 @@ class _Trainee:
         if state is None:
             self.workshop.run_dir.truncate_after(self.arm, -1)
             return False
-        self.workshop.run_dir.truncate_after(self.arm, self.learner.version)
-        self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
-        if self.actor.curriculum is not None:
-            self.actor.restore(state["curriculum"])
-        self.spending.start_from(state["cpu_s"])
-        self.workshop.terminal.note(f"{self.arm}: resumed at step {self.learner.version} of {self.config.steps}")
+        self.go_on(state)
         return True
+
+    def counters(self) -> dict[str, Any]:
+        """What the next step depends on beside the learner, plain JSON."""
+        return {
+            "rollouts": self.actor.rollouts,
+            "tokens": self.actor.tokens,
+            "curriculum": None if self.actor.curriculum is None else self.actor.curriculum.state_dict(),
+            "cpu_s": self.spending.cpu_s(),
+        }
+
+    def go_on(self, counters: Mapping[str, Any]) -> None:
+        """From where the learner is, with what `counters` said there: what the run's files say of later steps is forgotten."""
+        self.workshop.run_dir.truncate_after(self.arm, self.learner.version)
+        self.actor.rollouts, self.actor.tokens = counters["rollouts"], counters["tokens"]
+        if self.actor.curriculum is not None:
+            self.actor.restore(counters["curriculum"])
+        self.spending.start_from(counters["cpu_s"])
+        self.workshop.terminal.note(f"{self.arm}: resumed at step {self.learner.version} of {self.config.steps}")
 
     @property
     def checkpoints(self) -> Path:
@@ -227,13 +270,7 @@ class _Trainee:
 
     def save(self) -> None:
         """A checkpoint of everything the next step depends on."""
-        state = {
-            "rollouts": self.actor.rollouts,
-            "tokens": self.actor.tokens,
-            "curriculum": None if self.actor.curriculum is None else self.actor.curriculum.state_dict(),
-            "cpu_s": self.spending.cpu_s(),
-            **trained_on(self.fingerprint, pairs_digest(self.workshop, self.arm)),
-        }
+        state = {**self.counters(), **trained_on(self.fingerprint, pairs_digest(self.workshop, self.arm))}
         save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)
 
     def summary(self) -> SummaryRow:

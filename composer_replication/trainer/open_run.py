@@ -14,7 +14,12 @@ from composer_replication.observe.files import exclusive, storage_errors
 
 __all__ = ["check_run_dir", "open_run"]
 
-_MAY_CHANGE = frozenset({"checkpoint_every", "out", "rollout.env_workers", "sandbox.kind", "loss.replay.max_total_usd"})
+_MAY_CHANGE = frozenset(
+    {
+        *("checkpoint_every", "out", "rollout.env_workers", "sandbox.kind", "loss.replay.max_total_usd"),
+        *("diloco.quorum", "diloco.deadline_s", "diloco.timeout_s"),
+    }
+)
 """Fields that change no result. A cap that was reached has to be raised for the run to go on."""
 _OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_million_input", ".usd_per_million_output")
 """Likewise: where it is asked and what it costs. Answers bought at another address are asked for again."""

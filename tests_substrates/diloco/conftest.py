@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / "tests" / part) for part in ("tools", "trainer"))]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "trainer"))
 
 from s3_server import environment
 

@@ -1,0 +1,112 @@
+"""`composer diloco`: the recipe in replicas that share an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from composer_replication.config import load_config
+
+if TYPE_CHECKING:
+    from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
+    from composer_replication.recipes.diloco.status import Status
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Train one policy in replicas that share an object store and nothing else.")
+
+_COLUMNS = ("replica", "state", "arm", "step", "round", "members", "up", "down", "stall", "reward")
+Executor = Literal["local", "modal", "hf", "sky"]
+
+
+@app.callback()
+def _top() -> None:
+    """A group, however many commands it has."""
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(help="The run file (TOML), with a section diloco.")],
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many; by default diloco.replicas.")] = None,
+    executor: Annotated[
+        Executor, typer.Option("--executor", help="What starts them: this machine, or somebody's cloud.")
+    ] = "local",
+    gpu: Annotated[str | None, typer.Option("--gpu", help="What each replica gets, in the executor's words.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from what the store has of the job.")] = False,
+) -> None:
+    """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
+
+    Each has its own rollouts and its own folder. A job that was interrupted goes on with --resume, even if its machines are gone.
+    """
+    words = [*context.args, *(["--diloco.replicas", str(replicas)] if replicas is not None else [])]
+    config = load_config(run, ["--diloco.enabled", "true", *words])
+    from composer_replication.recipes.diloco.job import check_job, run_job
+
+    check_job(config, resume=resume, local=executor == "local")
+    console = Console()
+    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+        view = _View(live)
+        results = run_job(config, _executor(executor), view.seen, gpu=gpu)
+    for rank, rows in enumerate(results):
+        for row in rows:
+            said = (
+                f"replica {rank}, {row['arm']}: pass@1 {row['pass_at_1']:.3f}, {row['rollouts']} rollouts, {row['tokens']} tokens"
+            )
+            console.print(said, highlight=False)
+
+
+class _View:
+    """A table of replicas, drawn anew when something has changed."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._last: object = None
+
+    def seen(self, found: Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]) -> None:
+        rows = [(handle.rank, state, status) for handle, state, status in found]
+        if rows != self._last:
+            self._last = rows
+            self._live.update(_table(rows), refresh=True)
+
+
+def _table(rows: Sequence[tuple[int, ReplicaStatus, Status | None]]) -> Table:
+    table = Table(*_COLUMNS)
+    for rank, state, status in rows:
+        if status is None:
+            table.add_row(str(rank), state.value)
+            continue
+        table.add_row(
+            str(rank),
+            state.value,
+            status.arm,
+            f"{status.step}/{status.steps}",
+            str(status.round),
+            str(status.members),
+            f"{status.bytes_up / 1e6:.2f} MB",
+            f"{status.bytes_down / 1e6:.2f} MB",
+            f"{status.stall_s:.1f} s of {status.seconds:.0f} s",
+            "" if status.reward is None else f"{status.reward:.3f}",
+        )
+    return table
+
+
+def _executor(kind: Executor) -> ServerlessExecutor:
+    """Raises MissingExtraError when the vendor's client is not installed."""
+    from composer_replication.diloco import serverless
+
+    match kind:
+        case "local":
+            return serverless.LocalProcessExecutor()
+        case "modal":
+            return serverless.ModalExecutor()
+        case "hf":
+            return serverless.HFJobsExecutor()
+        case "sky":
+            return serverless.SkyExecutor()

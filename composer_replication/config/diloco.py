@@ -1,0 +1,69 @@
+"""Replicas that train as one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from composer_replication.config.section import Decay, Positive, ReadBy, Section, Share, refuse
+
+__all__ = ["DilocoConfig"]
+
+_IF_ENABLED = ReadBy("enabled", True)
+_Seconds = Annotated[float, Field(gt=0.0)]
+
+
+class DilocoConfig(Section):
+    """DiLoCo over an object store: `composer diloco run`. Each replica rolls out and trains by itself, and now and then all of
+    them take a step of an outer optimizer together."""
+
+    enabled: bool = False
+    """Whether the run is one of replicas."""
+    replicas: Annotated[Positive, _IF_ENABLED] = 2
+    """How many there are."""
+    rendezvous: Annotated[str | None, _IF_ENABLED] = None
+    """The object store they share: a path, `s3://`, `gs://` or `az://`; by default the folder `store` of the run."""
+    sync_every: Annotated[Positive, _IF_ENABLED] = 10
+    """H: optimizer steps between two synchronisations of the same weights."""
+    fragments: Annotated[Positive, _IF_ENABLED] = 1
+    """Parts of the model that are synchronised one after the other, one every `sync_every / fragments` steps."""
+    delay: Annotated[int, Field(ge=0), _IF_ENABLED] = 0
+    """tau: optimizer steps that go on while a round is under way."""
+    mix: Annotated[Share, _IF_ENABLED] = 0.0
+    """alpha: share of a replica's own weights in what it goes on with after a round."""
+    codec: Annotated[Literal["fp32", "bf16", "int8", "int4", "topk", "pulse", "auto"], _IF_ENABLED] = "int8"
+    """How pseudo-gradients travel; what a codec leaves out, the next round carries."""
+    inner: Annotated[Literal["adamw", "muon"], _IF_ENABLED] = "adamw"
+    """What takes the optimizer steps: AdamW, or Muon for the matrices of the blocks and AdamW for the rest."""
+    outer_lr: Annotated[float, Field(gt=0.0), _IF_ENABLED] = 0.7
+    """Of the outer SGD."""
+    outer_momentum: Annotated[Decay, _IF_ENABLED] = 0.9
+    """Of the outer SGD, Nesterov's unless it is 0."""
+    quorum: Annotated[Positive | None, _IF_ENABLED] = None
+    """The fewest replicas a round is held with; all by default."""
+    deadline_s: Annotated[_Seconds | None, _IF_ENABLED] = None
+    """Seconds after which a round is held without those that have not come; needed with a quorum."""
+    timeout_s: Annotated[_Seconds, _IF_ENABLED] = 1800.0
+    """Most seconds for a round; one that is not held by then is an error."""
+    snapshot_every: Annotated[Positive, _IF_ENABLED] = 10
+    """Rounds between snapshots of what all replicas agree on, from which one that joins late is healed."""
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        if self.sync_every % self.fragments:
+            refuse(
+                f"sync_every = {self.sync_every} is no multiple of fragments = {self.fragments}",
+                f"set sync_every to a multiple of {self.fragments}",
+            )
+        window = self.sync_every // self.fragments
+        if self.delay >= window:
+            refuse(f"delay = {self.delay}, and a round is held every {window} steps", f"set delay from 0 to {window - 1}")
+        if self.quorum is not None and self.quorum > self.replicas:
+            refuse(f"quorum = {self.quorum} of {self.replicas} replicas", "lower quorum, or raise replicas")
+        return self
+
+    @property
+    def window(self) -> int:
+        """Optimizer steps of a round."""
+        return self.sync_every // self.fragments

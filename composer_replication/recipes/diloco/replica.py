@@ -1,0 +1,60 @@
+"""One replica of a job, as an executor starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import torch
+
+from composer_replication.causal_lm import LogprobCache
+from composer_replication.config import RunConfig
+from composer_replication.diloco.serverless.replica import this_replica
+from composer_replication.diloco.store import Store, open_store
+from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.diloco.outer import Outer
+from composer_replication.trainer.loop import Trainee, train_arms, train_steps
+from composer_replication.trainer.open_run import open_run
+from composer_replication.trainer.workshop import Workshop
+
+__all__ = ["train_replica"]
+
+_APART = 1_000_003
+"""Between the seeds of two replicas."""
+
+
+def train_replica(run: str) -> list[dict[str, Any]]:
+    """Train this process's replica of a job to its end, from wherever the job and its own folder are: a row for each arm.
+
+    Args:
+        run: the run file's text, resolved.
+
+    Raises:
+        ComposerError: whatever a part of the recipe has to say.
+    """
+    me = this_replica()
+    whole = RunConfig.model_validate(tomllib.loads(run))
+    config = whole.model_copy(update={"out": whole.out / whole.name, "name": f"replica_{me.rank:05d}"})
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    train_arm = partial(_train_arm, store=open_store(me.rendezvous_uri), rank=me.rank, world_size=me.world_size)
+    with open_run(config, resume=True) as run_dir:
+        rows = asyncio.run(_train(config, run_dir, train_arm))
+    return [{"arm": row.arm, "pass_at_1": row.pass_at_1, "rollouts": row.rollouts, "tokens": row.tokens} for row in rows]
+
+
+async def _train(config: RunConfig, run_dir: RunDir, train_arm: Any) -> list[SummaryRow]:
+    return await train_arms(Workshop.open(config, run_dir, Terminal(on_event=run_dir.log_event)), "start", train_arm)
+
+
+async def _train_arm(
+    workshop: Workshop, config: RunConfig, arm: str, shown: Phase, *, store: Store, rank: int, world_size: int
+) -> SummaryRow:
+    own = config.model_copy(update={"seed": (config.seed + _APART * rank) % (1 << 63)})
+    outer = Outer(store, rank, world_size)
+    with closing(outer), closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
+        return await train_steps(Trainee.create(workshop, own, arm, pair_logprobs), shown, outer)
