@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_threads import vector
 from interleaving import Crew, KilledError
-from replicas import vector
 
 from composer_replication.diloco import ObjectStoreAllReduce
 from composer_replication.errors import RoundError, RoundExpiredError

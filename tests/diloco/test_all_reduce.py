@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from replicas import together, vector
+from in_threads import together, vector
 
 from composer_replication.diloco import ObjectStoreAllReduce
 from composer_replication.errors import ConfigError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicas import vector
+from in_threads import vector
 
 from composer_replication.diloco.codecs import CODECS, make_codec
 from composer_replication.diloco.codecs.feedback import ErrorFeedback

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import torch
+from in_threads import together
 from plain_diloco import Replica
-from replicas import together
 from torch.distributed import ReduceOp
 
 from composer_replication.diloco.manager import MockManager

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from replicas import together, vector
+from in_threads import together, vector
 from s3_server import S3Server, environment
 
 from composer_replication.diloco import ObjectStoreAllReduce, newest_state, open_store, publish_state

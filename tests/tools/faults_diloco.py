@@ -17,10 +17,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ class Case:
     server: tuple[str, ...] = ()
     """Faults of our own server."""
     pause_s: float = 0.0
-    """The server stops for so long."""
+    """A `pause` ends after so long; 0 is never."""
     world: int = WORLD
     codec: str = "int8"
     restart: bool = False
@@ -79,8 +81,8 @@ CASES = (
     Case("its contribution disappears", {1: "lose"}),
     Case("a clock that is an hour ahead and runs twice as fast", {2: "skew"}),
     Case("gradients that are not finite", {1: "nan"}),
-    Case("the server pauses for 3 s", pause_s=3.0),
-    Case("the server pauses for good", pause_s=-1.0, told="Generic S3 error", nobody=True),
+    Case("the server pauses for 3 s", {0: "pause"}, pause_s=3.0),
+    Case("the server pauses for good", {0: "pause"}, told="Generic S3 error", nobody=True),
     Case("the bucket is full", server=("full@25",), told="507|after 12 s", nobody=True),
     Case("writing is forbidden from one moment on", server=("forbidden@25",), told="AccessDenied|after 12 s", nobody=True),
     Case("the server ignores conditional writes", server=("careless",), told="ignores conditional writes", nobody=True),
@@ -90,9 +92,9 @@ CASES = (
 class Fate(Store):
     """A store whose requests bring about what a case is about, in round 1."""
 
-    def __init__(self, store: Store, rank: int, fault: str) -> None:
+    def __init__(self, store: Store, rank: int, fault: str, pause: Callable[[], None]) -> None:
         self.__dict__.update(store.__dict__)
-        self._rank, self._fault = rank, fault
+        self._rank, self._fault, self._pause = rank, fault, pause
         self._there = ""
 
     def at(self, prefix: str) -> Store:
@@ -105,6 +107,8 @@ class Fate(Store):
         mine = now and key == f"p/{self._rank}"
         if (mine and self._fault == "kill before put") or (now and key.startswith("o/") and self._fault == "kill in reduce"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if mine and self._fault == "pause":
+            self._pause()
         if mine and self._fault == "late":
             time.sleep(2 * DEADLINE_S)
         if mine and self._fault == "corrupt":
@@ -138,7 +142,16 @@ class SkewedClock:
         time.sleep(seconds / 2)
 
 
-def replica(case: Case, uri: str, rank: int, life: int, report: Any) -> None:
+def pause(server: int, seconds: float) -> None:
+    """Stop a process, and let it go on after so many seconds; 0 is never."""
+    os.kill(server, signal.SIGSTOP)
+    if seconds > 0:
+        timer = threading.Timer(seconds, os.kill, (server, signal.SIGCONT))
+        timer.daemon = True
+        timer.start()
+
+
+def replica(case: Case, uri: str, rank: int, life: int, server: int, report: Any) -> None:
     """One process: `ROUNDS` outer steps from zero, and a line on what it ends with."""
     torch.set_num_threads(1)
     fault = case.faults.get(rank, "") if life == 0 else ""
@@ -146,7 +159,7 @@ def replica(case: Case, uri: str, rank: int, life: int, report: Any) -> None:
     began = time.monotonic()
     try:
         reduce = ObjectStoreAllReduce(
-            Fate(open_store(uri, timeout_s=TIMEOUT_S), rank, fault),
+            Fate(open_store(uri, timeout_s=TIMEOUT_S), rank, fault, partial(pause, server, case.pause_s)),
             rank=rank,
             world_size=case.world,
             timeout_s=TIMEOUT_S,
@@ -177,7 +190,7 @@ def replica(case: Case, uri: str, rank: int, life: int, report: Any) -> None:
     report.close()
 
 
-def hold(case: Case, uri: str, server: subprocess.Popen[str] | None) -> dict[str, Any]:
+def hold(case: Case, uri: str, server: subprocess.Popen[str]) -> dict[str, Any]:
     """Run a case; what came of it."""
     fork = multiprocessing.get_context("fork")
     began = time.monotonic()
@@ -185,19 +198,13 @@ def hold(case: Case, uri: str, server: subprocess.Popen[str] | None) -> dict[str
 
     def start(rank: int, life: int) -> tuple[Any, Any]:
         receiver, sender = fork.Pipe(duplex=False)
-        process = fork.Process(target=replica, args=(case, uri, rank, life, sender), daemon=True)
+        process = fork.Process(target=replica, args=(case, uri, rank, life, server.pid, sender), daemon=True)
         process.start()
         sender.close()
         return process, receiver
 
     running = {rank: start(rank, 0) for rank in range(case.world)}
     killed = 0
-    if case.pause_s and server is not None:
-        time.sleep(0.7)
-        server.send_signal(signal.SIGSTOP)
-        if case.pause_s > 0:
-            time.sleep(case.pause_s)
-            server.send_signal(signal.SIGCONT)
     while running and time.monotonic() - began < HANG_S:
         for rank, (process, receiver) in list(running.items()):
             process.join(0.02)
@@ -213,8 +220,7 @@ def hold(case: Case, uri: str, server: subprocess.Popen[str] | None) -> dict[str
     hung = sorted(running)
     for process, _ in running.values():
         process.kill()
-    if case.pause_s < 0 and server is not None:
-        server.send_signal(signal.SIGCONT)
+    server.send_signal(signal.SIGCONT)
     return judge(case, ends, killed, hung, time.monotonic() - began)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from replicas import together, vector
+from in_threads import together, vector
 
 from composer_replication.diloco import ObjectStoreAllReduce, newest_state, open_store, publish_state
 from composer_replication.diloco.conditional import check_conditional_writes

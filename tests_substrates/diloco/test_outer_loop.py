@@ -8,7 +8,7 @@ import pytest
 import small_job
 import streaming_diloco
 import torch
-from replicas import together
+from in_threads import together
 from small_job import Replica
 
 from composer_replication.diloco.codecs import CODECS
