@@ -138,9 +138,9 @@ def pivot_root(new_root: str) -> None:
     os.chdir("/")
 
 
-def die_with_parent() -> None:
-    """Kill this process when the thread that forked it ends."""
-    _prctl("prctl PDEATHSIG", _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL)
+def die_with_parent(sent: int = _SIGKILL) -> None:
+    """Send this process a signal when the thread that forked it ends."""
+    _prctl("prctl PDEATHSIG", _PR_SET_PDEATHSIG, sent)
 
 
 def set_dumpable(allowed: bool) -> None:

@@ -20,7 +20,7 @@ from composer_replication.recipes.verl.columns import Row, pack, rows_of, tokens
 from composer_replication.recipes.verl.dataset import training_rows
 from composer_replication.recipes.verl.overrides import Files, check, command_line, settings
 from composer_replication.recipes.verl.plan import PLAN, Plan
-from composer_replication.recipes.verl.process import Main, ray_folder
+from composer_replication.recipes.verl.process import Main
 from composer_replication.recipes.verl.siblings import Siblings
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn, Unscored
 
@@ -256,10 +256,6 @@ def test_a_rollout_that_breaks_ends_the_run(plan, tmp_path):
 
 def test_a_program_that_ends_well(plan, tmp_path):
     assert watched(plan, **program(tmp_path, "print('done')"))
-    with ray_folder() as folder:
-        assert folder.is_dir()
-        assert len(str(folder)) < 40
-    assert not folder.exists()
 
 
 def test_the_plugin_does_nothing_outside_a_run():

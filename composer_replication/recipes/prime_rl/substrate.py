@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.prime_rl.config import check, write_configs
 from composer_replication.recipes.prime_rl.readback import Readback
+from composer_replication.recipes.program import Program
 from composer_replication.trainer.loop import evaluation, report_arms, tell_result
 
 __all__ = ["CHECKOUT", "check", "train"]
@@ -90,17 +90,11 @@ def _search_path() -> list[str]:
 
 async def _run(toml: Path, search: list[str]) -> None:
     inherited = os.environ.get("PYTHONPATH")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*search, *([inherited] if inherited else [])])}
+    environment = {"PYTHONPATH": os.pathsep.join([*search, *([inherited] if inherited else [])])}
     command = (sys.executable, "-m", "composer_replication.recipes.prime_rl.launcher", "rl", "@", str(toml))
     log = toml.parent / "launcher.log"
-    with log.open("ab") as stream:
-        process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=stream, stderr=stream)
-        try:
-            status = await process.wait()
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                await process.wait()
+    with Program(command, log=log, environment=environment) as program:
+        status = await program.wait()
     if status != 0:
         said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
         raise BackendError(f"PRIME-RL ended with status {status}:\n{said}", fix=f"see {log} and the logs beside it")

@@ -7,18 +7,17 @@ the trainer's process puts them there once, and every generator reads the same c
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
 from composer_replication.recipes.mesh.held import Held, Reply, opened
 from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
+from composer_replication.recipes.short_folder import short_folder
 
 try:
     import ray
@@ -132,7 +131,7 @@ class RayMesh:
             raise BackendError("Ray is started in this process already", fix="end it with ray.shutdown() first")
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        self._folder: Path | None = None
+        self._folders = ExitStack()
         address = address or os.environ.get(_ADDRESS) or "local"
         if address == "local":
             self._start(store_bytes)
@@ -158,10 +157,10 @@ class RayMesh:
         if self._open:
             self._open = False
             ray.shutdown()
-            self._forget_folder()
+            self._folders.close()
 
     def _start(self, store_bytes: int) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: a socket's path has 107 characters
+        folder = self._folders.enter_context(short_folder())
         try:
             ray.init(
                 address="local",
@@ -172,16 +171,12 @@ class RayMesh:
                 log_to_driver=False,
                 logging_level="ERROR",
                 _memory=store_bytes,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(folder),
                 _system_config={"enable_metrics_collection": False},
             )
         except (RayError, RuntimeError, ValueError, OSError) as error:
-            self._forget_folder()
+            self._folders.close()
             raise BackendError(f"Ray does not start: {error}", fix="free memory, or lower the store's size") from error
-
-    def _forget_folder(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _join(address: str) -> None:

@@ -1,41 +1,21 @@
-"""`python -m verl.trainer.main_ppo` in a process group of its own, watched while it runs."""
+"""`python -m verl.trainer.main_ppo`, watched while it runs."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from composer_replication.errors import BackendError
+from composer_replication.recipes.program import Program
 from composer_replication.recipes.verl.plan import Plan
-from composer_replication.sandbox.linux import die_with_parent
 
-__all__ = ["Main", "ray_folder"]
+__all__ = ["Main"]
 
-_PATIENCE_S = 30.0
-"""Between being asked to end and being killed."""
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b(\(.*\))?:")
 _RAY = re.compile(r"^\(.*?pid=\d+.*?\)\s*|\x1b\[[0-9;]*m")
-
-
-@contextmanager
-def ray_folder() -> Iterator[Path]:
-    """A folder with a short path, as Ray's sockets need it; gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Main:
@@ -44,32 +24,21 @@ class Main:
     def __init__(self, plan: Plan, arguments: Sequence[str], environment: Mapping[str, str], without: Sequence[str]) -> None:
         """`without` are variables of this process that it must not have."""
         self._plan = plan
-        inherited = {name: value for name, value in os.environ.items() if name not in without}
-        with plan.log_path.open("ab") as log:
-            self._began = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=plan.folder,
-                env=inherited | dict(environment),
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        self._began = plan.log_path.stat().st_size if plan.log_path.exists() else 0
+        self._program = Program(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
+            log=plan.log_path,
+            environment=environment,
+            folder=plan.folder,
+            without=without,
+        )
 
     def __enter__(self) -> Main:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it and everything it started: Ray's processes end with it."""
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_PATIENCE_S)
-                if how is signal.SIGKILL:
-                    return
+        """End it and everything it started, Ray's processes too."""
+        self._program.end()
 
     async def wait(self, stall_s: float) -> bool:
         """Wait a moment; whether the program has ended well.
@@ -78,7 +47,7 @@ class Main:
             BackendError: it ended otherwise, a rollout broke, or nothing was printed, measured or rolled out in `stall_s` s.
         """
         await asyncio.sleep(0.5)
-        code = self._process.poll()
+        code = self._program.poll()
         if self._plan.fault_path.exists():
             raise BackendError(f"verl's agent loop broke: {self._plan.fault_path.read_text()}", fix=self._fix)
         if code is None and time.time() - self._moved() > stall_s:

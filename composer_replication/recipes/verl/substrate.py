@@ -20,11 +20,12 @@ from composer_replication.errors import BackendError, CheckpointError
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.short_folder import short_folder
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
 from composer_replication.recipes.verl.overrides import Files, check, command_line
 from composer_replication.recipes.verl.plan import PLAN, Plan
-from composer_replication.recipes.verl.process import Main, ray_folder
+from composer_replication.recipes.verl.process import Main
 from composer_replication.recipes.verl.readback import Readback
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
@@ -141,7 +142,7 @@ async def _run(workshop: Workshop, plan: Plan, pairs: Sequence[Pair], readback: 
     environment |= {"VERL_PLATFORM": "cpu"} if cpu else {}
     environment |= {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
     held_out = plan.folder / "held_out.parquet"
-    with ray_folder() as ray:
+    with short_folder() as ray:
         files = Files(
             train=write_rows(plan.folder / "train.parquet", training_rows(config, workshop.train, pairs)),
             held_out=write_rows(held_out, evaluation_rows(workshop.held_out)) if workshop.held_out else None,

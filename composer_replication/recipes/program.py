@@ -1,0 +1,156 @@
+"""A framework's program, which starts processes of its own: none of them outlives it, or the process that asked for it.
+
+    this process -> guard (`python -m composer_replication.recipes.program`) -> the program -> whatever it starts
+
+The guard leads a session of its own and adopts every orphan below it. When the program ends, when the guard is told to or when
+this process dies, `kill -9` included, it asks all that is below it to end, and kills what does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from composer_replication.sandbox import linux
+
+__all__ = ["Program"]
+
+_PATIENCE_S = 30.0
+_HEARD = {signal.SIGTERM, signal.SIGCHLD}
+
+
+class Program:
+    """A running program. A context manager: everything is ended with it.
+
+    Args:
+        log: what it prints is appended here.
+        folder: where it runs; here when None.
+        without: variables of this process that it must not have.
+        patience_s: seconds between being asked to end and being killed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        without: Sequence[str] = (),
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self._patience_s = patience_s
+        inherited = {name: value for name, value in os.environ.items() if name not in without}
+        with log.open("ab") as stream:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, str(patience_s), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=inherited | dict(environment),
+                start_new_session=True,
+                preexec_fn=lambda: linux.die_with_parent(signal.SIGTERM),
+            )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End it and everything it started; returns when all of it is gone."""
+        self._guard.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guard.wait(2 * self._patience_s)
+            return
+        os.killpg(self._guard.pid, signal.SIGKILL)
+        self._guard.wait()
+
+    def poll(self) -> int | None:
+        """The exit status, 128 and the signal's number for one that was killed; None while it runs."""
+        return self._guard.poll()
+
+    async def wait(self) -> int:
+        """The same once it has ended."""
+        while (code := self.poll()) is None:
+            await asyncio.sleep(0.2)
+        return code
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+
+def _main(words: Sequence[str]) -> int:
+    patience_s, *command = words
+    linux.set_subreaper()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # they are waited for: nothing of this is interrupted half-way
+    program = subprocess.Popen(command, preexec_fn=_begin)
+    code: int | None = None
+    while code is None and signal.sigwait(_HEARD) != signal.SIGTERM:
+        code = _collect(program.pid)
+    program.returncode = code or 0  # collected here, whatever it was
+    _end(float(patience_s))
+    return 128 + signal.SIGTERM if code is None else code
+
+
+def _begin() -> None:
+    linux.die_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+
+
+def _collect(program: int) -> int | None:
+    """Collect all that has ended; the exit status of the program when it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            if ended[0] == program:
+                found = os.waitstatus_to_exitcode(ended[1])
+                code = found if found >= 0 else 128 - found
+    return code
+
+
+def _end(patience_s: float) -> None:
+    """Whoever has no parent any more is a child of this process, so there is none left when it has no children."""
+    deadline = time.monotonic() + patience_s
+    _tell(signal.SIGTERM)
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] != 0:
+                continue
+        except ChildProcessError:
+            return
+        if time.monotonic() > deadline:
+            _tell(signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, 0.1)
+
+
+def _tell(what: signal.Signals) -> None:
+    for pid in _below():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, what)
+
+
+def _below() -> list[int]:
+    """Every process below this one."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            after_name = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(name))
+    found = children.get(os.getpid(), [])
+    for pid in found:  # it grows
+        found.extend(children.get(pid, []))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))
