@@ -311,6 +311,49 @@ def test_a_frozen_policy_that_is_served_can_be_read(tmp_path, monkeypatch):
     check(frozen.model_copy(update={"substrate": SubstrateConfig(type="prime_rl", options=options)}))
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            "max_steps",
+            "output_dir",
+            "seq_len",
+            "model.name",
+            "ckpt",
+            "ckpt.interval",
+            "ckpt.resume_step",
+            "file_monitor.filename",
+        ),
+        *("trainer", "trainer.loss", "trainer.loss.kwargs.kl_beta", "trainer.optim.lr", "trainer.model.lora.rank"),
+        *("orchestrator.algo", "orchestrator.algo.type", "orchestrator.batch_size", "orchestrator.token_batch_size"),
+        *("orchestrator.train.sampling.temperature", "orchestrator.train.source", "orchestrator.eval.interval"),
+        *("orchestrator.env_vars", f"orchestrator.env_vars.{RUN_FILE}", f"env_vars.{RUN_FILE}"),
+        *("inference", "inference.seed", "inference.model", "inference.model.max_model_len", "inference.vllm_extra"),
+    ],
+)
+def test_an_option_that_the_channels_rest_on_is_refused(tmp_path, key):
+    with pytest.raises(ConfigError, match=f"substrate.options.{key} follows from the run file") as refused:
+        check(run(tmp_path, substrate={"type": "prime_rl", "options": {key: 1}}))
+    assert "docs/prime_rl.md" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("deployment.num_train_gpus", "ckpt.keep_last", "wandb.project", "env_vars.NCCL_DEBUG"),
+        *("orchestrator.max_off_policy_steps", f"orchestrator.env_vars.{FROZEN_URL}", "orchestrator.model.client.base_url"),
+        *(
+            "inference.gpu_memory_utilization",
+            "inference.model.dtype",
+            "inference.vllm_extra.swap_space",
+            "trainer.model.ac.freq",
+        ),
+    ],
+)
+def test_other_options_are_free(tmp_path, key):
+    check(run(tmp_path, substrate={"type": "prime_rl", "options": {key: 1}}))
+
+
 def test_an_option_inside_a_value_is_refused(tmp_path):
     given = run(tmp_path, substrate={"type": "prime_rl", "options": {"max_steps.deeper": 1}})
     with pytest.raises(ConfigError, match="max_steps"):

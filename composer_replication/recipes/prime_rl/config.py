@@ -18,6 +18,7 @@ from composer_replication.config import RunConfig, resolve_arm, to_toml
 from composer_replication.errors import ConfigError
 from composer_replication.observe.files import replace_file
 from composer_replication.policy_gradient import surrogate_of
+from composer_replication.recipes.prime_rl.options import is_ours
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, needs_frozen
 
 __all__ = ["LOSS_FN", "check", "prime_rl_config", "validate", "write_configs"]
@@ -35,7 +36,7 @@ class _Refusal(NamedTuple):
 
 def check(config: RunConfig) -> None:
     """Raises ConfigError for what one arm asks and PRIME-RL cannot do; it names the field, and substrates that can."""
-    found = [*_channel_refusals(config), *_other_refusals(config)]
+    found = [*_channel_refusals(config), *_other_refusals(config), *_option_refusals(config)]
     if found:
         more = f" (and {len(found) - 1} more: {'; '.join(r.what for r in found[1:])})" if len(found) > 1 else ""
         raise ConfigError(f"substrate.type = prime_rl: {found[0].what}{more}", fix=found[0].fix)
@@ -90,18 +91,7 @@ def validate(toml: Path) -> bool:
 
 def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[str, Any]:
     """The content of `rl.toml` for one arm whose run file is `folder/run.toml`; what `substrate.options` sets comes last."""
-    made: dict[str, Any] = {
-        "output_dir": str(folder / "outputs"),
-        "max_steps": config.steps,
-        "seq_len": config.rollout.context_tokens,
-        "model": {"name": config.model.path},
-        "ckpt": {"interval": config.checkpoint_every, "keep_last": 2},
-        "file_monitor": {},
-        "deployment": {"gpus_per_node": gpus, "num_train_gpus": gpus // 2, "num_infer_gpus": gpus - gpus // 2},
-        "trainer": _trainer(config),
-        "orchestrator": _orchestrator(config, folder / "run.toml"),
-        "inference": {"seed": config.seed % (1 << 31), "model": {"max_model_len": config.rollout.context_tokens}},
-    }
+    made = _made(config, folder, gpus=gpus)
     for key, value in config.substrate.options.items():
         *tables, last = key.split(".")
         table = made
@@ -113,6 +103,22 @@ def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[s
                 )
         table[last] = value
     return made
+
+
+def _made(config: RunConfig, folder: Path, *, gpus: int) -> dict[str, Any]:
+    """What follows from the run file."""
+    return {
+        "output_dir": str(folder / "outputs"),
+        "max_steps": config.steps,
+        "seq_len": config.rollout.context_tokens,
+        "model": {"name": config.model.path},
+        "ckpt": {"interval": config.checkpoint_every, "keep_last": 2},
+        "file_monitor": {},
+        "deployment": {"gpus_per_node": gpus, "num_train_gpus": gpus // 2, "num_infer_gpus": gpus - gpus // 2},
+        "trainer": _trainer(config),
+        "orchestrator": _orchestrator(config, folder / "run.toml"),
+        "inference": {"seed": config.seed % (1 << 31), "model": {"max_model_len": config.rollout.context_tokens}},
+    }
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -322,6 +328,16 @@ def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
             yield _Refusal(f"{field} is not read there", f"leave it out, or choose another substrate: {_OTHERS}")
     if config.model.device == "cpu":
         yield _Refusal("model.device = cpu: PRIME-RL's trainer runs on GPUs alone", f"leave it out, or choose: {_OTHERS}")
+
+
+def _option_refusals(config: RunConfig) -> Iterator[_Refusal]:
+    made = _made(config, Path("nowhere"), gpus=2)
+    for key in config.substrate.options:
+        if is_ours(key, made):
+            yield _Refusal(
+                f"substrate.options.{key} follows from the run file, or the channels rest on it",
+                "leave it out, and set what it follows from; docs/prime_rl.md says what is free",
+            )
 
 
 def _frozen_server(options: Mapping[str, Any]) -> bool:
