@@ -21,7 +21,7 @@ from composer_replication.recipes.mesh.trainer import Stepped
 from composer_replication.sandbox.grading import GradeCache
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.workshop import Workshop
-from composer_replication.types import Group, StopReason, TaskSpec, Trajectory
+from composer_replication.types import Group, StopReason, TaskSpec, Trajectory, Turn
 
 
 class LocalPort:
@@ -109,7 +109,7 @@ def trajectory(name, task, version):
         messages=(),
         tools=(),
         prompt_ids=(1,),
-        turns=(),
+        turns=(Turn(action_ids=(1,), logprobs=(-1.0,), text=""),),
         stop_reason=StopReason.SUBMITTED,
         temperature=1.0,
         reward=float(len(name) % 2),

@@ -49,7 +49,7 @@ def test_a_synchronous_run_trains_on_what_the_present_policy_sampled(tmp_path):
     ledger = check_books(config)
     assert [{version for _, version in step} for step in learnt(config)] == [{0}, {1}, {2}, {3}, {4}]
     assert not ledger.dropped
-    assert driver.counts.rollouts == 5 * 4 * 2
+    assert driver.rollouts == 5 * 4 * 2
 
 
 def test_an_asynchronous_run_samples_ahead(tmp_path):
@@ -140,8 +140,10 @@ def test_any_deaths_at_any_moment(tmp_path_factory, seed, staleness, groups, eve
             run_to_the_end(LocalMesh(kill), config)
         except (StoppedError, BackendError, ActorDiedError):
             continue
-    run_to_the_end(LocalMesh(), config)
-    check_books(config)
+    driver = run_to_the_end(LocalMesh(), config)
+    ledger = check_books(config)
+    assert driver.rollouts == driver.tokens == 2 * len(ledger.issued), "each sampled group counts once"
+    assert asyncio.run(driver._spent())["rollout/total"] == driver.rollouts
 
 
 def test_a_resumed_driver_repeats_steps_with_the_same_groups(tmp_path):

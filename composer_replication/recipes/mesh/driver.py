@@ -52,7 +52,7 @@ class Roles:
 
 @dataclass(slots=True)
 class _Counts:
-    """What an arm has taken so far."""
+    """What an arm has taken so far; beside its groups in the ledger where they are counted there."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -77,7 +77,7 @@ class Driver:
         self.ledger = Ledger(self.folder)
         self.work = Work(config, workshop.train, self.ledger)
         self.version = 0
-        self.counts = _Counts()
+        self._outside = _Counts()
         self._generators = [f"generator-{i}" for i in range(config.substrate.generators)]
         self._hosts = [f"env-{i}" for i in range(math.ceil(config.substrate.generators / 2))]
         self._ticket: Ticket | None = None
@@ -105,6 +105,16 @@ class Driver:
             raise first_error(errors) from None
         return row
 
+    @property
+    def rollouts(self) -> int:
+        """Trajectories of evaluations, traces and finished groups; a group that a driver before this one got counts once."""
+        return self._outside.rollouts + self.ledger.rollouts
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens of the same."""
+        return self._outside.tokens + self.ledger.tokens
+
     # --- beginning --------------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[str, tuple[Build, Sequence[Any]]]:
@@ -131,7 +141,7 @@ class Driver:
             self.ledger = self.work.ledger = Ledger(self.folder)
         else:
             self.workshop.run_dir.truncate_after(self.arm, self.version)
-            self.counts = _Counts(state["rollouts"], state["tokens"], state["cpu_s"])
+            self._outside = _Counts(state["rollouts"], state["tokens"], state["cpu_s"])
             self._say(f"resumed at step {self.version} of {self.config.steps}; {len(self.ledger.waiting)} groups wait")
         self.shown.advance(self.version)
         self.work.resume(self.version)
@@ -196,9 +206,9 @@ class Driver:
             self._changed.notify_all()
 
     async def _done(self, job: Job, groups: list[Group]) -> None:
-        self.counts.rollouts += sum(len(g.trajectories) for g in groups)
-        self.counts.tokens += sum(t.num_sampled_tokens() for t in _flat(groups))
         if job.result is not None:
+            self._outside.rollouts += len(_flat(groups))
+            self._outside.tokens += sum(t.num_sampled_tokens() for t in _flat(groups))
             job.result.set_result(groups)
         async with self._changed:
             for number, group in zip(job.numbers, groups, strict=False):
@@ -296,7 +306,7 @@ class Driver:
                 self._changed.notify_all()
 
     async def _save(self) -> None:
-        state = {"rollouts": self.counts.rollouts, "tokens": self.counts.tokens, "cpu_s": await self._cpu_s()}
+        state = {"rollouts": self._outside.rollouts, "tokens": self._outside.tokens, "cpu_s": await self._cpu_s()}
         async with self._learning:
             await self._trainer(self.version, "save", {**state, "curriculum": None})
         kept = self.version - (KEPT - 1) * self.config.checkpoint_every  # a damaged newest checkpoint must not be the end
@@ -324,12 +334,12 @@ class Driver:
         self.workshop.terminal.note(f"{self.arm}: {text}")
 
     async def _cpu_s(self) -> float:
-        return self.counts.cpu_s + await self.crew.cpu_s()
+        return self._outside.cpu_s + await self.crew.cpu_s()
 
     async def _spent(self) -> dict[str, float]:
         return {
-            "rollout/total": float(self.counts.rollouts),
-            "rollout/tokens_total": float(self.counts.tokens),
+            "rollout/total": float(self.rollouts),
+            "rollout/tokens_total": float(self.tokens),
             "cost/cpu_s": await self._cpu_s(),
             **self._costs,
         }
@@ -340,8 +350,8 @@ class Driver:
             arm=self.arm,
             pass_at_1=passed,
             pass_at_1_se=se,
-            rollouts=self.counts.rollouts,
-            tokens=self.counts.tokens,
+            rollouts=self.rollouts,
+            tokens=self.tokens,
             cpu_s=await self._cpu_s(),
         )
 

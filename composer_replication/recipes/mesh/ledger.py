@@ -42,6 +42,8 @@ class Ledger:
         """Number -> policy version."""
         self.trained: dict[int, tuple[int, ...]] = {}
         """Step -> the numbers of its groups."""
+        self.rollouts = self.tokens = 0
+        """Trajectories of all groups that were ever finished, and the tokens sampled for them."""
         self._unfinished: set[int] = set()
         for line in files.read_lines(self._path):
             try:
@@ -68,7 +70,8 @@ class Ledger:
         self._check_unfinished(number)
         files.replace_file(self._file(number), json.dumps(to_json(group)).encode())
         version = min(t.policy_version for t in group.trajectories)
-        self._record({"event": "finished", "group": number, "version": version})
+        taken = {"rollouts": len(group.trajectories), "tokens": sum(t.num_sampled_tokens() for t in group.trajectories)}
+        self._record({"event": "finished", "group": number, "version": version, **taken})
 
     def drop(self, numbers: Iterable[int], step: int) -> None:
         """Finished groups were too old for `step`, and will never be trained on."""
@@ -106,6 +109,8 @@ class Ledger:
                 self._check_unfinished(line["group"])
                 self._unfinished.remove(line["group"])
                 self.waiting[line["group"]] = line["version"]
+                self.rollouts += line["rollouts"]
+                self.tokens += line["tokens"]
             case "dropped":
                 self._check_waiting(line["groups"])
                 self.dropped |= {number: self.waiting.pop(number) for number in line["groups"]}
