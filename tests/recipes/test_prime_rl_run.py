@@ -84,7 +84,8 @@ def trained(tmp_path, monkeypatch):
     monkeypatch.setattr(substrate, "_run", run)
     said = io.StringIO()
 
-    def go():
+    def go(replay=0.0):
+        path.write_text(path.read_text().replace("[loss.replay]\nweight = 0.0", f"[loss.replay]\nweight = {replay}"))
         run_dir = RunDir.create(tmp_path / "run")
         terminal = Terminal(Console(file=said, width=300), on_event=run_dir.log_event)
         return asyncio.run(substrate.train(load_config(path), run_dir, terminal)), run_dir, said
@@ -108,6 +109,13 @@ def test_every_arm_has_its_curves_and_its_row(trained):
     assert str(Path("other", "outputs", "weights", "step_2")) in said.getvalue().replace("\n", "")
     off = [(e["arm"], e["off"]) for e in run_dir.read_events() if e.get("off")]
     assert ("one", "its weight is 0") in [(arm, why["hint"]) for arm, why in off if "hint" in why]
+
+
+def test_a_replay_channel_without_pairs_says_that_it_is_off(trained):
+    _, run_dir, said = trained(replay=1.0)
+    why = "no pairs: the run names neither teachers nor loss.replay.pairs"
+    assert f"other: replay is off, {why}" in said.getvalue()
+    assert {e["off"]["replay"] for e in run_dir.read_events() if e.get("off")} == {why}
 
 
 def test_a_trace_of_another_release_is_said(trained, tmp_path):

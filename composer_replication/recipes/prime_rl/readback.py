@@ -20,6 +20,7 @@ from composer_replication.observe import RunDir, Terminal, mean_and_se
 from composer_replication.observe.files import read_lines
 from composer_replication.recipes.prime_rl.algorithm import DROPPED, PAIR
 from composer_replication.recipes.prime_rl.traces import task_id_of, trajectory_of
+from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.types import Trajectory
 
 __all__ = ["Readback", "measured"]
@@ -156,7 +157,8 @@ class Readback:
             dropped = f"{metrics.get('hint/dropped', 0.0):g} error turns without a hint"
             off["hint"] = "its weight is 0" if loss.hint.weight == 0 else f"no hints in this step ({dropped})"
         if not metrics.get("replay/pairs"):
-            off["replay"] = "its weight is 0" if loss.replay.weight == 0 else "no pairs in this step"
+            why = "no pairs in this step" if loss.replay.pairs is not None else f"no pairs: {NO_SOURCE}"
+            off["replay"] = "its weight is 0" if loss.replay.weight == 0 else why
         return off
 
 

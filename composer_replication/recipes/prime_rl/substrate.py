@@ -15,6 +15,7 @@ from composer_replication.recipes.prime_rl.config import check, write_configs
 from composer_replication.recipes.prime_rl.readback import Readback
 from composer_replication.recipes.program import Program
 from composer_replication.trainer.loop import evaluation, report_arms, tell_result
+from composer_replication.trainer.preflight import NO_SOURCE
 
 __all__ = ["CHECKOUT", "check", "train"]
 
@@ -44,6 +45,9 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     for arm, toml in zip(config.arms, tomls, strict=True):
         outputs = toml.parent / "outputs"
         terminal.note(f"{arm}: PRIME-RL trains on {gpus} GPUs; its logs are in {outputs}")
+        replay = resolve_arm(config, arm).loss.replay
+        if replay.weight > 0 and replay.pairs is None:
+            terminal.note(f"{arm}: replay is off, no pairs: {NO_SOURCE}")
         await _run(toml, search)
         readback = Readback(resolve_arm(config, arm), arm, run_dir, terminal, outputs)
         readback.record()
