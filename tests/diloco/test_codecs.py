@@ -12,6 +12,7 @@ from composer_replication.diloco.codecs import CODECS, make_codec
 from composer_replication.diloco.codecs.feedback import ErrorFeedback
 from composer_replication.diloco.codecs.patch import apply_patch, make_patch, visible
 from composer_replication.diloco.codecs.positions import pack_positions, unpack_positions
+from composer_replication.diloco.codecs.raw import to_tensor
 from composer_replication.errors import ConfigError
 
 VECTORS = st.builds(
@@ -126,13 +127,27 @@ def test_auto_takes_the_shorter_by_density():
 @given(
     size=st.integers(0, 5000),
     scale=st.sampled_from([0.0, 1e-6, 1e-4, 1.0]),
-    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float64]),
 )
 def test_a_patch_makes_the_new_weights_bit_for_bit(size, scale, dtype):
     old = vector(size, 0, 0.02).to(dtype)
-    new = (old.float() + vector(size, 1, scale)).to(dtype)
+    new = (old.double() + vector(size, 1, scale)).to(dtype)
     new[: size // 100] = float("nan")
-    assert torch.equal(apply_patch(old, make_patch(old, new)).view(torch.int16), new.view(torch.int16))
+    made = apply_patch(old, make_patch(old, new))
+    assert made.dtype == dtype
+    assert torch.equal(made.view(torch.uint8), new.view(torch.uint8))
+
+
+@settings(max_examples=60)
+@given(
+    before=st.binary(max_size=400),
+    after=st.binary(min_size=400, max_size=400),
+    dtype=st.sampled_from([torch.float8_e5m2, torch.bool, torch.int16, torch.float32, torch.int64, torch.complex64]),
+)
+def test_a_patch_is_of_bits_whatever_they_mean(before, after, dtype):
+    size = len(before) // dtype.itemsize
+    old, new = (to_tensor(data, torch.uint8, size * dtype.itemsize).view(dtype) for data in (before, after))
+    assert torch.equal(apply_patch(old, make_patch(old, new)).view(torch.uint8), new.view(torch.uint8))
 
 
 def test_a_patch_of_something_else_is_refused():
@@ -144,7 +159,9 @@ def test_a_patch_of_something_else_is_refused():
     with pytest.raises(ValueError, match="patch"):
         make_patch(old, old[:50])
     with pytest.raises(ValueError, match="patch"):
-        make_patch(old.float(), old.float())
+        make_patch(old, old.half())
+    with pytest.raises(ValueError, match="patch"):
+        make_patch(old.cdouble(), old.cdouble())
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk", "pulse", "auto"])
