@@ -193,6 +193,8 @@ class WeightPublisher:
                 new.append(_object(version, at, "patch", patch))
                 steps = self._bounded((*before[0].steps, Step(before[0].content, content, new[0][0])), length)
         if whole or last is None or last.full.content not in {content, *(step.base for step in steps)}:
+            if any(2 * part.length > length for part, _ in new):
+                new, steps = [], ()  # not worth having both
             new.append(_object(version, at, "full", write_full(shard, flat)))
             return _Made(Entry(shard, content, Full(content, new[-1][0]), steps), tuple(new))
         return _Made(Entry(shard, content, last.full, steps), tuple(new))

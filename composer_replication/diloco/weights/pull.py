@@ -258,14 +258,10 @@ class WeightPuller:
         """The values of a shard: as they are, patched, or from the whole copy. Raises DamagedError."""
         held = self._kept(entry)
         if held is not None:
-            base, steps = held
-            whole = entry.after(entry.full.content) or ()
-            dear = entry.full.object.length + sum(step.object.length for step in whole)
-            if sum(step.object.length for step in steps) <= dear:
-                try:
-                    return self._patched(entry, base, steps, tally)
-                except DamagedError as error:
-                    tally.problems.append(f"the whole copy was taken, as {error}")
+            try:
+                return self._patched(entry, *held, tally)
+            except DamagedError as error:
+                tally.problems.append(f"the whole copy was taken, as {error}")
         data = self._fetch(entry.full.object, tally)
         flat = _timed(tally, lambda: read_full(entry.shard, data))
         tally.full += 1
@@ -316,11 +312,19 @@ class WeightPuller:
     def _cached(self, entry: Entry, content: str) -> Tensor | None:
         if self._cache is None:
             return None
+        path = self._cache / content
         try:
-            flat = to_tensor((self._cache / content).read_bytes(), entry.shard.type, entry.shard.size)
+            flat = to_tensor(path.read_bytes(), entry.shard.type, entry.shard.size)
+            if content_of(flat) == content:
+                self._flats[content] = flat
+                return flat
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError):
-            return None  # not there, or cut short
-        return flat if content_of(flat) == content else None
+            pass  # cut short, or unreadable
+        with suppress(OSError):
+            path.unlink()
+        return None
 
     def _keep(self, content: str, flat: Tensor) -> None:
         if self._cache is None or content in self._flats or (self._cache / content).exists():

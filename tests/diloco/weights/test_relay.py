@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 from weight_states import assert_same, damage, keys, model, moved
@@ -54,6 +55,27 @@ def test_a_relay_hands_on_no_damaged_object_and_asks_for_a_whole_one(store):
         assert store.list("wants") == ["wants/00000"]
         assert publisher.publish(moved(model(), 0.5)).full == 1
         assert_same(puller.pull().state, moved(model(), 0.5))
+
+
+def test_who_asks_for_what_is_being_read_waits_for_it(store, monkeypatch):
+    WeightPublisher(store).publish(model())
+    (key,) = [key for key in keys(store, "full") if "/00000-" in key]
+    read, together, reads = store.get, threading.Barrier(2), []
+
+    def slowly(key):
+        reads.append(key)
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.3)  # passes only if both read
+        return read(key)
+
+    monkeypatch.setattr(store, "get", slowly)
+    with Relay(store) as relay:
+        threads = [threading.Thread(target=relay.read, args=(key,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert reads == [key]
 
 
 def test_memory_is_bounded(store):

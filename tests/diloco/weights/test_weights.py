@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,36 @@ def test_patches_together_are_never_longer_than_a_whole_copy(memory):
         for entry in entries:
             assert sum(step.object.length for step in entry.steps) <= entry.full.object.length
     assert len(keys(memory, "full")) > 2
+
+
+def test_a_long_patch_is_not_put_beside_a_whole_copy(memory):
+    publisher, puller = WeightPublisher(memory, full_every=1), WeightPuller(memory)
+    kinds = []
+    for seed in range(4):
+        state = {"wide": torch.randn(999, generator=torch.Generator().manual_seed(seed))}
+        made = publisher.publish(state)
+        kinds.append((made.full, made.patched))
+        assert made.bytes_up <= 1.1 * made.bytes_full
+        assert_same(puller.pull().state, state)
+    assert kinds == [(1, 0), (0, 1), (1, 0), (0, 1)]
+
+
+def test_a_patch_that_is_longer_than_the_whole_copy_is_not_sent(memory):
+    publisher = WeightPublisher(memory)
+    for seed in range(3):
+        noise = torch.randint(-(2**63), 2**63 - 1, (500,), generator=torch.Generator().manual_seed(seed))
+        made = publisher.publish({"noise": noise})
+        assert (made.full, made.patched) == (1, 0)
+        assert made.bytes_up < 1.05 * made.bytes_full
+
+
+def test_a_new_publisher_goes_on_with_patches(store):
+    WeightPublisher(store).publish(model())
+    puller = WeightPuller(store)
+    puller.pull()
+    made = WeightPublisher(store).publish(moved(model()))
+    assert (made.version, made.full, made.patched) == (1, 0, 1)
+    assert_same(puller.pull().state, moved(model()))
 
 
 def test_a_model_that_changes_its_shape_is_sent_whole(memory):
@@ -212,6 +243,17 @@ def test_a_version_is_waited_for(memory):
         puller.wait_for(4, timeout_s=0.0)
 
 
+def test_a_version_that_comes_later_ends_the_waiting(memory):
+    publisher, puller, found = WeightPublisher(memory), WeightPuller(memory), []
+    waiting = threading.Thread(target=lambda: found.append(puller.wait_for(2)))
+    waiting.start()
+    for version in range(3):
+        publisher.publish(model(version))
+    waiting.join()
+    assert found[0].version == 2
+    assert_same(found[0].state, model(2))
+
+
 def test_staleness_is_bounded(memory):
     publisher, puller = WeightPublisher(memory), WeightPuller(memory)
     for version in range(4):
@@ -254,14 +296,20 @@ def test_a_folder_keeps_what_a_new_process_would_fetch_again(memory, tmp_path):
     assert WeightPuller(memory, cache=tmp_path).pull().bytes_down > 0
     assert WeightPuller(memory, cache=tmp_path).pull().bytes_down == 0
     made = publisher.publish(moved(model()))
+    (tmp_path / "torn.1.part").touch()
     found = WeightPuller(memory, cache=tmp_path).pull()
     assert found.bytes_down == made.bytes_up
     assert_same(found.state, moved(model()))
-    for path in tmp_path.iterdir():
-        path.write_bytes(bytes(len(path.read_bytes())))
-    found = WeightPuller(memory, cache=tmp_path).pull()
-    assert found.full > 1
-    assert_same(found.state, moved(model()))
+    entries = WeightPuller(memory).manifest(1).entries
+    assert {path.name for path in tmp_path.iterdir()} == {entry.content for entry in entries}
+    for harm in (lambda data: bytes(len(data)), lambda data: data[:-1]):
+        for path in tmp_path.iterdir():
+            path.write_bytes(harm(path.read_bytes()) or b"")
+        found = WeightPuller(memory, cache=tmp_path).pull()
+        assert found.full > 1
+        assert found.problems == ()
+        assert_same(found.state, moved(model()))
+        assert WeightPuller(memory, cache=tmp_path).pull().bytes_down == 0
 
 
 STEPS = st.lists(
@@ -290,8 +338,8 @@ def test_whatever_happens_a_version_is_what_was_published_and_what_it_needs_stay
             publisher = WeightPublisher(store, **setting)
         elif step in ("damage", "remove"):
             harmed = True
-            key = choice.choice(store.list("objects"))
-            damage(store, key) if step == "damage" else store.delete(key)
+            for key in store.list("objects")[choice.randrange(4) :: 4]:
+                damage(store, key) if step == "damage" else store.delete(key)
         else:
             puller = WeightPuller(store, threads=1) if step == "new puller" else puller
             try:
