@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ serving: env ## Test sampling and weight loading with vLLM on the CPU, in an env
 
 diloco: env ## Test rounds of replicas through a real S3 server, in an environment of its own
 	@$(BIN)/nox --session diloco
+
+toploc: env ## Test proofs of forward passes by toploc, which is compiled first, in an environment of its own
+	@$(BIN)/nox --session toploc
 
 lint: env ## Check style: ruff rules and formatting
 	@$(BIN)/ruff check

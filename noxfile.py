@@ -252,6 +252,15 @@ def serverless_sky(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/serverless_sky", *session.posargs)
 
 
+@nox.session(default=False)
+def toploc(session: nox.Session) -> None:
+    """Proofs of forward passes by toploc, built for this PyTorch (minutes; needs a C++ compiler)."""
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[dev]", "setuptools")
+    session.install("--quiet", "--no-build-isolation", "--no-deps", "--no-binary", "toploc", "toploc==0.1.6")
+    session.run("python", "-m", "pytest", "tests_substrates/toploc", *session.posargs)
+
+
 @nox.session(name="bench-mesh", default=False)
 def bench_mesh(session: nox.Session) -> None:
     """Trajectories per minute, asynchronous beside synchronous, and the time to recover of each role."""

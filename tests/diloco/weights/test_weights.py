@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import threading
@@ -16,7 +17,8 @@ from weight_states import assert_same, damage, keys, model, moved
 from composer_replication.diloco import open_store
 from composer_replication.diloco.weights import WeightPublisher, WeightPuller
 from composer_replication.diloco.weights.manifest import read_manifest
-from composer_replication.errors import ConfigError, ObjectStoreError
+from composer_replication.diloco.weights.proofs import prove
+from composer_replication.errors import ConfigError, MissingExtraError, ObjectStoreError
 
 NAMES = (f"memory://weights-{number}" for number in itertools.count())
 TYPES = (
@@ -356,6 +358,12 @@ def test_a_manifest_is_a_line_of_its_checksum_and_json(memory):
     head, _, text = memory.get("manifests/0000000000").partition(b"\n")
     assert head.startswith(b"composer weights 1 ")
     assert json.loads(text)["facts"] == {"step": 1}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("toploc") is not None, reason="toploc is there")
+def test_proofs_without_toploc_say_how_to_build_it():
+    with pytest.raises(MissingExtraError, match="pip install --no-build-isolation --no-binary toploc toploc"):
+        prove(torch.ones(3, 256), 1)
 
 
 def test_nothing_is_pickled():
