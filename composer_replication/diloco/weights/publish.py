@@ -124,7 +124,7 @@ class WeightPublisher:
 
         Raises:
             ConfigError: the number is not higher than the last, an entry is no dense tensor, or the facts are no JSON.
-            ObjectStoreError: someone else published this version, or the store failed: then the version is not there.
+            ObjectStoreError: someone else published this version, or the store failed; a new publisher takes up what is there.
         """
         start = time.monotonic()
         last = -1 if self._last is None else self._last.version

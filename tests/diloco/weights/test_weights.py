@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from s3_server import S3Server, environment
 from weight_states import assert_same, damage, keys, model, moved
 
 from composer_replication.diloco import open_store
@@ -364,6 +365,22 @@ def test_a_manifest_is_a_line_of_its_checksum_and_json(memory):
 def test_proofs_without_toploc_say_how_to_build_it():
     with pytest.raises(MissingExtraError, match="pip install --no-build-isolation --no-binary toploc toploc"):
         prove(torch.ones(3, 256), 1)
+
+
+def test_a_bucket_holds_weights_as_well(monkeypatch):
+    with S3Server() as server:
+        for name, value in environment(server.url).items():
+            monkeypatch.setenv(name, value)
+        store = open_store("s3://bucket/weights")
+        publisher, puller = WeightPublisher(store, shard_bytes=400, full_every=2, keep=2), WeightPuller(store)
+        state = model()
+        for _ in range(5):
+            publisher.publish(state)
+            assert_same(puller.pull().state, state)
+            state = moved(state)
+        assert puller.held.patched == 1
+        assert [key.rpartition("/")[2] for key in store.list("manifests")] == [f"{version:010d}" for version in (3, 4)]
+        assert_same(WeightPuller(open_store("s3://bucket/weights")).pull().state, puller.held.state)
 
 
 def test_nothing_is_pickled():
