@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ KNOWN_OPERATORS: Mapping[str, Mapping[str, int | float | bool]] = {
 data-juicer ignores a parameter it does not know; we do not."""
 
 FIELDS = ("chosen", "rejected")
+_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 _TOP_KEYS = frozenset({"project_name", "process"})
 
 
@@ -76,10 +78,17 @@ def _operator(where: str, entry: Any) -> Operator:
     ((name, body),) = entry.items()
     if not isinstance(body, dict) or body.get("text_key") not in FIELDS:
         raise ConfigError(f"{where}: {name} has no text_key", fix="add text_key: chosen or text_key: rejected")
-    operator = Operator(str(name), body["text_key"], {str(key): value for key, value in body.items() if key != "text_key"})
-    if operator.name in KNOWN_OPERATORS:
-        _check_parameters(where, operator, KNOWN_OPERATORS[operator.name])
+    known = KNOWN_OPERATORS.get(str(name), {})
+    parameters = {str(key): _value(value, known.get(key)) for key, value in body.items() if key != "text_key"}
+    operator = Operator(str(name), body["text_key"], parameters)
+    if known:
+        _check_parameters(where, operator, known)
     return operator
+
+
+def _value(value: Any, known: float | None) -> Any:
+    """`1e-06` is a float to data-juicer and in YAML 1.2, and text in YAML 1.1."""
+    return float(value) if isinstance(known, float) and isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _check_parameters(where: str, operator: Operator, known: Mapping[str, int | float | bool]) -> None:

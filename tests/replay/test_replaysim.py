@@ -190,6 +190,13 @@ def test_wrong_recipes_are_refused_at_once(tmp_path, text, message):
         DJNormalizer(recipe(tmp_path, text))
 
 
+@pytest.mark.parametrize("written", ["1e-06", "1.0e-06", "0.000001"])
+def test_a_float_may_be_written_with_an_exponent_alone(written, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"process:\n  - special_characters_filter: {{text_key: chosen, max_ratio: {written}}}\n")
+    assert load_recipe(path)[0].parameters == {"max_ratio": 1e-6}
+
+
 def test_missing_recipe_and_backend_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         DJNormalizer(tmp_path / "nowhere.yaml")
