@@ -109,9 +109,7 @@ def triton(session: nox.Session, version: str, numpy: str) -> None:
 @nox.session
 def remote(session: nox.Session) -> None:
     """The remote sandbox through a server of SWE-ReX."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,remote]")
-    session.run("python", "-m", "pytest", "tests_substrates/remote", *session.posargs)
+    _test_extras(session, "remote", "remote")
 
 
 @nox.session
@@ -149,9 +147,7 @@ def _test_face(session: nox.Session, framework: str, *needs: str) -> None:
 @nox.session
 def verl(session: nox.Session) -> None:
     """The engine, the agent loop and a run of `verl.trainer.main_ppo`, on Ray and the CPU."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,verl]")
-    session.run("python", "-m", "pytest", "tests_substrates/verl", *session.posargs)
+    _test_extras(session, "verl", "verl")
 
 
 @nox.session
@@ -207,20 +203,22 @@ def mesh(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests_substrates/mesh", *session.posargs)
 
 
+def _test_extras(session: nox.Session, extras: str, folder: str, *needs: str) -> None:
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", f".[dev,{extras}]", *needs)
+    session.run("python", "-m", "pytest", f"tests_substrates/{folder}", *session.posargs)
+
+
 @nox.session
 def monarch(session: nox.Session) -> None:
     """Monarch alone: deaths, weights that are overwritten while they are read, a trainer of several ranks."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,monarch]")
-    session.run("python", "-m", "pytest", "tests_substrates/monarch", *session.posargs)
+    _test_extras(session, "monarch", "monarch")
 
 
 @nox.session
 def diloco(session: nox.Session) -> None:
     """The outer loop on torchft, and rounds through a real S3 server with processes that are killed at every step."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,diloco]", MOTO)
-    session.run("python", "-m", "pytest", "tests_substrates/diloco", *session.posargs)
+    _test_extras(session, "diloco", "diloco", MOTO)
 
 
 @nox.session(name="faults-diloco", default=False)
@@ -239,17 +237,13 @@ def faults_diloco(session: nox.Session) -> None:
 @nox.session
 def serverless(session: nox.Session) -> None:
     """The executors of Modal and Hugging Face Jobs: the vendors' clients, against servers that speak their protocols."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,modal,hf]", MOTO)
-    session.run("python", "-m", "pytest", "tests_substrates/serverless", *session.posargs)
+    _test_extras(session, "modal,hf", "serverless", MOTO)
 
 
 @nox.session(name="serverless-sky", default=False)
 def serverless_sky(session: nox.Session) -> None:
     """The executor of SkyPilot: its client, and the requests that it sends (330 MB to install)."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,sky]")
-    session.run("python", "-m", "pytest", "tests_substrates/serverless_sky", *session.posargs)
+    _test_extras(session, "sky", "serverless_sky")
 
 
 @nox.session(default=False)

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from composer_replication.diloco.codecs import CODECS, Codec, make_codec
     from composer_replication.diloco.manager import MockManager, ObjectStoreManager
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
-    from composer_replication.diloco.states import newest_state, publish_state
     from composer_replication.diloco.store import Store, Traffic, open_store
 
 __all__ = [
@@ -25,9 +24,7 @@ __all__ = [
     "Store",
     "Traffic",
     "make_codec",
-    "newest_state",
     "open_store",
-    "publish_state",
 ]
 
 _HOME = {
@@ -43,9 +40,7 @@ _HOME = {
     "Traffic": "store",
     "make_codec": "codecs",
     "make_diloco_outer_loop": "outer_loop",  # needs an extra, and so is no part of `import *`
-    "newest_state": "states",
     "open_store": "store",
-    "publish_state": "states",
 }
 
 

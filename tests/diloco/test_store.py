@@ -9,7 +9,7 @@ import torch
 from in_threads import together, vector
 from s3_server import S3Server, environment
 
-from composer_replication.diloco import ObjectStoreAllReduce, newest_state, open_store, publish_state
+from composer_replication.diloco import ObjectStoreAllReduce, open_store
 from composer_replication.diloco.conditional import check_conditional_writes
 from composer_replication.errors import ConfigError, ObjectStoreError
 
@@ -74,21 +74,6 @@ def test_traffic_is_counted_in_every_view(store):
     assert (view.traffic.up, view.traffic.down, view.traffic.requests) == (5, 5, 3)
     assert (store.traffic.up, store.traffic.down, store.traffic.requests) == (5, 5, 3)
     assert store.where("key").endswith("key")
-
-
-def test_states_are_published_once_found_when_whole_and_removed_when_old(store):
-    assert newest_state(store) is None
-    assert publish_state(store, 1, b"one")
-    assert not publish_state(store, 1, b"one")
-    publish_state(store, 2, b"two")
-    publish_state(store, 3, b"three")
-    assert newest_state(store) == (3, b"three")
-    assert len(store.list("states")) == 4
-    (key,) = [key for key in store.list("states/00000003") if not key.endswith("ready")]
-    store.put(key, b"thr!!")
-    assert newest_state(store) == (2, b"two")
-    with pytest.raises(ValueError, match="newest"):
-        publish_state(store, 4, b"", keep=0)
 
 
 def test_replicas_train_through_s3_and_the_server_counts_what_they_count(serve):
