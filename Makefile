@@ -123,6 +123,8 @@ bench-tasks: env ## Measure validated tasks per minute and core on public packag
 
 bench-gate: env ## Measure what a gate on teachers saves and loses in a synthetic world with known truth, and draw it
 	@$(BIN)/python benchmarks/gate.py --write docs/figures/gate.json
+	@$(BIN)/python scripts/figures.py
+
 bench-prm: env ## Train a process reward model on planted faults, measure it on held-out tasks, and draw it
 	@$(BIN)/python benchmarks/prm.py --write docs/figures/prm.json
 	@$(BIN)/python scripts/figures.py
@@ -132,6 +134,7 @@ bench-sandbox: env ## Measure the start of a box beside a cold bubblewrap with a
 
 bench-agreement: env ## Measure how often the same action is seen to be the same, and what that does to teachers' votes
 	@$(BIN)/python benchmarks/agreement.py
+
 bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-juicer's stock executor, in an environment of its own
 	@$(BIN)/nox --session bench-replaysim
 

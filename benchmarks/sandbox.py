@@ -53,24 +53,14 @@ class ColdBubblewrap:
 
     def run(self, tree: Tree, command: Command) -> ExecResult:
         box = ["bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-        box += [
-            "--die-with-parent",
-            "--new-session",
-            "--clearenv",
-            "--ro-bind",
-            "/usr",
-            "/usr",
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-        ]
+        box += ["--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
+        box += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
         for name in SYSTEM_FOLDERS:
             if os.path.islink(f"/{name}"):
                 box += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         for path in installation_of(command.python).binds:
             box += ["--ro-bind", path, path]
-        box += ["--tmpfs", "/tmp", "--bind", "/mnt/m", "/repo", "--chdir", "/repo"]
+        box += ["--bind", "/mnt/m", "/repo", "--chdir", "/repo"]
         for name, value in command.env.items():
             box += ["--setenv", name, value]
         overlay = OVERLAY.format(base=shlex.quote(str(tree.base)))
