@@ -160,7 +160,7 @@ def test_a_stall_says_what_it_waits_for():
     release = threading.Event()
     engine = ScriptedEngine(RENDERER, lambda _: [say(("echo", "a"))])
     with pytest.raises(ComposerError, match=r"stalled.*1 x tools") as error:
-        collect(["t"], engine, make_env=lambda t: EchoEnv(t, delay=lambda: release.wait() and 0.0), deadline_s=0.2)
+        collect(["t"], engine, make_env=lambda t: EchoEnv(t, delay=lambda: release.wait() and 0.0), deadline_s=2.0)
     release.set()
     assert error.value.fix
 
