@@ -215,6 +215,9 @@ class ObjectStoreManager:
     def should_commit(self, timeout: object = None) -> bool:  # noqa: ARG002 - torchft's signature
         """Whether the round was held; the next one is counted then.
 
+        A round that the others have left so far behind that its objects are removed is no failure where there is a newer state to
+        load: the next `start_quorum` does.
+
         Raises:
             RoundError: it was not, and neither were as many before it as may fail.
         """
@@ -239,6 +242,8 @@ class ObjectStoreManager:
                 )
             )
         if outcome is None:
+            if isinstance(flight.error, RoundExpiredError) and self.heal is not None:
+                return False
             self._failures += 1
             if self._failures > self._retries and flight.error is not None:
                 raise flight.error

@@ -89,7 +89,11 @@ class Recovery:
             self._snapshots.write(0, self._snapshot())
         joined = self._resume() or self._heal()
         self._saved = joined.round
-        self._manager.catch_up(keep_progress=True)
+        try:
+            self._manager.catch_up(keep_progress=True)
+        except RoundExpiredError:  # the others went on meanwhile
+            joined = self._heal()
+            self._saved = joined.round
         return joined
 
     def heal(self) -> None:
@@ -154,10 +158,17 @@ class Recovery:
 
     def _heal(self) -> Joined:
         newest = self._snapshots.rounds()[-1]
-        self._load_snapshot(newest)
-        self._manager.catch_up(keep_progress=False)
-        done = self._manager.current_step()
-        return Joined("began" if done == 0 else "healed", done, None)
+        while True:
+            try:
+                self._load_snapshot(newest)
+                self._manager.catch_up(keep_progress=False)
+            except (CheckpointError, RoundExpiredError):
+                before, newest = newest, self._snapshots.rounds()[-1]
+                if newest == before:
+                    raise
+                continue  # the others went on meanwhile, and removed what was being read
+            done = self._manager.current_step()
+            return Joined("began" if done == 0 else "healed", done, None)
 
     def _load_snapshot(self, round: int) -> None:  # noqa: A002 - the term of the field
         saved = self._snapshots.read(round)

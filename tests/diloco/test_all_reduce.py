@@ -17,7 +17,7 @@ def hold(uri, world, values, rounds=1, **options):
     """By rank, the outcomes of every round and the means."""
 
     def replica(rank):
-        reduce = ObjectStoreAllReduce(uri, rank=rank, world_size=world, timeout_s=60, **options)
+        reduce = ObjectStoreAllReduce(uri, rank=rank, world_size=world, timeout_s=600, **options)
         found = []
         for number in range(rounds):
             mean = values(rank, number).clone()
@@ -100,7 +100,7 @@ def test_nothing_of_a_round_runs_on_after_its_end(tmp_path):
     """A thread that is still ending when the interpreter ends aborts the process."""
 
     def replica(rank):
-        pending = ObjectStoreAllReduce(tmp_path, rank=rank, world_size=2, timeout_s=60).start([vector(10, rank)], "model")
+        pending = ObjectStoreAllReduce(tmp_path, rank=rank, world_size=2, timeout_s=600).start([vector(10, rank)], "model")
         pending.wait()
         return pending
 

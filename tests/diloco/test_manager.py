@@ -92,6 +92,43 @@ def test_what_was_carried_is_in_the_next_contribution(tmp_path):
     torch.testing.assert_close(difference, torch.full_like(difference, 0.7 * 1.9))
 
 
+def test_one_whose_round_is_removed_while_it_holds_it_loads_the_newest_snapshot(tmp_path, monkeypatch):
+    options = {"saving": True, "snapshot_every": 1, **LATE}
+    slow, fast = (Replica(str(tmp_path), rank, 2, **options) for rank in range(2))
+    slow.recovery.join()
+    begin = slow.manager.start_quorum
+
+    def overtaken():
+        begin()
+        fast.train(8)
+
+    monkeypatch.setattr(slow.manager, "start_quorum", overtaken)
+    assert slow.round() is False
+    monkeypatch.setattr(slow.manager, "start_quorum", begin)
+    assert slow.round() is True
+    assert slow.manager.current_step() == 9
+    assert fast.manager.catch_up(keep_progress=False) == 1
+    assert slow.state.digest() == fast.state.digest()
+
+
+def test_a_snapshot_that_is_removed_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch):
+    options = {"saving": True, "snapshot_every": 1, **LATE}
+    Replica(str(tmp_path), 1, 2, **options).train(2)
+    late = Replica(str(tmp_path), 0, 2, seed=9, **options)
+    load, tried, ahead = late.recovery._load_snapshot, [], []
+
+    def overtaken(number):
+        tried.append(number)
+        if len(tried) == 1:
+            ahead.append(Replica(str(tmp_path), 1, 2, **options).train(8))
+        load(number)
+
+    monkeypatch.setattr(late.recovery, "_load_snapshot", overtaken)
+    joined = late.recovery.join()
+    assert (joined.how, joined.round, tried) == ("healed", 8, [2, 8])
+    assert late.state.digest() == ahead[0].state.digest()
+
+
 def test_a_failed_round_is_not_committed_and_too_many_are_an_error(tmp_path):
     alone = Replica(str(tmp_path), 0, 2, timeout_s=0.3, retries=1)
     start = alone.state.digest()

@@ -10,12 +10,13 @@ from functools import partial
 import pytest
 import torch
 from in_threads import together, vector
+from told_clock import HURRY, LONG_S, ToldClock
 
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
 from composer_replication.errors import ConfigError, ObjectStoreError, RoundError, RoundExpiredError
 
 SIZE = 3000
-HASTY = {"quorum": 2, "deadline_s": 0.3, "takeover_s": 0.2, "poll_s": 0.02}
+QUORUM = {"quorum": 2, "deadline_s": LONG_S, "poll_s": 0.02, "timeout_s": 1e9}
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def uri(tmp_path):
 
 
 def member(uri, rank, world=3, **options):
-    return ObjectStoreAllReduce(uri, rank=rank, world_size=world, **{"timeout_s": 60.0, **options})
+    return ObjectStoreAllReduce(uri, rank=rank, world_size=world, **{"timeout_s": LONG_S, **options})
 
 
 def hold(reduce, values, **options):
@@ -37,9 +38,12 @@ def all_hold(members, values, **options):
 
 
 def test_a_round_is_held_without_who_is_missing_and_the_late_one_carries_its_gradient(uri):
-    early, late = [member(uri, rank, **HASTY) for rank in (0, 1)], member(uri, 2, **HASTY)
+    clocks = [ToldClock(HURRY) for _ in range(2)]
+    early, late = [member(uri, rank, clock=clocks[rank], **QUORUM) for rank in (0, 1)], member(uri, 2, **QUORUM)
     given = [vector(SIZE, rank) for rank in range(3)]
     (first, mean), (_, other) = all_hold(early, given[:2])
+    for clock in clocks:
+        clock.run(1.0)
     assert first.members == (0, 1)
     torch.testing.assert_close(mean, (given[0] + given[1]) / 2)
     outcome, same = hold(late, given[2])
@@ -55,10 +59,13 @@ def test_a_round_is_held_without_who_is_missing_and_the_late_one_carries_its_gra
 
 
 def test_who_was_not_heard_of_last_time_is_not_waited_for_again(uri):
-    members = [member(uri, rank, **{**HASTY, "deadline_s": 1.5}) for rank in (0, 1)]
+    clocks = [ToldClock(HURRY) for _ in range(2)]
+    members = [member(uri, rank, clock=clocks[rank], **QUORUM) for rank in (0, 1)]
     first = all_hold(members, [vector(SIZE, 0)] * 2)
+    for clock in clocks:
+        clock.run(1.0)
     second = all_hold(members, [vector(SIZE, 0)] * 2)
-    assert first[0][0].seconds >= 1.5 > second[0][0].seconds
+    assert max(outcome.seconds for outcome, _ in first) >= LONG_S > max(outcome.seconds for outcome, _ in second)
 
 
 def test_too_few_replicas_are_an_error_that_names_who_is_missing_and_the_round_can_be_held_later(uri):
@@ -86,10 +93,9 @@ def test_a_replica_that_comes_back_in_the_middle_of_a_round_does_not_count_twice
 
 def test_the_chunk_of_an_owner_that_died_is_made_by_others(uri):
     given = [vector(SIZE, rank) for rank in range(3)]
-    dead = member(uri, 1, **{**HASTY, "timeout_s": 0.05})
     with pytest.raises(RoundError):
-        hold(dead, given[1])
-    found = all_hold([member(uri, rank, **HASTY) for rank in (0, 2)], [given[0], given[2]])
+        hold(member(uri, 1, timeout_s=0.05), given[1])
+    found = all_hold([member(uri, rank, takeover_s=0.2, poll_s=0.02) for rank in (0, 2)], [given[0], given[2]])
     assert found[0][0].members == (0, 1, 2)
     assert torch.equal(found[0][1], found[1][1])
     torch.testing.assert_close(found[0][1], sum(given) / 3)
@@ -188,7 +194,7 @@ def test_over_many_rounds_nothing_is_lost_in_either_quantisation(uri, codec, wor
 
 
 def test_replicas_with_other_models_are_told_apart(uri):
-    members = [member(uri, rank, 2, timeout_s=5.0) for rank in range(2)]
+    members = [member(uri, rank, 2) for rank in range(2)]
     first, second = all_hold(members, [vector(10, 0), vector(12, 0)])
     said = [str(found) for found in (first, second) if isinstance(found, ConfigError)]
     assert said or any(isinstance(found, tuple) and found[0].refused for found in (first, second))

@@ -1,4 +1,4 @@
-"""One replica under torchft's own Manager: `peer.py RANK LOG STOP`. It trains until the round that the file STOP names."""
+"""One replica under torchft's own Manager: `peer.py RANK LOG`. It trains until it is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digest(state):
 
 
 def main():
-    rank, log, stop = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    rank, log = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     model = small_job.network(seed=rank)  # torchft gives all of them the first one's
     inner = small_job.optimizer_of("adamw", model)
@@ -52,15 +52,13 @@ def main():
     loop = make_diloco_outer_loop(manager, model, inner_optimizer=inner, sync_every=8, fragments=2)
     step = 0
     with loop, log.open("w") as told:
-        while not stop.exists() or loop.round < int(stop.read_text() or 10**9):
+        while True:
             step += 1
             small_job.inner_step(model, inner, rank, step)
             if loop.at_boundary:
-                told.write(f"round {loop.round} members {manager.num_participants()}\n")
+                fragments = [manager._user_state_dicts[f"StreamingDiLoCoFragment_{index}"]() for index in range(2)]
+                told.write(f"round {loop.round} members {manager.num_participants()} digest {digest(fragments)}\n")
                 told.flush()
-        fragments = [manager._user_state_dicts[f"StreamingDiLoCoFragment_{index}"]() for index in range(2)]
-        told.write(f"digest {digest(fragments)}\n")
-    manager.shutdown(wait=False)
 
 
 if __name__ == "__main__":

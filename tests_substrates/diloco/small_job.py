@@ -57,7 +57,7 @@ class Replica:
         self.model = network(seed)
         self.inner = optimizer_of(inner, self.model)
         self.all_reduce = ObjectStoreAllReduce(
-            uri, rank=rank, world_size=world_size, keep_rounds=None, poll_s=0.02, **{"timeout_s": 120.0, **(reduce or {})}
+            uri, rank=rank, world_size=world_size, keep_rounds=None, poll_s=0.02, **{"timeout_s": 600.0, **(reduce or {})}
         )
         self.manager = ObjectStoreManager(self.all_reduce, report=report)
         store = self.all_reduce.store.at("job") if saving else None

@@ -51,7 +51,7 @@ def test_a_bucket_that_is_not_there_is_told(moto, bucket):
 @pytest.mark.parametrize(("world", "codec"), [(2, "int8"), (4, "int4"), (3, "topk")])
 def test_replicas_agree(bucket, world, codec):
     def replica(rank):
-        reduce = ObjectStoreAllReduce(bucket, rank=rank, world_size=world, codec=codec, timeout_s=120, keep_rounds=2)
+        reduce = ObjectStoreAllReduce(bucket, rank=rank, world_size=world, codec=codec, timeout_s=600, keep_rounds=2)
         return [reduce.allreduce(vector(50_000, 10 * number + rank), "model") for number in range(4)]
 
     found = together(*(partial(replica, rank) for rank in range(world)))

@@ -10,6 +10,7 @@ import streaming_diloco
 import torch
 from in_threads import together
 from small_job import Replica
+from told_clock import HURRY, ToldClock
 
 from composer_replication.diloco.codecs import CODECS
 from composer_replication.diloco.fragments import split_into_fragments
@@ -143,7 +144,8 @@ def test_too_few_replicas_are_an_error_that_names_them(tmp_path):
 
 def test_a_failed_round_is_not_committed_and_held_when_the_others_come(tmp_path):
     reports = []
-    first = Replica(str(tmp_path), 0, 2, sync_every=2, saving=False, reduce={"timeout_s": 1.0}, report=reports.append)
+    clock = ToldClock(HURRY)
+    first = Replica(str(tmp_path), 0, 2, sync_every=2, saving=False, reduce={"clock": clock}, report=reports.append)
     first.manager._retries = 1
     start = first.loop.state.digest()
     with first.loop:
@@ -152,6 +154,7 @@ def test_a_failed_round_is_not_committed_and_held_when_the_others_come(tmp_path)
         assert first.loop.round == 0
         assert first.loop.state.digest() == start
         assert [r.held for r in reports] == [False]
+        clock.run(1.0)
         second = Replica(str(tmp_path), 1, 2, sync_every=2, saving=False)
 
         def go_on():
@@ -166,10 +169,9 @@ def test_a_failed_round_is_not_committed_and_held_when_the_others_come(tmp_path)
 
 def test_a_late_joiner_is_healed_from_the_store_in_one_round(tmp_path):
     reports = []
-    quorum = {"quorum": 2, "deadline_s": 0.2}
-    options = {"fragments": 2, "sync_every": 4, "snapshot_every": 3, "reduce": quorum}
-    made = [Replica(str(tmp_path), rank, 3, **options) for rank in (0, 1)]
-    together(*[partial(replica.train, 5) for replica in made])
+    options = {"fragments": 2, "sync_every": 4, "snapshot_every": 3}
+    made = [Replica(str(tmp_path), rank, 3, reduce={"quorum": 2, "deadline_s": 0.2}, **options) for rank in (0, 1)]
+    together(*[partial(replica.train, 5) for replica in made])  # from here on rounds wait for all three
     late = Replica(str(tmp_path), 2, 3, seed=7, report=reports.append, **options)  # its first weights are others, too
     again = [Replica(str(tmp_path), rank, 3, **options) for rank in (0, 1)]
     found = together(*[partial(replica.train, 9) for replica in (*again, late)])
