@@ -22,6 +22,9 @@ class DilocoConfig(Section):
     """Whether the run is one of replicas."""
     replicas: Annotated[Positive, _IF_ENABLED] = 2
     """How many there are."""
+    shard_tasks: Annotated[bool, _IF_ENABLED] = True
+    """Whether replicas share out what one alone would practise on: each takes `rollout.groups / replicas` tasks a step, and no
+    task is taken twice in a round. Otherwise each chooses `rollout.groups` from all tasks by itself."""
     rendezvous: Annotated[str | None, _IF_ENABLED] = None
     """The object store they share: a path, `s3://`, `gs://` or `az://`; by default the folder `store` of the run."""
     sync_every: Annotated[Positive, _IF_ENABLED] = 10

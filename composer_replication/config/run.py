@@ -300,6 +300,11 @@ class RunConfig(Section):
                 f"steps = {self.steps} ends in the middle of a round: diloco holds one every {self.diloco.window} steps",
                 f"set steps to a multiple of {self.diloco.window}",
             )
+        if self.diloco.enabled and self.diloco.shard_tasks and self.rollout.groups % self.diloco.replicas:
+            refuse(
+                f"rollout.groups = {self.rollout.groups} cannot be shared out among {self.diloco.replicas} replicas",
+                f"set rollout.groups to a multiple of {self.diloco.replicas}, or diloco.shard_tasks = false",
+            )
         if self.diloco.enabled and self.substrate.type != "local":
             refuse(
                 f"diloco.enabled = true and substrate.type = {self.substrate.type}: a replica is one process with whole weights",

@@ -19,21 +19,35 @@ from composer_replication.rollout.collect import Progress, collect_groups
 from composer_replication.rollout.protocol import Budgets, Engine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.choosing import choose_tasks
 from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.shaping import group_verdicts
+from composer_replication.trainer.shares import TaskShare
 from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Unscored
 
-__all__ = ["EVAL_STEP", "Actor", "choose_tasks", "refuse_unscored", "rollout_metrics"]
+__all__ = ["EVAL_STEP", "Actor", "refuse_unscored", "rollout_metrics"]
 
 EVAL_STEP, _TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
 
 
 class Actor:
-    """Collects groups for one arm."""
+    """Collects groups for one arm.
 
-    def __init__(self, workshop: Workshop, config: RunConfig, arm: str, engine: Engine, renderer: ChatRenderer) -> None:
+    Args:
+        share: which of the tasks are this replica's, where others practise on the rest; None for all.
+    """
+
+    def __init__(
+        self,
+        workshop: Workshop,
+        config: RunConfig,
+        arm: str,
+        engine: Engine,
+        renderer: ChatRenderer,
+        share: TaskShare | None = None,
+    ) -> None:
         self.workshop = workshop
         self.config = config
         self.arm = arm
@@ -46,6 +60,7 @@ class Actor:
         chosen = config.curriculum
         self.curriculum = Curriculum(chosen, workshop.train, config.seed) if chosen.enabled else None
         """What chooses the tasks; None: all in turn."""
+        self._share = share
         self._train = list(workshop.train)
         """What is practised on: the tasks of the run, and those joined since."""
 
@@ -57,13 +72,13 @@ class Actor:
     async def practise(self, step: int, version: int) -> list[Group]:
         """The groups of one training step; with `rollout.refills`, those of further tasks for each that taught nothing."""
         rollout = self.config.rollout
-        tasks = self._choose(step)
+        tasks, others = self._choose(step)
         groups: list[Group] = []
         for refill in range(rollout.refills + 1):
             groups += await self._collect(tasks, rollout.group_size, step=step, version=version, phase="rollout")
             missing = rollout.groups - sum(has_signal(group_verdicts(g)) for g in groups)
             tried = {g.task_id for g in groups}
-            left = [t for t in self._train if t.spec.task_id not in tried]
+            left = [t for t in others if t.spec.task_id not in tried]
             tasks = self._refill(left, step, refill, min(missing, len(left)))
             if not tasks:
                 break
@@ -111,13 +126,17 @@ class Actor:
         if task is not None:
             self._train.append(task)
 
-    def _choose(self, step: int) -> list[Task]:
+    def _choose(self, step: int) -> tuple[list[Task], list[Task]]:
+        """The tasks of a step, and all that a refill may turn to."""
         train, seed, count = self._train, self.config.seed, self.config.rollout.groups
-        return (
-            choose_tasks(train, seed, step, count)
-            if self.curriculum is None
-            else self.curriculum.choose(train, seed, step, count)
-        )
+        if self.curriculum is not None:
+            if self._share is not None:
+                joined = train[len(self.workshop.train) :]
+                train = [*self._share.of_round(self.workshop.train, step), *joined]
+            return self.curriculum.choose(train, seed, step, count), train
+        if self._share is not None:
+            return self._share.of_step(train, step, count)
+        return choose_tasks(train, seed, step, count), train
 
     def _refill(self, left: Sequence[Task], step: int, refill: int, count: int) -> list[Task]:
         if self.curriculum is not None:
@@ -183,32 +202,6 @@ class Actor:
         if self.curriculum is None or not practised:
             return self.workshop.make_env(task)
         return self.workshop.make_env(task, self.curriculum.withheld(task.spec.task_id))
-
-
-def choose_tasks(tasks: Sequence[Task], seed: int, step: int, count: int) -> list[Task]:
-    """The tasks of a step (1-based), none of them twice; every pass over all tasks is a permutation of its own.
-
-    A function of its arguments alone, so the data cursor of a resumed run is its step. Raises ValueError when there are fewer
-    than `count` tasks.
-    """
-    if count > len(tasks):
-        raise ValueError(f"a step cannot take {count} of {len(tasks)} tasks")
-    first = (step - 1) * count
-    before: list[int] = []
-    order: list[int] = []
-    period = count // math.gcd(count, len(tasks))  # so many passes on, a pass begins with a step again
-    begin = first // len(tasks) // period * period
-    for epoch in range(begin, (first + count - 1) // len(tasks) + 1):
-        before, order = order, list(range(len(tasks)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        begun = epoch * len(tasks) % count
-        if begun:  # the pass begins inside a step, where the end of the pass before has been taken already
-            fresh = [t for t in order if t not in before[-begun:]][: count - begun]
-            order = fresh + [t for t in order if t not in fresh]
-    start = first % len(tasks)
-    spanned = start + count > len(tasks)
-    both = before + order if spanned else order
-    return [tasks[i] for i in both[start : start + count]]
 
 
 def unscored(groups: Sequence[Group]) -> list[str]:

@@ -30,6 +30,7 @@ from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
+from composer_replication.trainer.shares import TaskShare
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.trainer.spending import Spending
 from composer_replication.trainer.usefulness import only_useful
@@ -197,8 +198,10 @@ class Trainee:
     """Of the replay, once it is done."""
 
     @classmethod
-    def create(cls, workshop: Workshop, config: RunConfig, arm: str, pair_logprobs: LogprobCache) -> Trainee:
-        """From the configured policy."""
+    def create(
+        cls, workshop: Workshop, config: RunConfig, arm: str, pair_logprobs: LogprobCache, share: TaskShare | None = None
+    ) -> Trainee:
+        """From the configured policy; `share` is as the actor takes it."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
@@ -206,7 +209,7 @@ class Trainee:
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
         engine = open_engine(config, learner, tokenizer, arm, workshop.run_dir.ckpt_path / arm / "serving")
-        actor = Actor(workshop, config, arm, engine, renderer)
+        actor = Actor(workshop, config, arm, engine, renderer, share)
         maker = SignalMaker(
             config=config,
             sources=workshop.hint_sources(config),

@@ -55,6 +55,12 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def practised(folder, step):
+    """The task of every rollout."""
+    (file,) = folder.glob(f"trajectories/*/step_{step:05d}.jsonl")
+    return [json.loads(line)["task_id"] for line in file.read_text().splitlines()]
+
+
 def final_weights(folder):
     (last,) = sorted(folder.glob("ckpt/*/step_*"))[-1:]
     return last.name, (last / "model.safetensors").read_bytes(), load_file(last / "model.safetensors")
@@ -73,8 +79,10 @@ def test_replicas_train_one_policy_and_say_what_their_rounds_cost(run_file):
         assert [line["diloco/round"] for line in rounds] == [1, 2, 3, 4]
         assert all(line["diloco/members"] == 2 and line["diloco/counted"] for line in rounds)
         assert all(line["diloco/bytes_up"] > 0 and line["diloco/bytes_down"] > 0 for line in rounds)
-    tried = [sorted(p.read_text() for p in folder.glob("trajectories/*/step_*1.jsonl")) for folder in replicas]
-    assert tried[0] != tried[1]
+    for step in range(1, 5):
+        tried = [practised(folder, step) for folder in replicas]
+        assert [len(one) for one in tried] == [3, 3]  # of 2 groups of 3 siblings, one each
+        assert not set(tried[0]) & set(tried[1])
     again = composer("diloco", "run", run_file, "--replicas", "2")
     assert again.returncode == 2
     assert "holds a job already" in again.stderr

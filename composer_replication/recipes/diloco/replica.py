@@ -19,6 +19,7 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.diloco.outer import Outer
 from composer_replication.trainer.loop import Trainee, train_arms, train_steps
 from composer_replication.trainer.open_run import open_run
+from composer_replication.trainer.shares import TaskShare
 from composer_replication.trainer.workshop import Workshop
 
 __all__ = ["train_replica"]
@@ -55,6 +56,11 @@ async def _train_arm(
     workshop: Workshop, config: RunConfig, arm: str, shown: Phase, *, store: Store, rank: int, world_size: int
 ) -> SummaryRow:
     own = config.model_copy(update={"seed": (config.seed + _APART * rank) % (1 << 63)})
+    share = None
+    if config.diloco.shard_tasks:
+        share = TaskShare(rank, world_size, config.seed, config.diloco.window)
+        groups = config.rollout.groups // world_size
+        own = own.model_copy(update={"rollout": config.rollout.model_copy(update={"groups": groups})})
     outer = Outer(store, rank, world_size)
     with closing(outer), closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        return await train_steps(Trainee.create(workshop, own, arm, pair_logprobs), shown, outer)
+        return await train_steps(Trainee.create(workshop, own, arm, pair_logprobs, share), shown, outer)
