@@ -51,6 +51,9 @@ class DilocoConfig(Section):
     """Most seconds for a round; one that is not held by then is an error."""
     snapshot_every: Annotated[Positive, _IF_ENABLED] = 10
     """Rounds between snapshots of what all replicas agree on, from which one that joins late is healed."""
+    state_every: Annotated[int, Field(ge=0), _IF_ENABLED] = 1
+    """Rounds between saves of what each replica alone knows (its optimizer, what it owes), from which it goes on bit for bit when
+    it is started again; at most `snapshot_every`. 0 saves none: then it is healed like one that joins late."""
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Self:
@@ -64,6 +67,11 @@ class DilocoConfig(Section):
             refuse(f"delay = {self.delay}, and a round is held every {window} steps", f"set delay from 0 to {window - 1}")
         if self.quorum is not None and self.quorum > self.replicas:
             refuse(f"quorum = {self.quorum} of {self.replicas} replicas", "lower quorum, or raise replicas")
+        if self.state_every > self.snapshot_every:
+            refuse(
+                f"state_every = {self.state_every} is more than snapshot_every = {self.snapshot_every}",
+                "lower state_every, or raise snapshot_every",
+            )
         return self
 
     @property

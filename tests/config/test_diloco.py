@@ -31,6 +31,7 @@ def config(tmp_path):
         ({"sync_every": 4, "fragments": 2, "delay": 2}, "delay = 2, and a round is held every 2 steps"),
         ({"replicas": 2, "quorum": 3}, "quorum = 3 of 2 replicas"),
         ({"steps": 25, "sync_every": 10}, "steps = 25 ends in the middle of a round"),
+        ({"snapshot_every": 2, "state_every": 3}, "state_every = 3 is more than snapshot_every = 2"),
         ({"replicas": 3}, "rollout.groups = 8 cannot be shared out among 3 replicas"),
         ({"enabled": False, "codec": "fp32"}, "codec = fp32 is not read with enabled = false"),
         ({"codec": "zip"}, "diloco.codec"),

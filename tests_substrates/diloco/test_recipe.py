@@ -67,7 +67,8 @@ def final_weights(folder):
 
 
 def test_replicas_train_one_policy_and_say_what_their_rounds_cost(run_file):
-    done = composer("diloco", "run", run_file, "--replicas", "2", "--executor", "local")
+    words = ("--replicas", "2", "--executor", "local", "--diloco.state_every", "2")
+    done = composer("diloco", "run", run_file, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     job = Path(tomllib.loads(run_file.read_text()).get("out", run_file.parent / "runs")) / "run"
     replicas = [job / f"replica_{rank:05d}" for rank in range(2)]
@@ -79,6 +80,8 @@ def test_replicas_train_one_policy_and_say_what_their_rounds_cost(run_file):
         assert [line["diloco/round"] for line in rounds] == [1, 2, 3, 4]
         assert all(line["diloco/members"] == 2 and line["diloco/counted"] for line in rounds)
         assert all(line["diloco/bytes_up"] > 0 and line["diloco/bytes_down"] > 0 for line in rounds)
+    states = {path.parent.name for path in job.glob("store/arms/*/replicas/*/*/manifest.json")}
+    assert states == {"00000002", "00000004"}
     for step in range(1, 5):
         tried = [practised(folder, step) for folder in replicas]
         assert [len(one) for one in tried] == [3, 3]  # of 2 groups of 3 siblings, one each

@@ -155,6 +155,7 @@ class Outer:
             mix=options.mix,
             store=store,
             snapshot_every=options.snapshot_every,
+            state_every=options.state_every,
         )
 
     def _keep_step(self, config: RunConfig) -> None:
@@ -176,6 +177,6 @@ class Outer:
 def _fingerprint(config: RunConfig) -> str:
     """Of what all replicas must have in common, wherever they run."""
     same = config.model_dump(mode="json", include={"steps", "loss", "reward", "optimizer", "diloco"})
-    for field in ("rendezvous", "quorum", "deadline_s", "timeout_s"):
+    for field in ("rendezvous", "quorum", "deadline_s", "timeout_s", "state_every"):
         del same["diloco"][field]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]
