@@ -236,8 +236,8 @@ def faults_diloco(session: nox.Session) -> None:
 
 @nox.session
 def serverless(session: nox.Session) -> None:
-    """The executors of Modal and Hugging Face Jobs: the vendors' clients, against servers that speak their protocols."""
-    _test_extras(session, "modal,hf", "serverless", MOTO)
+    """The executors of Modal and Hugging Face Jobs, and the recipe on them: the vendors' clients, against test servers."""
+    _test_extras(session, "modal,hf,diloco", "serverless", MOTO)
 
 
 @nox.session(name="serverless-sky", default=False)

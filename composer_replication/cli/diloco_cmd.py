@@ -14,7 +14,7 @@ from rich.table import Table
 from composer_replication.config import load_config
 
 if TYPE_CHECKING:
-    from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
+    from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus
     from composer_replication.recipes.diloco.status import Status
 
 __all__ = ["app"]
@@ -36,24 +36,29 @@ def run(
     run: Annotated[Path, typer.Argument(help="The run file (TOML), with a section diloco.")],
     replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many; by default diloco.replicas.")] = None,
     executor: Annotated[
-        Executor, typer.Option("--executor", help="What starts them: this machine, or somebody's cloud.")
-    ] = "local",
-    gpu: Annotated[str | None, typer.Option("--gpu", help="What each replica gets, in the executor's words.")] = None,
+        Executor | None,
+        typer.Option("--executor", help="What starts them: this machine, or somebody's cloud; by default diloco.executor.type."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="What each replica gets, in the executor's words; by default diloco.executor.gpu.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from what the store has of the job.")] = False,
 ) -> None:
     """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
 
     Each has its own rollouts and its own folder. A job that was interrupted goes on with --resume, even if its machines are gone.
     """
-    words = [*context.args, *(["--diloco.replicas", str(replicas)] if replicas is not None else [])]
-    config = load_config(run, ["--diloco.enabled", "true", *words])
+    options = {"replicas": replicas, "executor.type": executor, "executor.gpu": gpu}
+    words = [f"--diloco.{name}={value}" for name, value in options.items() if value is not None]
+    config = load_config(run, ["--diloco.enabled", "true", *context.args, *words])
+    from composer_replication.recipes.diloco.executor import open_executor
     from composer_replication.recipes.diloco.job import check_job, run_job
 
-    check_job(config, resume=resume, local=executor == "local")
+    check_job(config, resume=resume)
     console = Console()
     with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         view = _View(live)
-        results = run_job(config, _executor(executor), view.seen, gpu=gpu)
+        results = run_job(config, open_executor(config.diloco.executor), view.seen)
     for rank, rows in enumerate(results):
         for row in rows:
             said = (
@@ -95,18 +100,3 @@ def _table(rows: Sequence[tuple[int, ReplicaStatus, Status | None]]) -> Table:
             "" if status.reward is None else f"{status.reward:.3f}",
         )
     return table
-
-
-def _executor(kind: Executor) -> ServerlessExecutor:
-    """Raises MissingExtraError when the vendor's client is not installed."""
-    from composer_replication.diloco import serverless
-
-    match kind:
-        case "local":
-            return serverless.LocalProcessExecutor()
-        case "modal":
-            return serverless.ModalExecutor()
-        case "hf":
-            return serverless.HFJobsExecutor()
-        case "sky":
-            return serverless.SkyExecutor()

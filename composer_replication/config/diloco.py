@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from composer_replication.config.executor import ExecutorConfig
 from composer_replication.config.section import Decay, Positive, ReadBy, Section, Share, refuse
 
 __all__ = ["DilocoConfig"]
@@ -54,6 +55,7 @@ class DilocoConfig(Section):
     state_every: Annotated[int, Field(ge=0), _IF_ENABLED] = 1
     """Rounds between saves of what each replica alone knows (its optimizer, what it owes), from which it goes on bit for bit when
     it is started again; at most `snapshot_every`. 0 saves none: then it is healed like one that joins late."""
+    executor: Annotated[ExecutorConfig, _IF_ENABLED] = ExecutorConfig()
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> Self:

@@ -14,10 +14,16 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-SHARED, FUNCTIONS = HERE.parent / "shared", ROOT / "tests" / "diloco" / "serverless"
-sys.path[:0] = [str(SHARED), str(FUNCTIONS)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "diloco" / "serverless"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "trainer"))
+
+from hub_server import TOKEN as HUB_TOKEN
+from hub_server import HubServer
+from modal_server import TOKEN as MODAL_TOKEN
+from modal_server import ModalServer
+
+FUNCTIONS = Path(__file__).resolve().parents[2] / "tests" / "diloco" / "serverless"
 KEYS = {"AWS_ACCESS_KEY_ID": "key-of-the-tests", "AWS_SECRET_ACCESS_KEY": "secret-of-the-tests"}
 
 
@@ -77,3 +83,24 @@ def rendezvous(bucket, request) -> str:
 @pytest.fixture(scope="session")
 def secret_names() -> tuple[str, ...]:
     return tuple(KEYS)
+
+
+@pytest.fixture(scope="module")
+def modal_server() -> Iterator[ModalServer]:
+    """The client remembers the first one's address."""
+    with pytest.MonkeyPatch.context() as patch:
+        server = ModalServer()
+        for name, value in (("SERVER_URL", server.url), ("TOKEN_ID", MODAL_TOKEN[0]), ("TOKEN_SECRET", MODAL_TOKEN[1])):
+            patch.setenv(f"MODAL_{name}", value)
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def hub(monkeypatch) -> Iterator[HubServer]:
+    server = HubServer()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)  # for processes that are started
+    monkeypatch.setenv("HF_TOKEN", HUB_TOKEN)
+    yield server
+    server.close()

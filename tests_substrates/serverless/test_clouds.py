@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from containers import Container
-from hub_server import TOKEN, HubServer
-from modal_server import TOKEN as MODAL_TOKEN
-from modal_server import ModalServer
 
 from composer_replication.diloco.serverless import (
     HFJobsExecutor,
@@ -41,25 +38,6 @@ class Cloud:
         while text not in self.executor.logs(handle):
             assert not self.executor.poll(handle).final
             time.sleep(0.2)
-
-
-@pytest.fixture(scope="module")
-def modal_server() -> Iterator[ModalServer]:
-    with pytest.MonkeyPatch.context() as patch:
-        server = ModalServer()
-        for name, value in (("SERVER_URL", server.url), ("TOKEN_ID", MODAL_TOKEN[0]), ("TOKEN_SECRET", MODAL_TOKEN[1])):
-            patch.setenv(f"MODAL_{name}", value)
-        yield server
-        server.close()
-
-
-@pytest.fixture
-def hub(monkeypatch) -> Iterator[HubServer]:
-    server = HubServer()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield server
-    server.close()
 
 
 @pytest.fixture(params=["modal", "modal-gpu", "hf_jobs"])

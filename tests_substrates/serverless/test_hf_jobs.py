@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from hub_server import TOKEN, HubServer
 
 from composer_replication.diloco.serverless import HFJobsExecutor
 from composer_replication.errors import BackendError, ConfigError, ReplicaError
 
 JOB = ("m:f", {"rendezvous_uri": "s3://bucket/run"})
-
-
-@pytest.fixture
-def hub(monkeypatch) -> Iterator[HubServer]:
-    server = HubServer()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield server
-    server.close()
 
 
 def test_what_a_job_is_asked_for(hub, monkeypatch) -> None:

@@ -26,7 +26,7 @@ def rendezvous_of(config: RunConfig) -> str:
     return config.diloco.rendezvous or str((config.out / config.name / "store").absolute())
 
 
-def check_job(config: RunConfig, *, resume: bool, local: bool) -> None:
+def check_job(config: RunConfig, *, resume: bool) -> None:
     """Look for what would fail later.
 
     Raises:
@@ -38,14 +38,15 @@ def check_job(config: RunConfig, *, resume: bool, local: bool) -> None:
         raise ConfigError(
             "diloco.enabled = false: this is not a run of replicas", fix="set diloco.enabled = true in the run file"
         )
-    uri = rendezvous_of(config)
-    if not local and ("://" not in uri or uri.startswith(("file:", "memory:"))):
+    uri, kind = rendezvous_of(config), config.diloco.executor.type
+    shared = kind == "sky" and config.diloco.rendezvous is not None  # its machines may mount what this one does
+    if kind != "local" and not shared and ("://" not in uri or uri.startswith(("file:", "memory:"))):
         raise ConfigError(f"replicas elsewhere do not reach {uri}", fix="set diloco.rendezvous to s3://, gs:// or az://")
     if not resume and open_store(uri).list("arms"):
         raise ConfigError(f"{uri} holds a job already", fix="go on with --resume, or give the new job another name or rendezvous")
 
 
-def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen, *, gpu: str | None = None) -> list[Any]:
+def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen) -> list[Any]:
     """Start every replica, and wait until all have ended: what each returned, in the order of ranks.
 
     Raises:
@@ -56,7 +57,8 @@ def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen, *, gpu:
     store = open_store(uri)
     absolute = config.model_copy(update={"out": config.out.absolute()})
     arguments = {"rendezvous_uri": uri, "run": to_toml(absolute)}
-    handles = executor.launch_replicas(config.diloco.replicas, ENTRY, arguments, gpu=gpu)
+    timeout = config.diloco.executor.timeout_s
+    handles = executor.launch_replicas(config.diloco.replicas, ENTRY, arguments, timeout=timeout)
     try:
         _watch(executor, handles, store, seen)
         return executor.collect(handles)

@@ -177,6 +177,6 @@ class Outer:
 def _fingerprint(config: RunConfig) -> str:
     """Of what all replicas must have in common, wherever they run."""
     same = config.model_dump(mode="json", include={"steps", "loss", "reward", "optimizer", "diloco"})
-    for field in ("rendezvous", "quorum", "deadline_s", "timeout_s", "state_every"):
+    for field in ("rendezvous", "quorum", "deadline_s", "timeout_s", "state_every", "executor"):
         del same["diloco"][field]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:32]
