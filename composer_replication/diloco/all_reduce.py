@@ -312,7 +312,7 @@ class ObjectStoreAllReduce:
             check()  # what is missing in a round that has been removed is no fault
             raise
         check()
-        if sent is not None:
+        if sent is not None or found.rounding:
             self._settle(name, wanted, sent, found)
         self._rounds[name] = number + 1
         if self._keep_rounds is not None and self.rank == min(found.seal.members):
@@ -332,11 +332,11 @@ class ObjectStoreAllReduce:
         )
         return found.mean, outcome
 
-    def _settle(self, name: str, wanted: Tensor | None, sent: Sent, found: Exchanged) -> None:
+    def _settle(self, name: str, wanted: Tensor | None, sent: Sent | None, found: Exchanged) -> None:
         """What this replica owes after a round: what it wanted to give, less what counted, and what it rounded for all."""
         size = found.mean.numel()
         codec = self._setting.codec
-        if wanted is None:
+        if wanted is None or sent is None:
             left = self._feedback.added(name, torch.zeros(size))
         elif found.refused.get(self.rank) == NORM:
             left = torch.zeros(size)

@@ -145,18 +145,19 @@ class _Scatter:
         self._setting, self._place, self._sent, self._watch = setting, place, sent, watch
         self._headers: dict[int, Contribution | None] = {}
         self._bounds = bounds(setting, place.size)
+        self._members: tuple[int, ...] = ()
         self._mean = torch.zeros(place.size)
         self._made: dict[int, Reduced] = {}
         self._rounding: list[tuple[int, int, Tensor]] = []
 
     def run(self) -> Exchanged:
         sealed = agree(self._setting, self._place, self._watch, lambda keys: Present(tuple(ranks_of(keys))))
-        members = sealed.members
+        members = self._members = sealed.members
         sealed_at = self._watch.passed
         parts = [part for part, (begin, end) in enumerate(self._bounds) if end > begin]
         for part in parts:
             if members[part % len(members)] == self._setting.rank:
-                self._make(part, members)
+                self._make(part)
 
         def gather() -> bool | None:
             keys = set(self._place.store.list("o"))
@@ -166,7 +167,7 @@ class _Scatter:
                 if _made_key(part) in keys:
                     self._take(part)
                 elif self._watch.passed - sealed_at > self._patience(part, members):
-                    self._make(part, members)
+                    self._make(part)
             return True if len(self._made) == len(parts) else None
 
         self._watch.until(gather, lambda: f"chunks {[part for part in parts if part not in self._made]} of the mean")
@@ -184,19 +185,21 @@ class _Scatter:
         turn = (members.index(rank) - owner) % len(members) if rank in members else len(members)
         return self._setting.takeover_s * (1 + turn / len(members))
 
-    def _make(self, part: int, members: Sequence[int]) -> None:
+    def _make(self, part: int) -> None:
         """Reduce a chunk and put it, or take what another replica has put meanwhile."""
-        found, refused = self._readable(part, members)
+        found, refused = self._readable(part)
         header, payload, values = self._reduce(part, found, refused)
         block = pack(header, header_length(self._setting.world_size))
         if not self._place.store.create(_made_key(part), block + payload):
-            self._take(part)
-            if self._made[part] != header:
-                return  # another has made it; else this replica has, before it was started again
+            return self._take(part)
         begin, end = self._bounds[part]
         decoded = self._setting.codec.decode(payload, end - begin)
         self._accept(part, header, decoded)
-        self._rounding.append((begin, end, (values - decoded) * self._share(found)))
+        return self._book(part, found, values - decoded)
+
+    def _book(self, part: int, found: Mapping[int, tuple[float, Tensor]], cut: Tensor) -> None:
+        """What this replica has rounded for all is its own to make good."""
+        self._rounding.append((*self._bounds[part], cut * self._share(found)))
 
     def _share(self, found: Mapping[int, tuple[float, Tensor]]) -> float:
         """What this replica's contribution must be multiplied with to count once in the mean."""
@@ -224,9 +227,9 @@ class _Scatter:
         )
         return header, payload, mean
 
-    def _readable(self, part: int, members: Sequence[int]) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
+    def _readable(self, part: int) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
         """Weight and values of a chunk by rank, and who does not count and why."""
-        headers = {rank: self._header(rank) for rank in members}
+        headers = {rank: self._header(rank) for rank in self._members}
         too_large = gated(self._setting, [header for header in headers.values() if header is not None])
         found, refused = {}, {}
         for rank, header in headers.items():
@@ -273,6 +276,20 @@ class _Scatter:
         except DamagedError as error:
             header, values = self._again(part, error)
         self._accept(part, header, values)
+        if self._sent is not None and header.by == self._setting.rank:
+            self._book_again(part, header, values)
+
+    def _book_again(self, part: int, header: Reduced, decoded: Tensor) -> None:
+        """This replica has made the chunk, its own or another's, in an attempt at this round that did not come to an end."""
+        found = self._counted(part, header)
+        if found is not None:
+            mean = _mean([found[rank] for rank in sorted(found)], decoded.numel())
+            self._book(part, found, mean - decoded)
+
+    def _counted(self, part: int, header: Reduced) -> dict[int, tuple[float, Tensor]] | None:
+        """The contributions in a chunk of the mean; None where one of them cannot be read any more."""
+        found, _ = self._readable(part)
+        return {rank: found[rank] for rank in header.members} if set(header.members) <= set(found) else None
 
     def _put_chunk(self, part: int) -> tuple[Reduced, Tensor]:
         """Raises DamagedError."""
@@ -298,8 +315,8 @@ class _Scatter:
         begin, end = self._bounds[part]
         try:
             header = reread(partial(self._put_header, part))[0]
-            found, _ = self._readable(part, header.members)
-            if sorted(found) == sorted(header.members):
+            found = self._counted(part, header)
+            if found is not None:
                 made, payload, _ = self._reduce(part, found, {})
                 if made.payload == header.payload:
                     return header, self._setting.codec.decode(payload, end - begin)
