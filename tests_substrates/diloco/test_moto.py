@@ -12,8 +12,9 @@ import pytest
 import torch
 from in_threads import together, vector
 
-from composer_replication.diloco import ObjectStoreAllReduce, newest_state, open_store, publish_state
+from composer_replication.diloco import ObjectStoreAllReduce, open_store
 from composer_replication.diloco.conditional import check_conditional_writes
+from composer_replication.diloco.saved import SavedStates
 from composer_replication.errors import ObjectStoreError
 
 FAULTS = Path(__file__).resolve().parents[2] / "tests" / "tools" / "faults_diloco.py"
@@ -59,10 +60,12 @@ def test_replicas_agree(bucket, world, codec):
 
 
 def test_a_state_comes_back(bucket):
-    store = open_store(bucket)
+    states = SavedStates(open_store(bucket), "global")
     for number in (1, 2, 3):
-        publish_state(store, number, bytes([number]) * 20_000_000)
-    assert newest_state(store) == (3, b"\3" * 20_000_000)
+        states.write(number, {"weights": torch.full((5_000_000,), float(number))})
+    states.forget_before(2)
+    assert states.rounds() == [2, 3]
+    assert torch.equal(states.read(3)["weights"], torch.full((5_000_000,), 3.0))
 
 
 def test_every_fault_ends_as_it_should():
