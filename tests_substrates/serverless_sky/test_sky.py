@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -28,7 +30,7 @@ def server(shared_server) -> SkyServer:
     """One that has forgotten what other tests asked for: the client remembers its address."""
     shared_server.launches.clear()
     shared_server.downed.clear()
-    shared_server.fault = None
+    shared_server.fault = shared_server.down_fault = None
     return shared_server
 
 
@@ -100,6 +102,95 @@ def test_a_machine_that_is_taken_back_is_a_failure(server, tmp_path) -> None:
     server.downed.append(name)
     with pytest.raises(ReplicaError, match=f"replica 0: its cluster {name} is gone"):
         asked.collect(handles)
+
+
+def clusters(server, handles):
+    """The machines of replicas."""
+    return [server.clusters[handle.metadata["id"].partition("/")[0]] for handle in handles]
+
+
+def wait_for_log(asked, handle, text) -> None:
+    while text not in asked.logs(handle):
+        assert not asked.poll(handle).final
+        time.sleep(0.2)
+
+
+def test_cancelled_replicas_are_gone_and_their_clusters_with_them(server, tmp_path) -> None:
+    asked = executor()
+    handles = asked.launch_replicas(2, "replicas:wait", {"rendezvous_uri": tmp_path})
+    wait_for_log(asked, handles[0], "waiting")
+    asked.cancel(handles)
+    assert [asked.poll(handle) for handle in handles] == [ReplicaStatus.CANCELLED] * 2
+    assert sorted(server.downed) == sorted(handle.metadata["id"].partition("/")[0] for handle in handles)
+    assert all(cluster.status is not None for cluster in clusters(server, handles))
+    asked.cancel(handles)  # once more changes nothing
+    assert len(server.downed) == 2
+    with pytest.raises(ReplicaError, match=r"replica 0: cancelled(?s:.*)waiting"):
+        asked.collect(handles)
+
+
+def test_cancelling_leaves_what_has_ended_as_it_is(server, tmp_path) -> None:
+    asked = executor()
+    handles = asked.launch_replicas(1, "replicas:report", {"rendezvous_uri": tmp_path})
+    (result,) = asked.collect(handles)
+    asked.cancel(handles)
+    assert server.downed == []
+    assert asked.collect(handles) == [result]
+
+
+def test_a_cluster_that_cannot_be_taken_down_is_told(server, tmp_path) -> None:
+    asked = executor()
+    handles = asked.launch_replicas(1, "replicas:wait", {"rendezvous_uri": tmp_path})
+    server.down_fault = exceptions.ResourcesUnavailableError("the cloud does not answer")
+    with pytest.raises(BackendError, match="the cloud does not answer"):
+        asked.cancel(handles)
+    assert asked.poll(handles[0]) in (ReplicaStatus.PENDING, ReplicaStatus.RUNNING)
+    server.down_fault = None
+    asked.cancel(handles)
+    assert asked.poll(handles[0]) is ReplicaStatus.CANCELLED
+
+
+def test_a_replica_ends_when_its_time_is_up(server, tmp_path) -> None:
+    asked = executor()
+    (handle,) = asked.launch_replicas(1, "replicas:wait", {"rendezvous_uri": tmp_path}, timeout=1)
+    with pytest.raises(ReplicaError, match="replica 0: out of time: 1 s"):
+        asked.collect([handle])
+    assert asked.poll(handle) is ReplicaStatus.TIMED_OUT
+    assert clusters(server, [handle])[0].process.wait() == 124
+
+
+def test_collecting_in_vain_leaves_replicas_running(server, tmp_path) -> None:
+    asked = executor()
+    handles = asked.launch_replicas(2, "replicas:wait", {"rendezvous_uri": tmp_path})
+    with pytest.raises(ReplicaError, match=r"2 of 2 replicas still run after 0\.5 s: 0, 1"):
+        asked.collect(handles, timeout=0.5)
+    assert not any(asked.poll(handle).final for handle in handles)
+    assert server.downed == []
+    asked.cancel(handles)
+
+
+def test_one_that_cannot_be_started_leaves_no_other(server, tmp_path, monkeypatch) -> None:
+    launch, one_at_a_time = server.launch, threading.Lock()
+
+    def full(body):
+        with one_at_a_time:
+            server.fault = exceptions.ResourcesUnavailableError("no A100 anywhere") if server.launches else None
+            return launch(body)
+
+    monkeypatch.setattr(server, "launch", full)
+    with pytest.raises(BackendError, match="no A100 anywhere"):
+        executor().launch_replicas(3, "replicas:wait", {"rendezvous_uri": tmp_path})
+    started = server.launches[0][0]["cluster_name"]
+    assert started in server.downed
+    assert server.clusters[started].status is not None
+
+
+def test_another_process_collects_and_cancels_with_what_the_handles_say(server, tmp_path) -> None:
+    done = executor().launch_replicas(1, "replicas:report", {"rendezvous_uri": tmp_path})
+    assert executor().collect(done)[0]["rank"] == 0
+    running = executor().launch_replicas(1, "replicas:wait", {"rendezvous_uri": tmp_path})
+    executor().cancel(running)
+    assert clusters(server, running)[0].status is not None
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ class SkyServer(ThreadingHTTPServer):
         self.downed: list[str] = []
         self.fault: Exception | None = None
         """What every launch fails with."""
+        self.down_fault: Exception | None = None
+        """What every request to take a cluster down fails with."""
         self.answers: dict[str, Request] = {}
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, name="sky-server", daemon=True)
         self._thread.start()
@@ -64,6 +66,8 @@ class SkyServer(ThreadingHTTPServer):
         return dict.fromkeys(body["job_ids"], status)
 
     def down(self, body: dict[str, Any]) -> None:
+        if self.down_fault is not None:
+            raise self.down_fault
         self._cluster(body).kill()
         self.downed.append(body["cluster_name"])
 
