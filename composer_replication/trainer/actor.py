@@ -144,9 +144,11 @@ class Actor:
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
     async def record_traces(self) -> list[Group]:
-        """Trajectories of the starting policy on every training task, to be frozen for replay; kept in the run directory."""
+        """Trajectories of the starting policy on every training task (of this replica's share, if it has one), to be frozen for
+        replay; kept in the run directory."""
         count = self.config.loss.replay.traces_per_task
-        groups = await self._collect(self.workshop.train, count, step=_TRACE_STEP, version=0, phase="record traces")
+        tasks = self.workshop.train if self._share is None else self._share.of_round(self.workshop.train, 1)
+        groups = await self._collect(tasks, count, step=_TRACE_STEP, version=0, phase="record traces")
         self.workshop.run_dir.write_traces(self.arm, [t for g in groups for t in g.trajectories])
         return groups
 

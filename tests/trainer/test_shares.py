@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
@@ -89,3 +90,20 @@ def test_with_a_curriculum_a_round_deals_the_tasks_out():
         assert not names(t for _, pool in mine for t in pool) & names(t for _, pool in theirs for t in pool)
         assert len(names(t for _, pool in [*mine, *theirs] for t in pool)) == 12
         assert all(len(tasks) == 2 and names(tasks) <= names(pool) for tasks, pool in [*mine, *theirs])
+
+
+def test_the_traces_that_replay_freezes_are_shared_out_too(monkeypatch):
+    recorded = []
+
+    async def collect(self, tasks, count, **_):
+        recorded.append(names(tasks))
+        return []
+
+    monkeypatch.setattr(Actor, "_collect", collect)
+    for rank in range(2):
+        one = actor(rank, 2)
+        one.config.loss = SimpleNamespace(replay=SimpleNamespace(traces_per_task=1))
+        one.workshop.run_dir = SimpleNamespace(write_traces=lambda *_: None)
+        asyncio.run(one.record_traces())
+    assert [len(part) for part in recorded] == [6, 6]
+    assert not recorded[0] & recorded[1]
