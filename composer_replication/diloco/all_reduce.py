@@ -245,6 +245,11 @@ class ObjectStoreAllReduce:
         self._latest[name] = pending
         return pending
 
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether no round is held without every replica."""
+        return self._setting.quorum == self.world_size
+
     def newest_round(self, name: str) -> int | None:
         """The newest round of a fragment that replicas have agreed to hold; None before the first."""
         return newest_round(self.store, name)

@@ -95,6 +95,8 @@ class ObjectStoreManager:
         self._retries = retries
         self._failures = 0
         self._round = 0
+        self._in_step = False
+        """Whether the round before was held here, in this life of the replica."""
         self._carried: dict[int, Tensor] = {}
         """By fragment, what was learnt here and left out of rounds that others held without this replica."""
         self._flight = _Flight()
@@ -107,6 +109,7 @@ class ObjectStoreManager:
     def go_to(self, round: int) -> None:  # noqa: A002 - the term of the field
         """Count from another round, whose global state is loaded."""
         self._round = round
+        self._in_step = False
         self._flight = _Flight()
 
     def catch_up(self, *, keep_progress: bool, until: int | None = None) -> int:
@@ -171,6 +174,8 @@ class ObjectStoreManager:
     def start_quorum(self, allow_heal: bool = True, shrink_only: bool = False, timeout: object = None) -> None:  # noqa: ARG002
         """A round begins; one that is behind first takes the steps it has missed."""
         self._flight = _Flight()
+        if self._in_step and self.all_reduce.needs_everyone:
+            return  # what waits for this replica is not over; a look would be a request in the foreground, every round
         try:
             self.catch_up(keep_progress=True)
         except RoundExpiredError:
@@ -251,6 +256,7 @@ class ObjectStoreManager:
         self._failures = 0
         self.last_members = outcome.members
         self._round += 1
+        self._in_step = True
         return True
 
     def current_step(self) -> int:

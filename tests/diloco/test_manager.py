@@ -80,6 +80,17 @@ def test_one_that_is_behind_takes_the_missed_rounds_at_once_and_carries_what_it_
     assert slow.manager.state_dict()["carried"].keys() == {0}  # round 5 was fragment 1's
 
 
+@pytest.mark.parametrize(("needed", "looks"), [({}, 1), ({"quorum": 1, "deadline_s": 60.0}, 4)])
+def test_where_everyone_is_needed_only_the_first_round_looks_whether_it_is_over(tmp_path, monkeypatch, needed, looks):
+    made = [Replica(str(tmp_path), rank, 2, **needed) for rank in range(2)]
+    asked = []
+    look = made[0].all_reduce.newest_round
+    monkeypatch.setattr(made[0].all_reduce, "newest_round", lambda name: asked.append(name) or look(name))
+    together(*[partial(replica.train, 4) for replica in made])
+    assert made[0].state.digest() == made[1].state.digest()
+    assert len(asked) == looks
+
+
 def test_what_was_carried_is_in_the_next_contribution(tmp_path):
     slow = Replica(str(tmp_path), 0, 2, **LATE)
     slow.manager._carried = {0: torch.ones(slow.state.size_of(0))}
