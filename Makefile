@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-diloco-rl bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -156,6 +156,12 @@ bench-diloco: env ## Measure the bytes that replicas send through a bucket, coun
 
 bench-diloco-rl: env ## Train the quickstart's recipe in four replicas, in one, and data-parallel, on three seeds (an hour)
 	@$(BIN)/python benchmarks/diloco_rl.py
+bench-diloco-loss: env ## Measure the loss and traffic of replicas beside data parallel, by codec; in an environment of its own (half an hour)
+	@$(BIN)/nox --session bench-diloco-loss -- --write docs/figures/diloco_loss.json
+	@$(BIN)/python scripts/figures.py
+
+bench-diloco-stall: env ## Measure how long replicas wait for their rounds, with overlap and without, in an environment of its own
+	@$(BIN)/nox --session bench-diloco-stall -- --write docs/figures/diloco_stall.json
 
 bench-weights: env ## Measure bytes and time of new weights from trainer to generator at RL learning rates, and compare the bits
 	@$(BIN)/python benchmarks/weights.py

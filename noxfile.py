@@ -262,6 +262,24 @@ def bench_mesh(session: nox.Session) -> None:
     session.run("python", "benchmarks/mesh.py", *session.posargs)
 
 
+@nox.session(name="bench-diloco-loss", default=False)
+def bench_diloco_loss(session: nox.Session) -> None:
+    """What a tiny language model loses in replicas, by codec and inner optimizer."""
+    _bench_diloco(session, "benchmarks/diloco_loss.py")
+
+
+@nox.session(name="bench-diloco-stall", default=False)
+def bench_diloco_stall(session: nox.Session) -> None:
+    """How long replicas wait for their rounds, with overlap and without."""
+    _bench_diloco(session, "benchmarks/diloco_stall.py")
+
+
+def _bench_diloco(session: nox.Session, file: str) -> None:
+    session.install("--quiet", TORCH)
+    session.install("--quiet", "--editable", ".[diloco]", MOTO)
+    session.run("python", file, *session.posargs)
+
+
 @nox.session(name="bench-loss", default=False)
 def bench_loss(session: nox.Session) -> None:
     """CPU-seconds and memory of the fused losses beside TRL's and liger's."""
