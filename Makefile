@@ -156,7 +156,8 @@ bench-diloco: env ## Measure the bytes that replicas send through a bucket, coun
 
 bench-diloco-rl: env ## Train the quickstart's recipe in four replicas, in one, and data-parallel, on three seeds (an hour)
 	@$(BIN)/python benchmarks/diloco_rl.py
-bench-diloco-loss: env ## Measure the loss and traffic of replicas beside data parallel, by codec; in an environment of its own (half an hour)
+
+bench-diloco-loss: env ## Measure the loss and traffic of replicas beside data parallel, by codec, in an environment of its own (20 minutes)
 	@$(BIN)/nox --session bench-diloco-loss -- --write docs/figures/diloco_loss.json
 	@$(BIN)/python scripts/figures.py
 
