@@ -109,7 +109,8 @@ class RolloutConfig(Section):
     """DAPO's dynamic sampling: how often in a step groups whose siblings all got the same verdict are made up for by groups of
     other tasks. Such groups are left out of the policy gradient then; their hints still teach."""
     stall_s: Annotated[float, Field(gt=0.0)] = 1800.0
-    """Seconds without any model call, tool or test finishing after which a rollout counts as stuck, and the run stops."""
+    """Seconds without any model call, tool or test finishing after which a rollout counts as stuck, and the run stops. On a mesh
+    the actor that is waited for is replaced, and so is one that does not answer, load, send weights or step in this time."""
     env_workers: Positive = 2
     """Threads for tools, tests and grades."""
 

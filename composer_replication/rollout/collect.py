@@ -23,7 +23,7 @@ from composer_replication.rollout.protocol import Budgets, Engine, Env
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory
 
-__all__ = ["Progress", "collect_groups", "first_error"]
+__all__ = ["Progress", "StalledError", "collect_groups", "first_error"]
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -70,7 +70,7 @@ async def collect_groups(
 
     Raises:
         ConfigError: the same task twice.
-        ComposerError: the deadline passed; it names what was waited for. Other errors of envs and engine propagate as they are.
+        StalledError: the deadline passed; it names what was waited for. Other errors of envs and engine propagate as they are.
     """
     context_tokens = min(budgets.context_tokens, engine.context_window)
     rollouts = []
@@ -128,7 +128,7 @@ class _Collection:
                 watch.cancel()
         except BaseExceptionGroup as errors:
             error = first_error(errors)
-            stalled = isinstance(error, _StalledError)
+            stalled = isinstance(error, StalledError)
             raise error from None
         finally:
             for pool in (self.engine_thread, self.env_threads):
@@ -186,13 +186,13 @@ class _Collection:
             await asyncio.sleep(self.deadline_s / 4)
             if time.monotonic() - self.moved > self.deadline_s:
                 waiting = ", ".join(f"{count} x {phase}" for phase, count in self.in_flight.items() if count)
-                raise _StalledError(
+                raise StalledError(
                     f"the rollout stalled: nothing finished for {self.deadline_s} s, waiting for {waiting}",
                     fix="raise the deadline if a single call may take that long; otherwise look at what it waits for",
                 )
 
 
-class _StalledError(ComposerError):
+class StalledError(ComposerError):
     """A call does not return; its thread is still busy."""
 
 

@@ -45,11 +45,15 @@ class LocalPort:
 class LocalHandle:
     def __init__(self, mesh, name, build, args, pid):
         self.name, self.build, self.args, self.pid = name, build, args, pid
-        self.alive = True
+        self.alive, self.stopped = True, False
         self.port = LocalPort(mesh)
         self.mesh = mesh
         self.death = asyncio.get_running_loop().create_future()
         self.object = build(self.port, *args)
+
+    def stop(self):
+        """It is there, and answers nothing any more."""
+        self.stopped = True
 
     def die(self):
         if self.alive:
@@ -77,12 +81,16 @@ class LocalHandle:
 
     async def _run(self, method, args):
         await asyncio.sleep(0)
-        result = getattr(self.object, method)(*args)
-        return await result if inspect.isawaitable(result) else result
+        if not self.stopped:
+            result = getattr(self.object, method)(*args)
+            result = await result if inspect.isawaitable(result) else result
+        if self.stopped:
+            await asyncio.Event().wait()
+        return result
 
 
 class LocalMesh:
-    """`on_call(handle, method)` is called before each call, and may kill."""
+    """`on_call(handle, method)` is called before each call, and may kill or stop."""
 
     def __init__(self, on_call=lambda handle, method: None):
         self.handles, self.calls, self.on_call = [], [], on_call
@@ -99,6 +107,28 @@ class LocalMesh:
     async def close(self):
         for handle in self.handles:
             handle.die()
+
+
+MOST_S = 1e6
+
+
+class SoonerLoop(asyncio.SelectorEventLoop):
+    """An event loop of one thread, whose clock goes at once to the next moment that something waits for."""
+
+    def __init__(self):
+        super().__init__()
+        self._now, look = 0.0, self._selector.select
+
+        def select(timeout=None):
+            assert timeout is not None, "everything waits, and nothing for a time"
+            self._now += timeout
+            assert self._now < MOST_S, "nothing gets on"
+            return look(0)
+
+        self._selector.select = select
+
+    def time(self):
+        return self._now
 
 
 def trajectory(name, task, version):

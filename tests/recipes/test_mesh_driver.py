@@ -8,12 +8,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mesh_in_process import IDLE, IdleGenerator, LocalMesh, Pauses, a_run, drive, learnt
+from mesh_in_process import IDLE, BookkeepingTrainer, IdleGenerator, LocalMesh, Pauses, SoonerLoop, a_run, drive, learnt
 
 from composer_replication.errors import BackendError, ConfigError
 from composer_replication.recipes.mesh.crew import MOST_DEATHS, Crew
 from composer_replication.recipes.mesh.driver import Roles
-from composer_replication.recipes.mesh.errors import ActorDiedError
+from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.mesh.training import check
 
@@ -64,7 +64,7 @@ def test_cpu_time_is_that_of_all_processes_of_an_actor():
         async def call_all(self, method):
             return {"cpu_s": [1.0, 2.5]}[method]
 
-    crew = Crew(LocalMesh(), lambda name, seconds: None, handles={"trainer": Ranks()})
+    crew = Crew(LocalMesh(), lambda dead, seconds: None, 60.0, handles={"trainer": Ranks()})
     assert asyncio.run(crew.cpu_s()) == 3.5
 
 
@@ -104,6 +104,122 @@ def test_an_idle_actor_is_replaced_too(tmp_path):
 
     driver = run_to_the_end(mesh, a_run(tmp_path))
     assert driver.crew.replaced["env-0"] == 1
+
+
+def run_without_waiting(mesh, config, roles=IDLE):
+    with asyncio.Runner(loop_factory=SoonerLoop) as runner:
+        return runner.run(drive(mesh, config, roles))
+
+
+@pytest.mark.parametrize(
+    ("role", "method"),
+    [
+        ("generator-0", "roll_out"),
+        ("generator-1", "watch"),  # while it is idle
+        ("env-0", "reset"),
+        ("env-0", "forget"),
+        ("rewarder", "grade"),
+        ("trainer", "at"),
+        ("trainer", "step"),
+        ("trainer", "publish"),
+        ("trainer", "save"),
+        ("trainer", "cpu_s"),
+    ],
+)
+def test_whoever_is_stopped_is_replaced(tmp_path, role, method):
+    """A process that SIGSTOP has stopped is there, and never answers."""
+
+    def stop(handle, called):
+        if (handle.name, called) == (role, method) and mesh.calls.count((role, method)) == nth:
+            handle.stop()
+
+    nth = {"watch": 1, "at": 5, "forget": 3}.get(method, 2)
+    mesh = LocalMesh(stop)
+    config = a_run(tmp_path)
+    driver = run_without_waiting(mesh, config)
+    check_books(config)
+    assert driver.crew.replaced == {role: 1}
+    (said,) = [e["message"] for e in driver.workshop.run_dir.read_events() if "was replaced in" in e["message"]]
+    assert f"main: {role} did not " in said
+    assert "in 1800 s and was replaced in" in said
+    stopped = [handle for handle in mesh.handles if handle.stopped]
+    assert [handle.alive for handle in stopped] == [False]
+
+
+class StuckOnce:
+    """A method that does not return the second time; the process answers other calls."""
+
+    calls = 0
+
+    @classmethod
+    async def here(cls):
+        cls.calls += 1
+        if cls.calls == 2:
+            await asyncio.Event().wait()
+
+
+class StuckTrainer(BookkeepingTrainer, StuckOnce):
+    async def step(self, step, groups):
+        await self.here()
+        return super().step(step, groups)
+
+
+class StuckSender(BookkeepingTrainer, StuckOnce):
+    async def publish(self):
+        await self.here()
+        return await super().publish()
+
+
+@pytest.mark.parametrize(("trainer", "method"), [(StuckTrainer, "step"), (StuckSender, "publish")])
+def test_a_call_that_does_not_return_is_as_good_as_a_death(tmp_path, trainer, method, monkeypatch):
+    monkeypatch.setattr(trainer, "calls", 0)
+    config = a_run(tmp_path)
+    driver = run_without_waiting(LocalMesh(), config, Roles(IDLE.generator, trainer, IDLE.rewarder, IDLE.env))
+    check_books(config)
+    assert driver.crew.replaced == {"trainer": 1}
+    assert any(f"did not finish `{method}`" in e["message"] for e in driver.workshop.run_dir.read_events())
+
+
+@pytest.mark.parametrize(("says", "replaced"), [("", "generator-"), ("env-0", "env-0"), ("rewarder", "rewarder")])
+def test_a_generator_says_who_does_not_get_on(tmp_path, says, replaced):
+    said = []
+
+    class Waiting(IdleGenerator):
+        async def roll_out(self, order, ticket, hosts, rewarder):
+            if not said:
+                said.append(says)
+                raise ActorStalledError("it did not get on", actor=says)
+            return await super().roll_out(order, ticket, hosts, rewarder)
+
+    config = a_run(tmp_path)
+    driver = run_without_waiting(LocalMesh(), config, Roles(Waiting, IDLE.trainer, IDLE.rewarder, IDLE.env))
+    check_books(config)
+    (name,) = driver.crew.replaced
+    assert name.startswith(replaced)
+
+
+def test_an_actor_that_is_never_built_ends_the_run(tmp_path):
+    class Hanging(LocalMesh):
+        async def spawn(self, name, build, *args):
+            if name == "rewarder":
+                await asyncio.Event().wait()
+            return await super().spawn(name, build, *args)
+
+    with pytest.raises(BackendError, match="rewarder was not built in 1800 s") as raised:
+        run_without_waiting(Hanging(), a_run(tmp_path))
+    assert "rollout.stall_s" in raised.value.fix
+    assert raised.value.exit_code == 11
+
+
+def test_a_successor_that_is_never_built_counts_as_a_death(tmp_path):
+    class Hanging(LocalMesh):
+        async def replace(self, handle):
+            handle.die()
+            await asyncio.Event().wait()
+
+    mesh = Hanging(lambda handle, method: handle.die() if method == "grade" else None)
+    with pytest.raises(BackendError, match=f"rewarder died {MOST_DEATHS + 1} times.*was not built anew in 1800 s"):
+        run_without_waiting(mesh, a_run(tmp_path))
 
 
 def test_an_actor_that_dies_again_and_again_ends_the_run(tmp_path):

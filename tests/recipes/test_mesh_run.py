@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 from composer_replication.config import SubstrateConfig, load_config, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.metrics import deterministic
-from composer_replication.recipes.mesh.driver import Driver
+from composer_replication.recipes.mesh.boxes import EnvHost, Rewarder
+from composer_replication.recipes.mesh.driver import Driver, Roles
+from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.trainer.loop import train
 from composer_replication.trainer.workshop import Workshop
 
@@ -53,6 +55,58 @@ def test_a_death_while_several_rollouts_wait_for_the_dead(run_file, tmp_path, ho
         return driver
 
     assert asyncio.run(main()).crew.replaced[host] == 1
+
+
+class StuckOnce:
+    stuck = False
+
+    @classmethod
+    async def here(cls):
+        if not cls.stuck:
+            cls.stuck = True
+            await asyncio.Event().wait()
+
+
+class StuckHost(EnvHost, StuckOnce):
+    async def step(self, episode, call):
+        await self.here()
+        return await super().step(episode, call)
+
+
+class StuckRewarder(Rewarder, StuckOnce):
+    async def grade(self, task_id, submission):
+        await self.here()
+        return await super().grade(task_id, submission)
+
+
+class StuckGenerator(Generator, StuckOnce):
+    async def _load(self, ticket):
+        await self.here()
+        await super()._load(ticket)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stuck", "name"),
+    [({"env": StuckHost}, "env-0"), ({"rewarder": StuckRewarder}, "rewarder"), ({"generator": StuckGenerator}, "generator-0")],
+)
+def test_who_keeps_rollouts_waiting_is_replaced(run_file, tmp_path, stuck, name, monkeypatch):
+    """A call that never returns, of an actor that answers others."""
+    (actor,) = stuck.values()
+    monkeypatch.setattr(actor, "stuck", False)
+    substrate = SubstrateConfig(type="ray", generators=1, max_staleness=0)
+    config = load_config(run_file, ["--steps", "1", "--rollout.stall_s", "15"]).model_copy(update={"substrate": substrate})
+    run_dir = RunDir.create(tmp_path / "run")
+
+    async def main():
+        workshop = Workshop.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
+        with workshop.terminal.phase("") as shown:
+            driver = Driver(LocalMesh(), workshop, resolve_arm(config, "main"), "main", shown, Roles(**stuck))
+            await driver.run()
+        return driver
+
+    assert asyncio.run(main()).crew.replaced[name] >= 1
+    assert any(" did not " in event["message"] for event in run_dir.read_events())
 
 
 @pytest.mark.slow

@@ -17,17 +17,21 @@ import tomli_w
 from living import children, gone, gone_all
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 from rich.console import Console
+from stopped_members import StoppedGenerator, StoppedTrainer
+from stopping import StoppedRewarder, stopped
 from teacher_server import Reply, TeacherServer
 from watched_trainer import WatchedTrainer
 from world import name_teachers, run_text
 
 from composer_replication.config import load_config, resolve_arm
 from composer_replication.observe import RunDir, Terminal
-from composer_replication.recipes.mesh.driver import Driver
+from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.substrates import SUBSTRATES
 from composer_replication.trainer.workshop import Workshop
 
+STALL_S = 100.0
+"""A limit that an actor's start keeps on a busy machine."""
 VICTIMS = ("generator-0", "rewarder", "env-0", "trainer")
 
 
@@ -103,6 +107,30 @@ def test_each_role_is_killed_in_turn(run_file, on_mesh):
     print("\n".join(events))
     channels = [line.values for line in RunDir(run).read_metrics() if line.step > 0]
     assert any(values.get("replay/loss", 0.0) > 0 for values in channels)
+
+
+def test_whoever_is_stopped_is_replaced(run_file, on_mesh):
+    """SIGSTOP: the trainer in its step and while its weights are fetched, a generator before it loads, the rewarder."""
+    run = run_file.parent / "runs" / "run"
+
+    async def work(mesh):
+        config = load_config(run_file, ["--rollout.stall_s", str(STALL_S)])
+        run_dir = RunDir.create(run)
+        with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
+            workshop = Workshop.open(config, run_dir, shown._terminal)
+            roles = Roles(generator=StoppedGenerator, trainer=StoppedTrainer, rewarder=StoppedRewarder)
+            driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown, roles)
+            await driver.run()
+            return driver
+
+    driver = on_mesh(work, boxes=True)
+    check_books(run, steps=7)
+    events = [e["message"] for e in RunDir(run).read_events() if "was replaced in" in e["message"]]
+    print("\n".join(events))
+    assert stopped(run) == {"stepping", "sending", "loading", "grading"}
+    assert driver.crew.replaced["trainer"] >= 2
+    assert driver.crew.replaced["rewarder"] >= 1
+    assert driver.crew.replaced["generator-0"] + driver.crew.replaced["generator-1"] >= 1
 
 
 def wait_for(condition, process):

@@ -18,7 +18,7 @@ from composer_replication.observe import Phase, pass_at_1
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.mesh.boxes import Boxes, EnvHost, Rewarder
 from composer_replication.recipes.mesh.crew import Crew
-from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
+from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError, WeightsLostError
 from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.mesh.protocol import Build, Handle, Mesh, Ticket
@@ -72,7 +72,7 @@ class Driver:
     ) -> None:
         self.workshop, self.config, self.arm, self.shown = workshop, config, arm, shown
         self.roles = roles or Roles()
-        self.crew = Crew(mesh, self._replaced)
+        self.crew = Crew(mesh, self._replaced, config.rollout.stall_s)
         self.folder = workshop.run_dir.path / "mesh" / arm
         self.ledger = Ledger(self.folder)
         self.work = Work(config, workshop.train, self.ledger)
@@ -184,6 +184,7 @@ class Driver:
             try:
                 groups = await used[name].call("roll_out", order, ticket, hosts, used["rewarder"])
             except ActorDiedError as dead:
+                dead.actor = dead.actor or name  # it says so of itself
                 await self._again(job)
                 await self.crew.successor(dead, used)
             except WeightsLostError:
@@ -219,7 +220,7 @@ class Driver:
         """End the episodes that a broken box, or a death, has left open."""
         for host in hosts:
             try:
-                await host.call("forget", order)
+                await self.crew.call(host, "forget", order)
             except ActorDiedError:
                 continue  # and its episodes with it
 
@@ -290,9 +291,9 @@ class Driver:
         while True:
             used = await self.crew.get("trainer")
             try:
-                for step in range(await used.call("at") + 1, version + 1):
-                    await used.call("step", step, self.ledger.read(self.ledger.trained[step]))
-                return await used.call(method, *args)
+                for step in range(await self.crew.call(used, "at") + 1, version + 1):
+                    await self.crew.call(used, "step", step, self.ledger.read(self.ledger.trained[step]))
+                return await self.crew.call(used, method, *args)
             except ActorDiedError as dead:
                 await self.crew.successor(dead, {"trainer": used})
 
@@ -326,9 +327,10 @@ class Driver:
             **({"time/recover_s/max": max(recovered)} if recovered else {}),
         }
 
-    def _replaced(self, name: str, seconds: float) -> None:
+    def _replaced(self, dead: ActorDiedError, seconds: float) -> None:
         self._recoveries.append(seconds)
-        self._say(f"{name} died and was replaced in {seconds:.1f} s")
+        why = dead.message if isinstance(dead, ActorStalledError) else f"{dead.actor} died"
+        self._say(f"{why} and was replaced in {seconds:.1f} s")
 
     def _say(self, text: str) -> None:
         self.workshop.terminal.note(f"{self.arm}: {text}")

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from composer_replication.config import RunConfig
+from composer_replication.recipes.mesh.errors import ActorStalledError, in_time
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
-from composer_replication.rollout.collect import collect_groups
+from composer_replication.rollout.collect import StalledError, collect_groups
 from composer_replication.rollout.protocol import Budgets
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
@@ -60,16 +61,18 @@ class Generator(Member):
 
         Raises:
             ActorDiedError: a host or the rewarder died; nothing of the order counts.
+            ActorStalledError: one of them, or with no name this generator, did not get on for `rollout.stall_s`; likewise.
             WeightsLostError: the ticket's weights cannot be had any more.
             ComposerError: as `collect_groups`.
         """
-        await self._load(ticket)
         rollout, loop, numbers = self.config.rollout, asyncio.get_running_loop(), count()
+        await in_time(self._load(ticket), rollout.stall_s, f"a generator did not load version {ticket.version}", actor="")
+        asked: list[str] = []
 
         def make_env(task_id: str) -> _RemoteEnv:
             n = next(numbers)
             host = hosts[zlib.crc32(task_id.encode()) % len(hosts)]  # siblings share the host's cache of test runs
-            return _RemoteEnv(task_id, f"{order.name}:{n}", host, rewarder, loop)
+            return _RemoteEnv(task_id, f"{order.name}:{n}", host, rewarder, loop, asked)
 
         def collect() -> list[Group]:
             return asyncio.run(
@@ -97,7 +100,12 @@ class Generator(Member):
             )
 
         # on a loop of its own: when it fails it waits for its threads, and they for answers that come over this one
-        return await asyncio.to_thread(collect)
+        try:
+            return await asyncio.to_thread(collect)
+        except StalledError as stalled:
+            self.engine = TransformersEngine(self.model, self.renderer.tokenizer)  # the other may be busy, and has sessions open
+            whom = asked[0] if asked else ""
+            raise ActorStalledError(f"{whom or 'a generator'} did not get on: {stalled.message}", actor=whom) from None
 
     async def _load(self, ticket: Ticket) -> None:
         if ticket.version == self.version:
@@ -110,14 +118,26 @@ class Generator(Member):
 
 
 class _RemoteEnv:
-    """An `Env` whose episode lives in a host. For threads beside the event loop `loop`."""
+    """An `Env` whose episode lives in a host. For threads beside the event loop `loop`.
 
-    def __init__(self, task_id: str, episode: str, host: Handle, rewarder: Handle, loop: asyncio.AbstractEventLoop) -> None:
+    In `asked` are the names of those whose answers are awaited, oldest first.
+    """
+
+    def __init__(
+        self,
+        task_id: str,
+        episode: str,
+        host: Handle,
+        rewarder: Handle,
+        loop: asyncio.AbstractEventLoop,
+        asked: list[str],
+    ) -> None:
         self._task_id = task_id
         self._episode = episode
         self._host = host
         self._rewarder = rewarder
         self._loop = loop
+        self._asked = asked
         self._tools: tuple[ToolSchema, ...] = ()
         self._done = False
 
@@ -134,20 +154,25 @@ class _RemoteEnv:
         return self._done
 
     def reset(self) -> tuple[Message, ...]:
-        messages, self._tools = self._wait(self._host.call("reset", self._episode, self._task_id))
+        messages, self._tools = self._ask(self._host, "reset", self._episode, self._task_id)
         self._done = False
         return tuple(messages)
 
     def step(self, call: ToolCall) -> ToolResult:
-        result, self._done = self._wait(self._host.call("step", self._episode, call))
+        result, self._done = self._ask(self._host, "step", self._episode, call)
         assert isinstance(result, ToolResult)
         return result
 
     def grade(self) -> GradeReport:
-        submission = self._wait(self._host.call("end", self._episode))
-        report = self._wait(self._rewarder.call("grade", self._task_id, submission))
+        submission = self._ask(self._host, "end", self._episode)
+        report = self._ask(self._rewarder, "grade", self._task_id, submission)
         assert isinstance(report, GradeReport)
         return report
 
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _ask(self, whom: Handle, method: str, *args: Any) -> Any:
+        work: Coroutine[Any, Any, Any] = whom.call(method, *args)
+        self._asked.append(whom.name)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        finally:
+            self._asked.remove(whom.name)

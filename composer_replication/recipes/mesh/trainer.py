@@ -18,6 +18,7 @@ from composer_replication.batch import Batch
 from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.recipes.mesh.errors import in_time
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
 from composer_replication.rollout.transformers_engine import TransformersEngine
@@ -174,13 +175,15 @@ class TeacherPool(Member):
         Answers that were paid for are in the run's ledger, so that a repeated call does not pay again.
 
         Raises:
-            ActorDiedError: the trainer died.
+            ActorDiedError: the trainer died, or did not answer for `rollout.stall_s`.
             ComposerError: as `trainer.replay.collect_pairs`.
         """
-        tokenizer, window = await trainer.call("tokenizer")
+        stall_s = self.config.rollout.stall_s
+        told = trainer.call("tokenizer")
+        tokenizer, window = await in_time(told, stall_s, f"{trainer.name} did not answer", actor=trainer.name)
         loop = asyncio.get_running_loop()
         recorded = _Recorded(self.arm, ChatRenderer(tokenizer), window, list(traces))
-        scorer = _Scorer(trainer, loop)
+        scorer = _Scorer(trainer, loop, stall_s)
         self._notes.clear()
         await asyncio.to_thread(lambda: asyncio.run(collect_pairs(self.workshop, self.config, recorded, scorer)))
         return list(self._notes)
@@ -209,9 +212,11 @@ class _Scorer:
 
     trainer: Handle
     loop: asyncio.AbstractEventLoop
+    stall_s: float
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        asked: Coroutine[Any, Any, list[Pair]] = self.trainer.call("with_reference_logprobs", pairs)
+        work: Coroutine[Any, Any, list[Pair]] = self.trainer.call("with_reference_logprobs", pairs)
+        asked = in_time(work, self.stall_s, f"{self.trainer.name} did not score the pairs", actor=self.trainer.name)
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
 
 

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 
 from composer_replication.errors import BackendError
 from composer_replication.recipes.mesh.held import Held, Reply
+from composer_replication.recipes.mesh.processes import Process
 from composer_replication.recipes.monarch.library import Actor, Port, endpoint
-from composer_replication.recipes.monarch.processes import Process, settle
+from composer_replication.recipes.monarch.processes import settle
 from composer_replication.recipes.monarch.weights import MonarchPort
 
 __all__ = ["Host"]

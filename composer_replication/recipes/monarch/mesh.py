@@ -16,6 +16,7 @@ from typing import Any
 from composer_replication.errors import BackendError, ConfigError
 from composer_replication.recipes.mesh.errors import ActorDiedError
 from composer_replication.recipes.mesh.held import Reply, opened
+from composer_replication.recipes.mesh.processes import Process, end, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle
 from composer_replication.recipes.monarch.actors import actor_for
 from composer_replication.recipes.monarch.host import Host
@@ -29,7 +30,7 @@ from composer_replication.recipes.monarch.library import (
     hooks,
     this_host,
 )
-from composer_replication.recipes.monarch.processes import Process, answer, at_home, is_gone
+from composer_replication.recipes.monarch.processes import answer, at_home
 
 __all__ = ["MonarchHandle", "MonarchMesh"]
 
@@ -123,10 +124,11 @@ class MonarchMesh:
         old = self._spawned.get(handle.number)
         if old is None:
             raise BackendError(f"this mesh has no such actor {handle.name}, or has replaced it already")
+        killed = [end(process) for process in old.processes]  # Monarch asks first, and waits 20 s for one that is stopped
         ending = asyncio.ensure_future(old.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
-        if not all(is_gone(process) for process in old.processes):  # of one that has died Monarch may hear much later
+        if not all(killed):  # of one that has died Monarch may hear much later
             await ending
         successor = await self._start(handle.name, old.machine, old.build, old.args)
         del self._spawned[handle.number]

@@ -9,29 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-import select
 from collections.abc import Coroutine
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from composer_replication.recipes.mesh.processes import Process, watch
 from composer_replication.recipes.monarch.library import SupervisionError
 
-__all__ = ["Process", "answer", "at_home", "is_gone", "settle"]
+__all__ = ["answer", "at_home", "settle"]
 
 T = TypeVar("T")
-
-
-class Process(NamedTuple):
-    """One process, not to be taken for a later one with its number."""
-
-    pid: int
-    began: int
-    """Ticks since its machine started."""
-    machine: str
-
-    @classmethod
-    def this(cls) -> Process:
-        return cls(os.getpid(), _began(os.getpid()), _machine())
 
 
 _home: list[contextvars.Context] = []
@@ -52,7 +38,7 @@ async def answer(process: Process, future: Any) -> Any:
     """What a call to the process gives. Raises ProcessLookupError when it is gone."""
     asked = asyncio.ensure_future(_awaited(future))
     try:
-        descriptor = _watch(process)
+        descriptor = watch(process)
         if descriptor is not None:
             await _first(asked, descriptor)
             if not asked.done():
@@ -60,20 +46,6 @@ async def answer(process: Process, future: Any) -> Any:
         return await asked
     finally:
         asked.cancel()
-
-
-def is_gone(process: Process) -> bool:
-    """Whether it has ended; one on another machine is never known to have."""
-    try:
-        descriptor = _watch(process)
-    except ProcessLookupError:
-        return True
-    if descriptor is None:
-        return False
-    try:
-        return bool(select.select([descriptor], [], [], 0)[0])  # it may have ended and not been waited for
-    finally:
-        os.close(descriptor)
 
 
 async def _awaited(future: Any) -> Any:
@@ -98,26 +70,3 @@ async def _first(asked: asyncio.Future[Any], descriptor: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def _watch(process: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends; None when it is on another machine."""
-    if process.machine != _machine():
-        return None
-    descriptor = os.pidfd_open(process.pid)
-    if _began(process.pid) != process.began:
-        os.close(descriptor)
-        raise ProcessLookupError(f"process {process.pid} has ended, and another has its number")
-    return descriptor
-
-
-def _began(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except FileNotFoundError as error:
-        raise ProcessLookupError(f"process {pid} has ended") from error
-
-
-def _machine() -> str:
-    """Equal for processes that know each other by number: the same boot, and no container between them."""
-    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/pid').st_ino}"

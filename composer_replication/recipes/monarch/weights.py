@@ -13,6 +13,7 @@ from torch import Tensor
 
 from composer_replication.errors import BackendError
 from composer_replication.recipes.mesh.errors import WeightsLostError
+from composer_replication.recipes.mesh.processes import Process
 from composer_replication.recipes.mesh.protocol import Ticket
 from composer_replication.recipes.monarch.library import (
     ActorError,
@@ -20,7 +21,7 @@ from composer_replication.recipes.monarch.library import (
     RDMATcpFallbackWarning,
     get_rdma_backend,
 )
-from composer_replication.recipes.monarch.processes import Process, answer, at_home
+from composer_replication.recipes.monarch.processes import answer, at_home
 
 __all__ = ["MonarchPort"]
 

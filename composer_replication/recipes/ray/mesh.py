@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
 from composer_replication.recipes.mesh.held import Held, Reply, opened
+from composer_replication.recipes.mesh.processes import Process, end
 from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
 from composer_replication.recipes.short_folder import short_folder
 
@@ -79,15 +80,15 @@ class _Actor:
     async def run(self, method: str, args: tuple[Any, ...]) -> Reply:
         return await self._held.run(method, args)
 
-    async def pid(self) -> int:
-        return os.getpid()
+    async def process(self) -> Process:
+        return Process.this()
 
 
 class RayHandle:
     """One actor."""
 
-    def __init__(self, name: str, actor: Any, pid: int, build: Build, args: tuple[Any, ...]) -> None:
-        self._name, self._actor, self._pid = name, actor, pid
+    def __init__(self, name: str, actor: Any, process: Process, build: Build, args: tuple[Any, ...]) -> None:
+        self._name, self._actor, self._process = name, actor, process
         self.build, self.args = build, args
         """What it was made of."""
 
@@ -97,7 +98,7 @@ class RayHandle:
 
     @property
     def pid(self) -> int:
-        return self._pid
+        return self._process.pid
 
     async def call(self, method: str, *args: Any) -> Any:
         return opened(await _answer(self._name, self._actor.run.remote(method, args)))
@@ -106,11 +107,12 @@ class RayHandle:
         return [await self.call(method, *args)]
 
     def kill(self) -> None:
-        """End its process at once."""
+        """End its process at once, stopped or not."""
         ray.kill(self._actor, no_restart=True)
+        end(self._process)  # Ray asks a process to end itself, and one that is stopped does not hear it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayHandle, (self._name, self._actor, self._pid, None, ())  # only the driver builds it again
+        return RayHandle, (self._name, self._actor, self._process, None, ())  # only the driver builds it again
 
 
 class RayMesh:
@@ -142,9 +144,15 @@ class RayMesh:
 
     async def spawn(self, name: str, build: Build, *args: Any) -> RayHandle:
         """As `Mesh.spawn`."""
-        actor = self._make.options(num_cpus=0, max_restarts=0, max_task_retries=0).remote(name)
-        opened(await _answer(name, actor.begin.remote(build, args)))
-        return RayHandle(name, actor, await _answer(name, actor.pid.remote()), build, args)
+        with ExitStack() as undo:
+            actor = self._make.options(num_cpus=0, max_restarts=0, max_task_retries=0).remote(name)
+            undo.callback(ray.kill, actor, no_restart=True)
+            process = await _answer(name, actor.process.remote())
+            undo.pop_all()
+            undo.callback(RayHandle(name, actor, process, build, args).kill)
+            opened(await _answer(name, actor.begin.remote(build, args)))
+            undo.pop_all()
+        return RayHandle(name, actor, process, build, args)
 
     async def replace(self, handle: Handle) -> RayHandle:
         """As `Mesh.replace`."""
