@@ -60,6 +60,11 @@ class Program:
                 preexec_fn=lambda: linux.die_with_parent(signal.SIGTERM),
             )
 
+    @property
+    def group(self) -> int:
+        """The process group of the guard, the program and what they start, but for those that make a group of their own."""
+        return self._guard.pid
+
     def __enter__(self) -> Program:
         return self
 

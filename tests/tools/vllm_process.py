@@ -1,12 +1,9 @@
-"""vLLM on a CPU, in a process group of its own, by an interpreter that has it."""
+"""vLLM on a CPU, by an interpreter that has it. It ends with the process that started it, killed or not."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -14,8 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from composer_replication.recipes.program import Program
+
 START_S = 600.0
 """The most that a start may take: a guard against one that never ends."""
+PATIENCE_S = 5.0
+"""Between being asked to end and being killed."""
 LOADING = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 WHOLE_PROMPTS = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "32768")
 """vLLM 0.32 dies on a CPU when the prompt of a request with a seed is read in parts."""
@@ -25,7 +26,7 @@ OPTIONS = ("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora
 @dataclass(frozen=True)
 class Vllm:
     url: str
-    process: subprocess.Popen[bytes]
+    program: Program
 
     def metric(self, name: str) -> float:
         """The value of one of its metrics, all its labels together."""
@@ -54,22 +55,15 @@ def vllm(
     # its console script looks for a distribution of another name
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "policy"]
     command += ["--enforce-eager", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), *options]
-    with (home / f"{port}.log").open("w") as log:
-        process = subprocess.Popen(
-            command, env={**os.environ, **settings, **environment}, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            _wait(f"http://127.0.0.1:{port}/health", process, home / f"{port}.log")
-            yield Vllm(f"http://127.0.0.1:{port}", process)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    log = home / f"{port}.log"
+    with Program(command, log=log, environment={**settings, **environment}, patience_s=PATIENCE_S) as program:
+        _wait(f"http://127.0.0.1:{port}/health", program, log)
+        yield Vllm(f"http://127.0.0.1:{port}", program)
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(url: str, program: Program, log: Path) -> None:
     until = time.monotonic() + START_S
-    while time.monotonic() < until and process.poll() is None:
+    while time.monotonic() < until and program.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
             return
         time.sleep(0.5)

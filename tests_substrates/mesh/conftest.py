@@ -41,7 +41,7 @@ def on_mesh(kind):
     With `boxes`, the work opens a sandbox in this process, whose launcher stays as long as it does; nothing is asserted then.
     """
 
-    from living import children, gone  # beside this file
+    from living import children, gone  # in tests_substrates/shared
 
     def run(work, *, boxes=False):
         async def open_and_close():

@@ -1,10 +1,11 @@
-"""vLLM itself, on the CPU: COMPOSER_TEST_VLLM names an interpreter that has it. Three starts, a minute or so each."""
+"""vLLM itself, on the CPU: COMPOSER_TEST_VLLM names an interpreter that has it. Four starts, a minute or so each."""
 
 from __future__ import annotations
 
 import copy
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from composer_replication.trainer.models import save_policy
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "trainer"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+from living import children, gone_all
 from served_policy import Policy, ask, unlike
 from vllm_process import OPTIONS, Vllm, vllm
 from world import finish
@@ -247,6 +250,30 @@ def test_a_server_that_is_not_started_as_it_must_be(tmp_path):
         plain.end()
 
 
+SERVES = """
+import pathlib, sys
+from vllm_process import vllm
+python, policy, home = sys.argv[1:]
+with vllm(python, pathlib.Path(policy), pathlib.Path(home)):
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_server_ends_with_a_killed_parent(tmp_path):
+    save_policy(untied(0), TOKENIZER, tmp_path / "policy")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "tests" / "tools")}
+    command = [sys.executable, "-c", SERVES, PYTHON, str(tmp_path / "policy"), str(tmp_path)]
+    before = children()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        said = parent.stdout.readline()
+        started = children() - before - {parent.pid}
+        parent.kill()
+    assert said == "up\n"
+    assert len(started) > 1  # the guard, the server and its engine
+    assert gone_all(started)
+
+
 def test_a_tied_head_is_found_out_and_a_killed_server_is_an_error(tmp_path):
     save_policy(tiny_model(TOKENIZER, 0), TOKENIZER, tmp_path / "policy")
     with vllm(PYTHON, tmp_path / "policy", tmp_path, *OPTIONS) as running:
@@ -274,7 +301,7 @@ def test_a_tied_head_is_found_out_and_a_killed_server_is_an_error(tmp_path):
         busy.start()
         while running.metric("vllm:num_requests_running") < 16:
             pass
-        os.killpg(running.process.pid, signal.SIGKILL)
+        os.killpg(running.program.group, signal.SIGKILL)
         busy.join()
         assert "broke before the answer was whole" in raised[0].message
         with pytest.raises(ModelError, match="no server can be reached"):
