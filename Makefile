@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay bench-substrates bench-serving bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -140,6 +140,13 @@ bench-replaysim: env ## Measure the normalising of 100,000 pairs beside data-jui
 
 bench-replay: env ## Measure trace replay: the pool's overhead, its ledger as a cache, a gate's curve, agreement (the last two small)
 	@$(BIN)/python benchmarks/replay.py
+
+SUBSTRATE ?= local trl verl ray monarch
+ARM ?= three_channels
+STEPS ?= 36
+one-run: env ## Train the quickstart's tasks through a substrate (SUBSTRATE=trl; ARM=, STEPS=): pass@1, what each channel did
+	@$(if $(filter-out local,$(SUBSTRATE)),$(BIN)/nox --install-only --session $(filter-out local,$(subst ray,mesh,$(SUBSTRATE))))
+	@$(BIN)/python benchmarks/one_run.py $(SUBSTRATE) --arm $(ARM) --steps $(STEPS)
 
 bench-substrates: env ## Measure the same steps on every substrate, in an environment of its own for each; ends with a line of JSON
 	@$(BIN)/nox --install-only --session trl verl mesh monarch

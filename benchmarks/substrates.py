@@ -46,6 +46,15 @@ class Measured:
     """Loss of each channel summed over the steps, to show that it was on."""
 
 
+def composer_of(kind: str) -> Path:
+    """The command in a substrate's environment. Exits when there is none."""
+    command = ROOT / ENVIRONMENTS[kind] / "bin" / "composer"
+    if not command.exists():
+        session = Path(ENVIRONMENTS[kind]).name
+        sys.exit(f"{kind}: no environment at {ENVIRONMENTS[kind]}; make it with: .venv/bin/nox --install-only -s {session}")
+    return command
+
+
 def pss_mb(pids: list[int]) -> float:
     """Proportional set size of processes together."""
     total = 0
@@ -91,11 +100,10 @@ def run(kind: str, world: Path, steps: int) -> Measured:
     data["loss"]["replay"]["pairs"] = str(world / "pairs.jsonl")
     data["substrate"] = {"type": kind}
     run_file.write_text(tomli_w.dumps(data))
-    composer = ROOT / ENVIRONMENTS[kind] / "bin" / "composer"
     log = world / f"{kind}.log"
     with log.open("wb") as told:
         process = subprocess.Popen(
-            [composer, "train", run_file],
+            [composer_of(kind), "train", run_file],
             stdout=told,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"},
@@ -140,8 +148,6 @@ def main() -> None:
     write_pairs(world)
     found: dict[str, Measured] = {}
     for kind in asked.only:
-        if not (ROOT / ENVIRONMENTS[kind] / "bin" / "composer").exists():
-            sys.exit(f"{kind}: no environment at {ENVIRONMENTS[kind]}; make it with: make bench-substrates")
         found[kind] = run(kind, world, asked.steps)
     table = Table("substrate", "s / step", "tokens / s", "CPU s / step", "peak MB", "rlvr, hint, replay loss")
     for kind, m in found.items():
