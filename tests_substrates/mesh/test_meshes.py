@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+from living import gone_all
 from mesh_members import Thing
 
 from composer_replication.errors import BackendError, ConfigError
@@ -77,6 +78,18 @@ async def who_is_alive_is_ended_before_it_is_replaced(mesh):
     assert await successor.call("say") == "hello"
 
 
+async def who_is_stopped_is_ended_before_it_is_replaced(mesh):
+    one = await mesh.spawn("one", Thing, "hello")
+    waiting = asyncio.create_task(one.call("sleep"))
+    await one.call("say")
+    os.kill(one.pid, signal.SIGSTOP)
+    successor = await mesh.replace(one)
+    assert gone_all([one.pid])
+    with pytest.raises(ActorDiedError):
+        await waiting
+    assert await successor.call("say") == "hello"
+
+
 def test_what_every_mesh_does(on_mesh):
     """On one mesh, because starting one takes long."""
 
@@ -85,5 +98,6 @@ def test_what_every_mesh_does(on_mesh):
         await weights_travel_as_they_were(mesh)
         await a_death_is_told_and_another_takes_the_place(mesh)
         await who_is_alive_is_ended_before_it_is_replaced(mesh)
+        await who_is_stopped_is_ended_before_it_is_replaced(mesh)
 
     on_mesh(work)
