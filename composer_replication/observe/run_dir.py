@@ -200,12 +200,12 @@ class RunDir:
             merged = {row["pair_id"]: row for row in (*self.read_pairs(arm), *rows)}
             _replace_lines(self.pairs_path(arm), list(merged.values()))
 
-    def truncate_after(self, arm: str, step: int) -> None:
+    def truncate_after(self, arm: str, step: int, *, keep_traces: bool = False) -> None:
         """Forget metrics, trajectories, evaluations and hints of `arm` later than `step`, as after going back to a checkpoint of
         that step.
 
-        `step` -1 forgets all of them and the frozen traces. Also removes a torn last line of metrics.jsonl. Events and pairs
-        stay: events are history, and pairs merge by their id. Killed half-way, it can be repeated.
+        `step` -1 forgets all of them, and unless `keep_traces` the frozen traces. Also removes a torn last line of
+        metrics.jsonl. Events and pairs stay: events are history, and pairs merge by their id. Killed half-way it can be repeated.
         """
         folder = self._arm_path(arm)
         with self._lock:
@@ -213,7 +213,7 @@ class RunDir:
             kept = [line for line in lines if line["arm"] != arm or line["step"] <= step]
             _replace_lines(self.metrics_path, kept)
             later = [path for path, at in _step_files(folder) if at > step]
-            files.remove(later if step >= 0 else [*later, self.traces_path(arm)])
+            files.remove(later if step >= 0 or keep_traces else [*later, self.traces_path(arm)])
             files.sync(folder)
 
     # --- reading

@@ -298,6 +298,14 @@ def test_truncation_after_minus_one_forgets_the_whole_arm(run: RunDir) -> None:
     assert (len(run.read_traces("grpo")), len(run.read_traces("other"))) == (0, 1)
 
 
+def test_traces_are_kept_where_they_are_asked_for(run: RunDir) -> None:
+    run.log_metrics("grpo", 0, {})
+    run.write_traces("grpo", [trajectory("-2/task/0")])
+    run.truncate_after("grpo", -1, keep_traces=True)
+    assert run.read_metrics() == []
+    assert len(run.read_traces("grpo")) == 1
+
+
 WRITER = """
 import sys
 from composer_replication.observe import RunDir

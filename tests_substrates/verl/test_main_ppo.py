@@ -75,6 +75,12 @@ def test_the_run_directory_is_that_of_every_substrate(trained, prepared):
     assert [line.step for line in trained.read_metrics()] == list(range(STEPS + 1))
     assert len(values(trained, "eval/pass_at_1")) == 2
     assert trained.report_path.is_file()
+    evaluated, traced = len(trained.read_evaluation(ARM, 0)), len(trained.read_traces(ARM))
+    assert traced > 0
+    assert values(trained, "rollout/total") == [
+        evaluated,
+        *(evaluated + traced + 16 * step + evaluated * (step == STEPS) for step in range(1, STEPS + 1)),
+    ]
     trajectories = trained.read_trajectories(ARM, 1)
     assert len(trajectories) == 16
     assert trajectories[0].trajectory_id.startswith("1/")

@@ -14,7 +14,7 @@ from composer_replication.observe.terminal import CHANNELS
 from composer_replication.recipes.verl.episodes import GroupRecord, read_groups
 from composer_replication.recipes.verl.plan import Plan
 from composer_replication.trainer.actor import refuse_unscored, rollout_metrics, unscored
-from composer_replication.types import Unscored
+from composer_replication.types import Trajectory, Unscored
 
 __all__ = ["Readback"]
 
@@ -41,8 +41,11 @@ class Readback:
     """Of each step."""
     costs: Mapping[str, float]
     """Of the replay."""
+    traces: Sequence[Trajectory] = ()
+    """Those of the starting policy that the pairs are of, where no step was read before: counted from the first step on, as the
+    local loop, which records them after its first evaluation, counts them."""
     rollouts: int = 0
-    """Read so far, evaluation included."""
+    """Read so far, with evaluations and traces."""
     tokens: int = 0
     """Sampled in them."""
     _read: int = 0
@@ -76,7 +79,7 @@ class Readback:
         if not groups:
             return {}
         refuse_unscored(groups, f"{self.plan.arm}: eval")
-        self._count(groups)
+        self._count([t for g in groups for t in g.trajectories])
         self.run_dir.write_evaluation(self.plan.arm, step, [t for g in groups for t in g.trajectories])
         passed, se = pass_at_1(groups)
         return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(len(unscored(groups)))}
@@ -84,7 +87,8 @@ class Readback:
     def _step(self, step: int, records: Sequence[GroupRecord], data: Mapping[str, Any]) -> dict[str, float]:
         groups = [record.group for record in records]
         refuse_unscored(groups, f"{self.plan.arm}: rollout")
-        self._count(groups)
+        self._count([*self.traces, *(t for g in groups for t in g.trajectories)])
+        self.traces = ()
         self.run_dir.write_trajectories(self.plan.arm, step, [t for g in groups for t in g.trajectories])
         self.run_dir.write_hints(self.plan.arm, step, [hint for record in records for hint in record.hints])
         metrics = rollout_metrics(groups) | _penalties(records) | _measured(data)
@@ -105,8 +109,7 @@ class Readback:
                     fix=f"read {self.plan.log_path}",
                 )
 
-    def _count(self, groups: Sequence[Any]) -> None:
-        trajectories = [t for g in groups for t in g.trajectories]
+    def _count(self, trajectories: Sequence[Trajectory]) -> None:
         self.rollouts += len(trajectories)
         self.tokens += sum(t.num_sampled_tokens() for t in trajectories)
 

@@ -65,13 +65,15 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
     done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
     pairs, window = await _prepared(workshop, config, arm, folder, done)
     plan = Plan(arm, config, window, folder)
-    run_dir.truncate_after(arm, done if done else -1)
+    run_dir.truncate_after(arm, done if done else -1, keep_traces=True)
+    traces = run_dir.read_traces(arm) if wants_replay(config) and not done else ()
     readback = Readback(
         plan,
         run_dir,
         workshop.terminal,
         min(len(pairs), config.loss.replay.pairs_per_step) if config.loss.replay.weight > 0 else 0,
         teacher_costs(workshop) if wants_replay(config) else {},
+        traces,
         *_spent(run_dir, arm),
     )
     shown.advance(done)
