@@ -24,8 +24,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from composer_replication.causal_lm.modes import sharded_units
 from composer_replication.errors import CheckpointError, StorageError
 from composer_replication.trainer.models import load_weights, save_policy
+from composer_replication.trainer.sharding import whole_weights
 
 __all__ = [
     "Restorable",
@@ -59,14 +61,19 @@ class Restorable(Protocol):
 def save_checkpoint(
     folder: Path, step: int, learner: Restorable, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any]
 ) -> Path:
-    """Write `folder/step_NNNNN`. `state` is the loop's own, plain JSON. Raises StorageError when the disk refuses."""
+    """Write `folder/step_NNNNN`. `state` is the loop's own, plain JSON. Ranks that share a policy's weights out (FSDP2) call it
+    at the same time, and the first one writes. Raises StorageError when the disk refuses."""
     target = folder / f"step_{step:05d}"
     partial = folder / f".{target.name}.partial"
+    weights = whole_weights(learner.policy) if sharded_units(learner.policy) else None
+    kept = learner.state_dict()
+    if weights is not None and torch.distributed.get_rank() > 0:
+        return target
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_policy(learner.policy, tokenizer, partial)
-        torch.save(learner.state_dict(), partial / "learner.pt")
+        save_policy(learner.policy, tokenizer, partial, weights)
+        torch.save(kept, partial / "learner.pt")
         (partial / "loop.json").write_text(json.dumps({**state, "step": step}, indent=1))
         _seal(partial)
         shutil.rmtree(target, ignore_errors=True)

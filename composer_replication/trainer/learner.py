@@ -40,11 +40,11 @@ from composer_replication.distillation import (
     TopKJSD,
     make_self_teacher,
 )
-from composer_replication.errors import CheckpointError, ModelError
+from composer_replication.errors import ModelError
 from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
 from composer_replication.trainer.reference import with_reference_logprobs
-from composer_replication.trainer.sharding import shard, whole
+from composer_replication.trainer.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
 from composer_replication.types import Pair, Trajectory
 
 __all__ = ["Learner", "StepResult", "hint_loss", "make_optimizer", "merge_metrics", "rate_share"]
@@ -158,12 +158,12 @@ class Learner:
         return {name: whole(tensor.detach()).cpu().clone() for name, tensor in self.policy.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the policy's weights. Raises CheckpointError when those are sharded: no rank has it all."""
-        if self.sharded:
-            raise CheckpointError("a sharded learner cannot be saved", fix="train with DDP, where every rank has all of it")
+        """Everything but the policy's weights. When those are sharded every rank has to ask at the same time, and the first has
+        what one process would have."""
         apart = None if self.reference is self.self_teacher else self.reference
+        optimizer = self.optimizer.state_dict()
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": on_first_rank(optimizer) if self.sharded else optimizer,
             "schedule": self.schedule.state_dict(),
             "version": self.version,
             "taid": None if self.taid is None else self.taid.state_dict(),
@@ -172,9 +172,13 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Inverse of `state_dict`; `weights` are the policy's."""
-        self.policy.load_state_dict(weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Inverse of `state_dict`, whether sharded or not when it was made; `weights` are the policy's, whole on every rank."""
+        if self.sharded:
+            load_whole_weights(self.policy, weights)
+            load_whole_optimizer(self.optimizer, state["optimizer"])
+        else:
+            self.policy.load_state_dict(weights)
+            self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.version = state["version"]
         self.step_logprobs.clear()  # the reference may be another now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -143,10 +143,13 @@ def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tens
         return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write model and tokenizer as `load_policy` and transformers read them."""
+def save_policy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write model and tokenizer as `load_policy` and transformers read them; with `weights` instead of the model's own where
+    those are shared out among processes."""
     with no_progress_bars():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
     tokenizer.save_pretrained(folder)
 
 

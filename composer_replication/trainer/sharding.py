@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["shard", "whole"]
+__all__ = ["load_whole_optimizer", "load_whole_weights", "on_first_rank", "shard", "whole", "whole_weights"]
 
 
 def shard(model: nn.Module) -> None:
@@ -28,3 +29,48 @@ def whole(tensor: Any) -> Tensor:
     """A sharded tensor gathered, which every rank has to ask for at the same time; others as they are."""
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a sharded model on the first rank's CPU, as that of one process; empty on the others. Every rank has to
+    ask at the same time."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    found: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return found
+
+
+def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Inverse of `whole_weights`: every rank gives all of them and keeps its share."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))
+
+
+def on_first_rank(state: Any) -> Any:
+    """An optimizer's state with every tensor whole, on the first rank's CPU; the others, which have to ask at the same time, get
+    None for a tensor."""
+    if isinstance(state, Mapping):
+        return {key: on_first_rank(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [on_first_rank(value) for value in state]
+    if not isinstance(state, Tensor):
+        return state
+    found = whole(state)
+    return found.detach().cpu() if torch.distributed.get_rank() == 0 else None
+
+
+def load_whole_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Give an optimizer over sharded weights the state that one process has; every rank gives all of it and keeps its share."""
+    from torch.distributed.tensor import distribute_tensor
+
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+
+    def share(number: int, value: Any) -> Any:
+        owner: Any = parameters[number]
+        if not isinstance(value, Tensor) or value.shape != owner.shape or not hasattr(owner, "device_mesh"):
+            return value  # the count of steps, say
+        return distribute_tensor(value.to(owner.device), owner.device_mesh, owner.placements)
+
+    shares = {number: {name: share(number, v) for name, v in values.items()} for number, values in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": shares})

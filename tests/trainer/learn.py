@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from composer_replication.batch import Batch
 from composer_replication.config import RunConfig
+from composer_replication.trainer.checkpoint import load_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.models import load_policy
 
@@ -24,3 +26,27 @@ def learn(_rank: int, config: RunConfig, batch: Batch, steps: int, sharded: bool
         "metrics": [dict(result.metrics) for result in seen],
         "off": [dict(result.off) for result in seen],
     }
+
+
+def learn_and_save(_rank: int, config: RunConfig, batch: Batch, folder: Path) -> dict[str, torch.Tensor]:
+    """Weights after three steps of ranks that share the policy's out; the checkpoint after two is below `folder`."""
+    learner, tokenizer = _sharded(config)
+    for _ in range(2):
+        learner.update(batch)
+    save_checkpoint(folder, learner.version, learner, tokenizer, {})
+    learner.update(batch)
+    return learner.weights()
+
+
+def go_on(_rank: int, config: RunConfig, batch: Batch, saved: Path) -> dict[str, torch.Tensor]:
+    """Weights one step after a checkpoint, likewise."""
+    learner, _ = _sharded(config)
+    load_checkpoint(saved, learner)
+    learner.update(batch)
+    return learner.weights()
+
+
+def _sharded(config: RunConfig) -> tuple[Learner, Any]:
+    torch.manual_seed(0)
+    policy, tokenizer = load_policy(config.model)
+    return Learner(policy, config, sharded=True), tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learn import learn
+from learn import go_on, learn, learn_and_save
 from peft import LoraConfig, get_peft_model
 from ranks import on_ranks
 from transformers import OPTConfig, OPTForCausalLM
@@ -137,6 +137,40 @@ def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path, sha
     for name, value in expected["weights"].items():
         assert torch.equal(first["weights"][name], second["weights"][name])
         torch.testing.assert_close(first["weights"][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_that_share_the_weights_out_save_what_one_process_has(run_file: Path, tmp_path: Path) -> None:
+    """Their checkpoint is gone on from by them and by one process, and its weights are a policy; one process's by them."""
+    words = ["--loss.hint.self_teacher", "ema", "--loss.rlvr.kl_beta", "0.1", "--optimizer.micro_batch_size", "1"]
+    config = load_config(run_file, words)
+    inputs = {
+        key: value.repeat(2, *[1] * (value.dim() - 1)) if value.dim() else 2 * value for key, value in batch(config).items()
+    }
+    inputs |= {"student_row": torch.arange(2), "advantages": torch.tensor([1.0, -0.5])}
+    ahead, _ = on_ranks(tmp_path, learn_and_save, config, inputs, tmp_path / "theirs")
+    theirs = tmp_path / "theirs" / "step_00002"
+    read_checkpoint(theirs)
+    alone = learner(config)
+    for _ in range(2):
+        alone.update(inputs)
+    ours = save_checkpoint(tmp_path / "ours", 2, alone, load_policy(config.model)[1], {})
+    read, _ = load_policy(config.model.model_copy(update={"path": str(theirs)}))
+    for name, value in alone.weights().items():
+        torch.testing.assert_close(read.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    other = learner(config, moved=True)
+    load_checkpoint(theirs, other)
+    other.update(inputs)
+    found = [other.weights()]
+    for saved in (theirs, ours):
+        folder = tmp_path / f"go_on-{saved.parent.name}"
+        folder.mkdir()
+        first, second = on_ranks(folder, go_on, config, inputs, saved)
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        found.append(first)
+    assert all(torch.equal(found[1][name], value) for name, value in ahead.items()), "nothing is lost in between"
+    for weights in found:
+        for name, value in ahead.items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
