@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers.trainer_utils import get_last_checkpoint
 
 from composer_replication.batch import Batch, collate
 from composer_replication.causal_lm import Forward, LogprobCache, evaluating, in_lockstep, overheard, sequence_logprobs, unwrapped
@@ -22,7 +23,7 @@ from composer_replication.distillation import EMATeacher, SelfTeacher, TAIDSched
 from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.policy_gradient import importance_weights
-from composer_replication.trainer.follower import Follower
+from composer_replication.trainer.follower import Follower, state_path
 from composer_replication.trainer.learner import hint_loss
 from composer_replication.trainer.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.trainer.reference import with_reference_logprobs
@@ -105,7 +106,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.channel_metrics: dict[str, float] = {}
         """Of the last step, merged from them."""
         self.resumed_from: str | None = None
-        """The checkpoint that `train` is told to resume from; None: that of the step below `output_dir`."""
+        """The checkpoint that `train` goes on from; None: it begins."""
         self.off: dict[str, str] = {}
         """Channels that had nothing to say in it, and why."""
         self._refuse(pairs)
@@ -121,6 +122,16 @@ class ComposerReplicationTrainer(GRPOTrainer):
         ):
             self.pairs = with_reference_logprobs(self.model, self.pairs, LogprobCache())
         self.add_callback(Follower(self))
+
+    def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """TRL's. Self-teacher and TAID's clock are those of the checkpoint that it goes on from; True is the last one below
+        `output_dir`. Raises CheckpointError when it does not have them."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True  # without one TRL says so
+        self.resumed_from = os.fspath(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str | os.PathLike) else None
+        if self.resumed_from is not None and self.state_of_teachers():
+            state_path(self.resumed_from)  # before TRL loads anything
+        return super().train(self.resumed_from or resume_from_checkpoint, *args, **kwargs)
 
     # --- the two methods ----------------------------------------------------------------------------------------------------
 

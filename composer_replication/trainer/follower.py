@@ -14,9 +14,17 @@ from composer_replication.trainer.learner import merge_metrics
 if TYPE_CHECKING:
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "state_path"]
 
 _STATE_FILE = "composer.pt"
+
+
+def state_path(checkpoint: str) -> str:
+    """Where a checkpoint of TRL's has what moves. Raises CheckpointError when it has none."""
+    path = os.path.join(checkpoint, _STATE_FILE)
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path} is missing: the self-teacher cannot go on", fix="resume from another checkpoint")
+    return path
 
 
 class Follower(TrainerCallback):
@@ -49,13 +57,9 @@ class Follower(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         wanted = self.trainer.state_of_teachers()
-        if state.global_step == 0 or not wanted:
+        if self.trainer.resumed_from is None or not wanted:
             return
-        folder = self.trainer.resumed_from or os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
-        path = os.path.join(folder, _STATE_FILE)
-        if not os.path.isfile(path):
-            raise CheckpointError(f"{path} is missing: the self-teacher cannot go on", fix="resume from an earlier checkpoint")
-        found = torch.load(path, map_location=args.device, weights_only=True)
+        found = torch.load(state_path(self.trainer.resumed_from), map_location=args.device, weights_only=True)
         for name, owner in (("self_teacher", self.trainer.self_teacher), ("taid", self.trainer.taid)):
             if name in wanted and owner is not None:
                 owner.load_state_dict(found[name])

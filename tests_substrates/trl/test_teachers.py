@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import fixed
 import one_gradient
 import pytest
@@ -55,10 +57,51 @@ def test_an_average_follows_and_is_in_the_checkpoint(case, tmp_path):
     for key, value in again.self_teacher.state_dict()["model"].items():
         assert torch.equal(value, moved[key]), key
 
-    (tmp_path / "out" / "checkpoint-1" / "composer.pt").unlink()
-    third, _ = fixed.make_trainer(case, tmp_path, **given)
-    with pytest.raises(CheckpointError, match=r"composer\.pt is missing"):
-        third.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+
+def test_the_checkpoint_that_is_named_is_the_one_that_is_read(case, tmp_path):
+    """Not the one of the same step below `output_dir`."""
+    given = {
+        "channels": channels(self_teacher="ema", rate=0.5),
+        "config": {"save_strategy": "steps", "save_steps": 1, "max_steps": 2},
+    }
+    trainer, _ = fixed.make_trainer(case, tmp_path, **given)
+    trainer.train()
+    moved = {k: v.clone() for k, v in trainer.self_teacher.state_dict()["model"].items()}
+    beside, other = tmp_path / "out" / "checkpoint-1", tmp_path / "kept" / "other"
+    shutil.copytree(beside, other)
+    state = torch.load(beside / "composer.pt", weights_only=True)
+    for value in state["self_teacher"]["model"].values():
+        value.zero_()
+    torch.save(state, beside / "composer.pt")
+    shutil.rmtree(tmp_path / "out" / "checkpoint-2")
+
+    found = {}
+    for asked in (str(other), other, True):
+        again, _ = fixed.make_trainer(case, tmp_path, **given)
+        again.train(resume_from_checkpoint=asked)
+        found[asked] = again.self_teacher.state_dict()["model"]
+        shutil.rmtree(tmp_path / "out" / "checkpoint-2")
+    for key, value in moved.items():
+        assert torch.equal(found[str(other)][key], value), key
+        assert torch.equal(found[other][key], value), key
+    assert any(not torch.equal(found[True][key], value) for key, value in moved.items()), "that is the one below output_dir"
+
+
+def test_a_checkpoint_without_the_average_is_named(case, tmp_path):
+    given = {
+        "channels": channels(self_teacher="ema", rate=0.5),
+        "config": {"save_strategy": "steps", "save_steps": 1, "max_steps": 2},
+    }
+    trainer, _ = fixed.make_trainer(case, tmp_path, **given)
+    trainer.train()
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "out" / "checkpoint-1", other)
+    (other / "composer.pt").unlink()
+    again, look = fixed.make_trainer(case, tmp_path, **given)
+    with pytest.raises(CheckpointError) as refused:
+        again.train(resume_from_checkpoint=str(other))
+    assert refused.value.message == f"{other / 'composer.pt'} is missing: the self-teacher cannot go on"
+    assert not look.found, "no step was taken"
 
 
 def test_taid_moves_with_the_run(case, tmp_path):

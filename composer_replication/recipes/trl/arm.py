@@ -124,7 +124,6 @@ class TrlArm:
             self.shown.advance(done)
             if done >= self.config.steps:
                 return
-            self.trainer.resumed_from = str(self.resumed)
         with no_progress_bars():
             self.trainer.train(resume_from_checkpoint=None if self.resumed is None else str(self.resumed))
 
