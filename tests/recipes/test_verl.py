@@ -103,6 +103,13 @@ def test_settings_follow_from_the_run_file():
     assert settings(run(), FILES, cpu=True)["algorithm.rollout_correction.bypass_mode"] is True
 
 
+def test_the_kl_is_ours_and_the_reference_verls():
+    config = run(loss={"rlvr": {"kl_beta": 0.1}}, model={"path": "policy", "device": "cuda"})
+    found = settings(config, FILES, cpu=False)
+    assert found["actor_rollout_ref.actor.use_kl_loss"] is True, "verl asks its reference policy then"
+    assert found["actor_rollout_ref.actor.kl_loss_coef"] == 0.0
+
+
 def test_options_of_the_run_file_come_last():
     words = command_line(run({"trainer.nnodes": 2, "actor_rollout_ref.rollout.dtype": "it's"}), FILES, cpu=True)
     assert words[-2:] == ["trainer.nnodes=2", r"actor_rollout_ref.rollout.dtype='it\'s'"]

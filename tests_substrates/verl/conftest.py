@@ -50,3 +50,17 @@ def alone():
     dist.init_process_group("gloo")
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def case():
+    """The policy and the batch of all substrates."""
+    import one_gradient
+
+    return one_gradient.case()
+
+
+@pytest.fixture(scope="module")
+def policy(case, tmp_path_factory):
+    """The case's policy as a folder."""
+    return case.save(tmp_path_factory.mktemp("policy") / "policy")

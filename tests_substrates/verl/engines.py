@@ -10,7 +10,9 @@ import one_gradient
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from composer_replication.config import RunConfig
 from composer_replication.recipes.verl.columns import Row, pack, tokens_of
+from composer_replication.recipes.verl.overrides import Files, settings
 from composer_replication.types import Pair, Trajectory
 
 
@@ -40,8 +42,8 @@ def engine(policy: Path, strategy: str = "fsdp2", learning_rate: float = 1e-3) -
     return made
 
 
-def loss_function(objective: str = "dapo", max_tokens: int | None = None) -> Any:
-    """verl's own, with our policy loss in it."""
+def loss_function(objective: str = "dapo", max_tokens: int | None = None, **options: Any) -> Any:
+    """verl's own, with our policy loss in it; `options` are more of its actor's settings."""
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
 
@@ -55,6 +57,7 @@ def loss_function(objective: str = "dapo", max_tokens: int | None = None) -> Any
         policy_loss={"loss_mode": "composer"},
         loss_agg_mode=AGGREGATION[objective],
         loss_scale_factor=max_tokens,
+        **options,
     )
     return partial(ppo_loss, config=config)
 
@@ -70,6 +73,52 @@ def batch_of(case: one_gradient.Case, micro_batch_size: int, *, rows: slice = sl
     chosen = found[rows]
     data = {name: _column([row[name] for row in chosen]) for name in chosen[0]}
     return settled(TensorDict(data, batch_size=[len(chosen)]), micro_batch_size)
+
+
+def batch_of_run(
+    made: Any, case: one_gradient.Case, config: RunConfig, reference: torch.Tensor | None
+) -> tuple[TensorDict, dict[str, float]]:
+    """The case with what verl's trainer makes of the rollouts before an update, by the settings of a run file: log-probs scored
+    again and corrections of the sampler's, where they are wanted; and what it measures of these. `reference` [B, T] are log-probs
+    at positions of whole rows."""
+    from verl import DataProto
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+    from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+    temperature = config.rollout.temperature
+    data = settled(batch_of(case, 2), config.optimizer.micro_batch_size, temperature)
+    mask = data["response_mask"]
+    if reference is not None:
+        pieces = [
+            reference[i, len(t.prompt_ids) :][: len(one)]
+            for i, (t, one) in enumerate(zip(case.trajectories, mask.unbind(), strict=True))
+        ]
+        data["ref_log_prob"] = _column(pieces)
+    correction = RolloutCorrectionConfig(**chosen_settings(config, "algorithm.rollout_correction."))
+    if correction.bypass_mode:
+        return data, {}
+    data["rollout_log_probs"] = data.pop("old_log_probs")
+    with made.eval_mode():
+        output = made.infer_batch(settled(batch_of(case, 2), 2, temperature), loss_function=None)
+    data["old_log_probs"] = response_from_nested(output["model_output"]["log_probs"], mask)
+    some = data.select("rollout_log_probs", "old_log_probs", "response_mask").to_padded_tensor()
+    proto, measured = compute_rollout_correction_and_add_to_batch(DataProto(batch=some), correction)
+    data["rollout_is_weights"] = response_to_nested(proto.batch["rollout_is_weights"], mask)
+    return data, measured
+
+
+def chosen_settings(config: RunConfig, prefix: str) -> dict[str, Any]:
+    """Those that `composer train` gives verl below a prefix."""
+    nowhere = Path("nowhere")
+    found = settings(config, Files(nowhere, None, nowhere, nowhere, nowhere, {}), cpu=True)
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+
+
+def actor_settings(config: RunConfig) -> dict[str, Any]:
+    """Of verl's actor, those of its loss."""
+    found = chosen_settings(config, "actor_rollout_ref.actor.")
+    return {name: value for name, value in found.items() if name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type")}
 
 
 def _row(case: one_gradient.Case, trajectory: Trajectory, advantage: float | None, pairs: list[Pair]) -> dict[str, Any]:
@@ -116,7 +165,7 @@ def _column(values: list[Any]) -> Any:
 
 
 def step(
-    made: Any, data: TensorDict, objective: str = "dapo", max_tokens: int | None = None
+    made: Any, data: TensorDict, objective: str = "dapo", max_tokens: int | None = None, **options: Any
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The gradient of one optimizer step and its metrics."""
     kept: dict[str, torch.Tensor] = {}
@@ -128,18 +177,18 @@ def step(
 
     made.optimizer_step = note
     with made.train_mode():
-        outputs = made.train_batch(data, loss_function(objective, max_tokens))
+        outputs = made.train_batch(data, loss_function(objective, max_tokens, **options))
     return kept, {name: value[0] for name, value in outputs["metrics"].items() if isinstance(value, list)}
 
 
-def settled(data: TensorDict, micro_batch_size: int) -> TensorDict:
+def settled(data: TensorDict, micro_batch_size: int, temperature: float = 1.0) -> TensorDict:
     """With what verl's worker adds."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.dataset.dataset_utils import DatasetPadMode
 
     tu.assign_non_tensor(
         data,
-        temperature=1.0,
+        temperature=temperature,
         micro_batch_size_per_gpu=micro_batch_size,
         use_dynamic_bsz=False,
         use_remove_padding=False,

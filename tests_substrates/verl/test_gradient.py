@@ -19,18 +19,6 @@ TOLERANCE = 2e-5
 """Of ||difference|| / ||gradient||, in float32."""
 
 
-@pytest.fixture(scope="module")
-def case():
-    import one_gradient
-
-    return one_gradient.case()
-
-
-@pytest.fixture(scope="module")
-def policy(case, tmp_path_factory):
-    return case.save(tmp_path_factory.mktemp("policy") / "policy")
-
-
 @pytest.fixture
 def made(policy, planned, alone):
     """A function from a loss section to verl's engine."""

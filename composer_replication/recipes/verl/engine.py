@@ -1,9 +1,9 @@
 """verl's FSDP engine with three channels in one optimizer step.
 
-The first channel is verl's own path: its forward pass, its log-probs, the policy loss `composer`. The hint channel reads the same
-forward pass at the error turns and adds its loss to it; the preference pairs follow in passes of their own before the optimizer
-steps. Both are `channels`' functions on tensors made of the micro-batch (`columns`); every denominator is that of the whole batch
-on all ranks.
+The first channel is verl's own path: its forward pass, its log-probs, the policy loss `composer`, and the KL to the reference
+where there is one. The hint channel reads the same forward pass at the error turns and adds its loss to it; the preference pairs
+follow in passes of their own before the optimizer steps. Both are `channels`' functions on tensors made of the micro-batch
+(`columns`); every denominator is that of the whole batch on all ranks.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_s
 from composer_replication.errors import ModelError
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
 from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.policy_loss import kl_loss
 from composer_replication.trainer.learner import hint_loss, merge_metrics, rate_share
 
 __all__ = ["ComposerEngine"]
@@ -108,7 +109,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         rows = rows_of(data)
         self._count(data, rows)
         self.optimizer_zero_grad()
-        outputs: dict[str, Any] = self.forward_backward_batch(data, partial(_add_hints, loss_function))
+        outputs: dict[str, Any] = self.forward_backward_batch(data, partial(_add_ours, loss_function))
         parts = outputs["metrics"].pop(_PART) + self._pairs(
             rows, int(tu.get_non_tensor_data(data, "micro_batch_size_per_gpu", 1))
         )
@@ -218,13 +219,15 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return nullcontext() if kind == torch.float32 else torch.autocast(get_device_name(), dtype=kind)
 
 
-def _add_hints(loss_function: Callable[..., Any], *, model_output: dict[str, Any], data: Any, dp_group: Any) -> Any:
-    """verl's loss of a micro-batch plus the hint channel's, with the metrics of both."""
+def _add_ours(loss_function: Callable[..., Any], *, model_output: dict[str, Any], data: Any, dp_group: Any) -> Any:
+    """verl's loss of a micro-batch plus the KL's and the hint channel's, with the metrics of all."""
     hint, hint_metrics = model_output.pop(_PART)
     loss, metrics = loss_function(model_output=model_output, data=data, dp_group=dp_group)
     ours = {name: metrics.pop(name).aggregate() for name in list(metrics) if name.startswith("rlvr/")}
-    metrics[_PART] = ours | hint_metrics
-    return (loss if hint is None else loss + hint), metrics
+    kl, kl_metrics = kl_loss(model_output["log_probs"], data)
+    kl_metrics["rlvr/loss"] = ours["rlvr/loss"] + kl_metrics.get("rlvr/loss", 0.0)
+    metrics[_PART] = ours | kl_metrics | hint_metrics
+    return sum((part for part in (kl, hint) if part is not None), loss), metrics
 
 
 def _from_first_rank(module: nn.Module) -> None:

@@ -225,7 +225,7 @@ def _actor(config: RunConfig, micro: int, aggregation: str) -> dict[str, Any]:
     if aggregation == "seq-mean-token-sum-norm":
         values["loss_scale_factor"] = config.rollout.trajectory_tokens
     if rlvr.kl_beta > 0:
-        values |= {"use_kl_loss": True, "kl_loss_coef": rlvr.kl_beta, "kl_loss_type": "low_var_kl"}
+        values |= {"use_kl_loss": True, "kl_loss_coef": 0.0}  # verl scores by the reference, and the engine adds the term
     return {f"actor_rollout_ref.actor.{name}": value for name, value in values.items()}
 
 

@@ -1,6 +1,7 @@
 """verl's policy loss `composer`: our surrogate on each token, averaged by verl's `agg_loss`.
 
-verl calls it with what it has of the policy gradient only; hints and pairs join one level up, in `engine`.
+verl calls it with what it has of the policy gradient only; the KL to the reference, hints and pairs join one level up (`engine`).
+verl's own KL term has weight 0: it is clamped, and has no gradient where the estimate is above 10.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_replication.policy_gradient import kl_k3, surrogate, surrogate_of
+from composer_replication.recipes.verl.overrides import AGGREGATION
 from composer_replication.recipes.verl.plan import Plan
 
-__all__ = ["policy_loss"]
+__all__ = ["kl_loss", "policy_loss"]
 
 
 @register_policy_loss("composer")
@@ -53,9 +56,37 @@ def policy_loss(
         metrics |= {
             "rlvr/ratio/max": found.ratio.max().item(),
             "rlvr/clip_frac": found.clipped.float().mean().item(),
-            "rlvr/kl_k3": kl_k3(old, new.detach()).mean().item(),
         }
-    if rollout_is_weights is not None and len(row):
+    if len(row) and rollout_is_weights is None:
+        metrics["rlvr/kl_k3"] = kl_k3(old, new.detach()).mean().item()
+    elif len(row):  # there `old` is of the present policy, and verl measures how far the one that sampled is
         weights = rollout_is_weights[row, column]
         metrics |= {"rlvr/importance/mean": weights.mean().item(), "rlvr/importance/max": weights.max().item()}
     return value, metrics
+
+
+def kl_loss(log_probs: Tensor, data: Any) -> tuple[Tensor | None, dict[str, float]]:
+    """`kl_beta` times the k3 estimate of the KL to the reference, averaged and scaled as `policy_loss`, and its metrics.
+
+    `log_probs` are those of a micro-batch's whole sequences, nested [B, T]; `data` is the micro-batch. Without `kl_beta` None.
+    """
+    config = Plan.required().config
+    rlvr = config.loss.rlvr
+    if rlvr.kl_beta == 0:
+        return None, {}
+    new = no_padding_2_padding(log_probs, data)
+    found = data.select("response_mask", "ref_log_prob").to_padded_tensor()
+    mask = found["response_mask"].bool()
+    row, column = mask.nonzero(as_tuple=True)
+    estimate = kl_k3(new[row, column], found["ref_log_prob"][row, column])
+    value = rlvr.kl_beta * agg_loss(
+        loss_mat=torch.zeros_like(new).index_put((row, column), estimate),
+        loss_mask=mask,
+        loss_agg_mode=AGGREGATION[rlvr.objective],
+        dp_size=data["dp_size"],
+        batch_num_tokens=data["batch_num_tokens"],
+        global_batch_size=data["global_batch_size"],
+        loss_scale_factor=config.rollout.trajectory_tokens,
+    )
+    metrics = {"rlvr/loss": value.item() / data["dp_size"]}
+    return value, metrics | ({"rlvr/kl_ref/mean": estimate.detach().mean().item()} if len(row) else {})

@@ -22,6 +22,7 @@ _RENAMED = {
     "actor/grad_norm": "optimizer/grad_norm",
     "actor/optimizer/learning_rate": "optimizer/learning_rate",
     "actor/loss/total": "loss/total",
+    "rollout_corr/k3_kl": "rlvr/kl_k3",
     "timing_s/gen": "time/rollout_s",
     "timing_s/update_actor": "time/update_s",
     "timing_s/update_weights": "time/sync_s",
