@@ -127,7 +127,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """TRL's. Self-teacher and TAID's clock are those of the checkpoint that it goes on from; True is the last one below
         `output_dir`. Raises CheckpointError when it does not have them."""
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True  # without one TRL says so
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True  # type: ignore[no-untyped-call]  # without one TRL says so
         self.resumed_from = os.fspath(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str | os.PathLike) else None
         if self.resumed_from is not None and self.state_of_teachers():
             state_path(self.resumed_from)  # before TRL loads anything

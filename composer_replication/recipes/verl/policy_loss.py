@@ -57,11 +57,11 @@ def policy_loss(
             "rlvr/ratio/max": found.ratio.max().item(),
             "rlvr/clip_frac": found.clipped.float().mean().item(),
         }
-    if len(row) and rollout_is_weights is None:
-        metrics["rlvr/kl_k3"] = kl_k3(old, new.detach()).mean().item()
-    elif len(row):  # there `old` is of the present policy, and verl measures how far the one that sampled is
-        weights = rollout_is_weights[row, column]
-        metrics |= {"rlvr/importance/mean": weights.mean().item(), "rlvr/importance/max": weights.max().item()}
+        if rollout_is_weights is None:
+            metrics["rlvr/kl_k3"] = kl_k3(old, new.detach()).mean().item()
+        else:  # there `old` is of the present policy, and verl measures how far the one that sampled is
+            weights = rollout_is_weights[row, column]
+            metrics |= {"rlvr/importance/mean": weights.mean().item(), "rlvr/importance/max": weights.max().item()}
     return value, metrics
 
 
