@@ -51,8 +51,10 @@ def run(
     options = {"replicas": replicas, "executor.type": executor, "executor.gpu": gpu}
     words = [f"--diloco.{name}={value}" for name, value in options.items() if value is not None]
     config = load_config(run, ["--diloco.enabled", "true", *context.args, *words])
+    from composer_replication.diloco.store import open_store
     from composer_replication.recipes.diloco.executor import open_executor
-    from composer_replication.recipes.diloco.job import check_job, run_job
+    from composer_replication.recipes.diloco.job import check_job, rendezvous_of, run_job
+    from composer_replication.recipes.diloco.result import fetch_policy
 
     check_job(config, resume=resume)
     console = Console()
@@ -65,6 +67,10 @@ def run(
                 f"replica {rank}, {row['arm']}: pass@1 {row['pass_at_1']:.3f}, {row['rollouts']} rollouts, {row['tokens']} tokens"
             )
             console.print(said, highlight=False)
+    store = open_store(rendezvous_of(config))
+    for row in results[0]:
+        path = fetch_policy(store, row["arm"], config.out / config.name / "ckpt")
+        console.print(f"weights of {row['arm']}: {path}", highlight=False, soft_wrap=True)
 
 
 class _View:

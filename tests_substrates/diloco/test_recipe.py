@@ -75,6 +75,8 @@ def test_replicas_train_one_policy_and_say_what_their_rounds_cost(run_file):
     one, other = map(final_weights, replicas)
     assert one[0] == other[0] == "step_00004"
     assert one[1] == other[1]
+    assert final_weights(job)[:2] == one[:2]
+    assert f"weights of main: {job / 'ckpt' / 'main' / 'step_00004'}" in done.stdout
     for folder in replicas:
         rounds = [line for line in metrics(folder) if "diloco/round" in line]
         assert [line["diloco/round"] for line in rounds] == [1, 2, 3, 4]

@@ -73,7 +73,7 @@ def test_the_recipe_runs_in_rented_containers(kind, run_file, containers) -> Non
     assert [container.status for container in rented] == [0, 0]
     assert all(os.environ["AWS_SECRET_ACCESS_KEY"] not in " ".join(container.process.args) for container in rented)
     job = Path(tomllib.loads(path.read_text()).get("out", path.parent / "runs")) / "run"
-    assert weights(job / "replica_00000") == weights(job / "replica_00001")
+    assert weights(job) == weights(job / "replica_00000") == weights(job / "replica_00001")
 
 
 def test_a_replica_that_fails_elsewhere_fails_the_command(kind, run_file, containers) -> None:

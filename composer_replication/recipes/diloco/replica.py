@@ -17,6 +17,8 @@ from composer_replication.diloco.store import Store, open_store
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.diloco.outer import Outer
+from composer_replication.recipes.diloco.result import put_policy
+from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.loop import Trainee, train_arms, train_steps
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.shares import TaskShare
@@ -63,4 +65,8 @@ async def _train_arm(
         own = own.model_copy(update={"rollout": config.rollout.model_copy(update={"groups": groups})})
     outer = Outer(store, rank, world_size)
     with closing(outer), closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        return await train_steps(Trainee.create(workshop, own, arm, pair_logprobs, share), shown, outer)
+        row = await train_steps(Trainee.create(workshop, own, arm, pair_logprobs, share), shown, outer)
+    last = latest_checkpoint(workshop.run_dir.ckpt_path / arm)
+    if rank == 0 and last is not None:
+        put_policy(store, arm, last)
+    return row

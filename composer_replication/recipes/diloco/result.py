@@ -1,0 +1,61 @@
+"""The policy that a job ends with: rank 0 puts it into the store, and whoever started the job has it from there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from composer_replication.diloco.store import Store
+from composer_replication.errors import ObjectStoreError, StorageError
+
+__all__ = ["fetch_policy", "put_policy"]
+
+_NOT_OF_THE_POLICY = ("learner.pt", "loop.json", "MANIFEST.sha256")
+"""What a checkpoint has beside it, to go on from."""
+
+
+def put_policy(store: Store, arm: str, checkpoint: Path) -> None:
+    """Put the policy of an arm's last checkpoint where `fetch_policy` looks. Raises ObjectStoreError."""
+    digests = {}
+    for path in sorted(checkpoint.iterdir()):
+        if path.is_file() and path.name not in _NOT_OF_THE_POLICY:
+            data = path.read_bytes()
+            digests[path.name] = hashlib.sha256(data).hexdigest()
+            store.put(f"policy/{arm}/{path.name}", data)
+    told = {"folder": checkpoint.name, "sha256": digests}
+    store.put(f"policy/{arm}/manifest.json", json.dumps(told).encode())  # last: what it names is there
+
+
+def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
+    """Write it to `folder/ARM/step_NNNNN`, whole or not at all, in the format of `save_pretrained`.
+
+    Raises:
+        ObjectStoreError: the store cannot be read, or what it has is missing or not what was put.
+        StorageError: the disk refuses.
+    """
+    found = store.get(f"policy/{arm}/manifest.json")
+    if found is None:
+        raise ObjectStoreError(f"{store.where(f'policy/{arm}')} has no policy", fix="go on with --resume: rank 0 puts it there")
+    told = json.loads(found)
+    target = folder / arm / str(told["folder"])
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, digest in told["sha256"].items():
+            data = store.get(f"policy/{arm}/{name}")
+            if data is None or hashlib.sha256(data).hexdigest() != digest:
+                where = store.where(f"policy/{arm}/{name}")
+                raise ObjectStoreError(f"{where}: missing or not what was put", fix="go on with --resume: rank 0 puts it anew")
+            (partial / name).write_bytes(data)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    except OSError as error:
+        raise StorageError(
+            f"{target}: the policy could not be written: {error}", fix="free disk space and go on with --resume"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
