@@ -162,10 +162,14 @@ def resident_mb(pid: int) -> int:
 
 def settled(before: dict[str, int] | None = None) -> dict[str, int]:
     """The counts once the launchers have buried the last boxes: twice the same, or as before."""
-    last = counts()
+    last: dict[str, int] = {}
+    now = last
     for _ in range(200):
         time.sleep(0.05)
-        now = counts()
+        try:
+            now = counts()
+        except (FileNotFoundError, ProcessLookupError):  # of a process that has ended since it was listed
+            continue
         if now == last and (before is None or not left_over(before, now)):
             break
         last = now
