@@ -23,17 +23,21 @@ def case():
     return one_gradient.case()
 
 
-def test_the_two_signatures():
+def test_the_signatures():
+    """Two methods change the step; `train` looks which checkpoint it is told to go on from, and hands its arguments on."""
+
     def names(method):
         return list(inspect.signature(method).parameters)
 
     assert names(GRPOTrainer.compute_loss) == ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]
     assert names(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
+    assert names(GRPOTrainer.train)[:2] == names(ComposerReplicationTrainer.train)[:2] == ["self", "resume_from_checkpoint"]
     ours = {name for name, value in vars(ComposerReplicationTrainer).items() if inspect.isfunction(value)}
     assert {name for name in ours if hasattr(GRPOTrainer, name)} == {
         "__init__",
         "compute_loss",
         "_generate_and_score_completions",
+        "train",
     }
 
 
