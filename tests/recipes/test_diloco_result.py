@@ -57,3 +57,21 @@ def test_a_disk_that_refuses_is_named(store, checkpoint, tmp_path):
     (tmp_path / "here").write_text("a file")
     with pytest.raises(StorageError, match="step_00004: the policy could not be written"):
         fetch_policy(store, "main", tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b"",
+        b"[]",
+        b'{"folder": "step_00004"}',
+        b'{"folder": "../elsewhere", "sha256": {}}',
+        b'{"folder": "step_00004", "sha256": {"../../elsewhere": ""}}',
+    ],
+)
+def test_a_manifest_that_is_damaged_or_leads_elsewhere_is_refused(store, checkpoint, tmp_path, manifest):
+    put_policy(store, "main", checkpoint)
+    store.put("policy/main/manifest.json", manifest)
+    with pytest.raises(ObjectStoreError, match=r"manifest\.json"):
+        fetch_policy(store, "main", tmp_path / "here")
+    assert not (tmp_path / "here").exists()

@@ -66,7 +66,8 @@ async def _train_arm(
     outer = Outer(store, rank, world_size)
     with closing(outer), closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
         row = await train_steps(Trainee.create(workshop, own, arm, pair_logprobs, share), shown, outer)
-    last = latest_checkpoint(workshop.run_dir.ckpt_path / arm)
-    if rank == 0 and last is not None:
+    if rank == 0:
+        last = latest_checkpoint(workshop.run_dir.ckpt_path / arm)
+        assert last is not None  # of the last step
         put_policy(store, arm, last)
     return row

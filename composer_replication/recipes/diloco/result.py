@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+from composer_replication.config import is_name
 from composer_replication.diloco.store import Store
 from composer_replication.errors import ObjectStoreError, StorageError
 
@@ -14,6 +15,8 @@ __all__ = ["fetch_policy", "put_policy"]
 
 _NOT_OF_THE_POLICY = ("learner.pt", "loop.json", "MANIFEST.sha256")
 """What a checkpoint has beside it, to go on from."""
+
+_ANEW = "go on with --resume: rank 0 puts it anew"
 
 
 def put_policy(store: Store, arm: str, checkpoint: Path) -> None:
@@ -38,17 +41,17 @@ def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
     found = store.get(f"policy/{arm}/manifest.json")
     if found is None:
         raise ObjectStoreError(f"{store.where(f'policy/{arm}')} has no policy", fix="go on with --resume: rank 0 puts it there")
-    told = json.loads(found)
-    target = folder / arm / str(told["folder"])
+    step, digests = _read(found, store.where(f"policy/{arm}/manifest.json"))
+    target = folder / arm / step
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for name, digest in told["sha256"].items():
+        for name, digest in digests.items():
             data = store.get(f"policy/{arm}/{name}")
             if data is None or hashlib.sha256(data).hexdigest() != digest:
                 where = store.where(f"policy/{arm}/{name}")
-                raise ObjectStoreError(f"{where}: missing or not what was put", fix="go on with --resume: rank 0 puts it anew")
+                raise ObjectStoreError(f"{where}: missing or not what was put", fix=_ANEW)
             (partial / name).write_bytes(data)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -59,3 +62,16 @@ def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _read(manifest: bytes, where: str) -> tuple[str, dict[str, str]]:
+    """The folder's name and the files' digests. Raises ObjectStoreError, also for a name that leads out of the folder: whoever
+    can write to the bucket must not write elsewhere on this machine."""
+    try:
+        told = json.loads(manifest)
+        step, digests = str(told["folder"]), {str(name): str(digest) for name, digest in told["sha256"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ObjectStoreError(f"{where}: not what was put", fix=_ANEW) from error
+    if not all(is_name(name) for name in (step, *digests)):
+        raise ObjectStoreError(f"{where}: names what is no file of a policy", fix=_ANEW)
+    return step, digests
