@@ -161,8 +161,8 @@ bench-mesh: env ## Measure a mesh: asynchronous beside synchronous, and recovery
 bench-diloco: env ## Measure the bytes that replicas send through a bucket, counted at the server, beside the protocol's law
 	@$(BIN)/python benchmarks/diloco.py
 
-bench-diloco-rl: env ## Train the quickstart's recipe in four replicas, in one, and data-parallel, on three seeds (an hour)
-	@$(BIN)/python benchmarks/diloco_rl.py
+bench-diloco-rl: env ## Train the quickstart's recipe in four replicas, in one, and data-parallel, on three seeds, in an environment of its own (an hour)
+	@$(BIN)/nox --session bench-diloco-rl
 
 bench-diloco-loss: env ## Measure the loss and traffic of replicas beside data parallel, by codec, in an environment of its own (20 minutes)
 	@$(BIN)/nox --session bench-diloco-loss -- --write docs/figures/diloco_loss.json

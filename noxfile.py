@@ -274,6 +274,12 @@ def bench_diloco_stall(session: nox.Session) -> None:
     _bench_diloco(session, "benchmarks/diloco_stall.py")
 
 
+@nox.session(name="bench-diloco-rl", default=False)
+def bench_diloco_rl(session: nox.Session) -> None:
+    """The RL recipe in four replicas, in one, and data-parallel."""
+    _bench_diloco(session, "benchmarks/diloco_rl.py")
+
+
 def _bench_diloco(session: nox.Session, file: str) -> None:
     session.install("--quiet", TORCH)
     session.install("--quiet", "--editable", ".[diloco]", MOTO)

@@ -9,9 +9,10 @@ same start, with the same number of rollouts and of preference pairs:
 - `replicas`: `composer diloco run`, one group a step in each of four processes, half of the weights in a round, one every
   `H / 2` steps.
 
-Reward curves are the mean reward of training rollouts in equal bins of rollouts, pass@1 is that of the held-out tasks at the end.
-Bytes are counted by the replicas' stores, up and down. Everything lies under `runs/diloco-rl`, and an interrupted experiment goes
-on. Ends with one line of JSON.
+Reward curves are the mean reward of training rollouts in equal bins of rollouts. pass@1 is that of the held-out tasks at the end,
+from equally many samples each way: the replicas, whose weights are the same then, take a quarter of them each. Bytes are counted
+by the replicas' stores, up and down. Everything lies under `runs/diloco-rl`, and an interrupted experiment goes on. Ends with one
+line of JSON. Needs torchft: `make bench-diloco-rl`.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class Reached:
     """In bins of equally many rollouts."""
     steps: int
     rollouts: int
-    """Of training and of the traces that replay freezes."""
+    """Of training; neither evaluations nor the traces that replay freezes."""
     tokens: int
+    """Sampled in these rollouts."""
     wall_s: float
     rounds: int = 0
     bytes_per_parameter: float = 0.0
@@ -76,6 +78,8 @@ def config_of(way: str, seed: int, options: argparse.Namespace, teachers: tuple[
     tables: dict[str, Any] = config.model_dump()
     tables |= {"arms": {ARM: {}}, "steps": steps, "checkpoint_every": steps}
     tables["eval"]["every"] = steps
+    if way != "replicas":
+        tables["eval"]["samples"] *= REPLICAS
     if way != "parallel":
         tables["loss"]["replay"]["pairs_per_step"] //= REPLICAS
     if way == "alone":
@@ -124,7 +128,7 @@ def _reached(config: RunConfig, folders: list[Path], wall_s: float) -> Reached:
     lines = [[m.values for m in RunDir(folder).read_metrics()] for folder in folders]
     steps = [[v for v in run if "reward/mean" in v] for run in lines]
     rewards = [statistics.fmean(values) for values in zip(*([v["reward/mean"] for v in run] for run in steps), strict=True)]
-    ends = [run[-1] for run in steps]
+    in_step = config.rollout.groups * config.rollout.group_size // (REPLICAS if config.diloco.enabled else 1)
     size = len(rewards) / BINS
     passed = [next(v["eval/pass_at_1"] for v in reversed(run) if "eval/pass_at_1" in v) for run in lines]
     reached = Reached(
@@ -132,8 +136,8 @@ def _reached(config: RunConfig, folders: list[Path], wall_s: float) -> Reached:
         pass_at_1=statistics.fmean(passed),
         rewards=[statistics.fmean(rewards[round(i * size) : round((i + 1) * size)]) for i in range(BINS)],
         steps=len(rewards),
-        rollouts=int(sum(v["rollout/total"] for v in ends)),
-        tokens=int(sum(v["rollout/tokens_total"] for v in ends)),
+        rollouts=sum(len(run) for run in steps) * in_step,
+        tokens=round(sum(v["rollout/tokens/mean"] for run in steps for v in run) * in_step),
         wall_s=wall_s,
     )
     if not config.diloco.enabled:
@@ -141,7 +145,7 @@ def _reached(config: RunConfig, folders: list[Path], wall_s: float) -> Reached:
     store = open_store(rendezvous_of(config))
     said = [status for rank in range(REPLICAS) if (status := read_status(store, rank)) is not None]
     parameters = sum(values.size for values in load_file(Path(config.model.path) / "model.safetensors").values())
-    rounds = int(ends[0]["diloco/round"])
+    rounds = int(steps[0][-1]["diloco/round"])
     moved = statistics.fmean(status.bytes_up + status.bytes_down for status in said)
     return replace(
         reached,
