@@ -7,7 +7,8 @@ same start, with the same number of rollouts and of preference pairs:
 - `parallel`: synchronous data parallel, the four groups of a step in one optimizer step. Its ranks would take one group each and
   reduce their gradients; the step is the same (`tests/trainer`), so it is run in one process;
 - `replicas`: `composer diloco run`, one group a step in each of four processes, half of the weights in a round, one every
-  `H / 2` steps.
+  `H / 2` steps, with the outer optimizer of DiLoCo (learning rate 0.7, Nesterov momentum 0.9);
+- `averaged`: the same with the mean of the replicas for the outer step (learning rate 1, no momentum).
 
 Reward curves are the mean reward of training rollouts in equal bins of rollouts. pass@1 is that of the held-out tasks at the end,
 from equally many samples each way: the replicas, whose weights are the same then, take a quarter of them each. Bytes are counted
@@ -45,7 +46,9 @@ from composer_replication.trainer.open_run import open_run
 REPLICAS = 4
 BINS = 6
 ARM = "three_channels"
-WAYS = ("alone", "parallel", "replicas")
+OUTER: dict[str, dict[str, float]] = {"replicas": {}, "averaged": {"outer_lr": 1.0, "outer_momentum": 0.0}}
+"""What the ways with replicas set in `[diloco]`, each beside the same else."""
+WAYS = ("alone", "parallel", *OUTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +81,15 @@ def config_of(way: str, seed: int, options: argparse.Namespace, teachers: tuple[
     tables: dict[str, Any] = config.model_dump()
     tables |= {"arms": {ARM: {}}, "steps": steps, "checkpoint_every": steps}
     tables["eval"]["every"] = steps
-    if way != "replicas":
+    if way not in OUTER:
         tables["eval"]["samples"] *= REPLICAS
     if way != "parallel":
         tables["loss"]["replay"]["pairs_per_step"] //= REPLICAS
     if way == "alone":
         tables["rollout"]["groups"] //= REPLICAS
-    if way == "replicas":
+    if way in OUTER:
         tables["diloco"] |= {"enabled": True, "replicas": REPLICAS, "sync_every": options.sync_every, "fragments": 2, "delay": 1}
-        tables["diloco"]["codec"] = options.codec
+        tables["diloco"] |= {"codec": options.codec, **OUTER[way]}
     return RunConfig.model_validate(tables)
 
 
@@ -100,7 +103,7 @@ def run_way(way: str, seed: int, options: argparse.Namespace) -> Reached:
     with served(folders) as teachers:
         config = config_of(way, seed, options, teachers)
         log = options.out / f"seed{seed}-{way}.log"
-        folders_of_run = _replicas(config, log) if way == "replicas" else [_one(config, log)]
+        folders_of_run = _replicas(config, log) if way in OUTER else [_one(config, log)]
     reached = _reached(config, folders_of_run, time.monotonic() - began)
     kept.write_text(json.dumps(asdict(reached)))
     return reached
