@@ -200,7 +200,8 @@ async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, .
         if waiting:
             _, waiting = await asyncio.wait(waiting, timeout=_OTHERS_S)
         failed = [error for one in asked if one.done() and (error := one.exception())]
-        if waiting:
+        failure = await _failure(handle, failed) if failed else None
+        if waiting:  # only now: whom this ends must not be taken for the cause
             handle.hosts.die.broadcast()
             await asyncio.wait(waiting)
     finally:
@@ -208,10 +209,15 @@ async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, .
             one.cancel()
     for one in asked:
         one.exception()  # known to be of no interest
-    if failed:
-        deaths = [error for error in failed if isinstance(error, ActorDiedError)]
-        raise deaths[0] if deaths else await _death_behind(handle) or failed[0]
+    if failure is not None:
+        raise failure
     return [one.result() for one in asked]
+
+
+async def _failure(handle: MonarchHandle, failed: Sequence[BaseException]) -> BaseException:
+    """What ranks failed of: a death where there is one, else the error of the first."""
+    deaths = [error for error in failed if isinstance(error, ActorDiedError)]
+    return deaths[0] if deaths else await _death_behind(handle) or failed[0]
 
 
 async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
