@@ -6,18 +6,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from composer_replication.diloco.serverless.launch import Launch, plan
+from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaHandle, ReplicaStatus
 from composer_replication.diloco.serverless.records import Outcome, Records
-from composer_replication.errors import BackendError, ComposerError, ConfigError, ReplicaError
+from composer_replication.errors import BackendError, ComposerError, ConfigError, ObjectStoreError, ReplicaError
 
 __all__ = ["Sight", "StoreExecutor"]
 
 _STARTERS = 16
 """Replicas that are started at once: a backend may take minutes to find a machine for one."""
+_STOPS = 2
+"""How often one that runs is told to end, where the backend does not take it."""
 _TAIL_BYTES = 2000
 """Of the log of a replica that failed, in what is said of it."""
 
@@ -82,7 +87,8 @@ class StoreExecutor(ABC):
                 for start in starts:
                     start.cancel()
                 wait(starts)
-                left = self._stop_all(start.result() for start in starts if not start.cancelled() and start.exception() is None)
+                begun = [start.result() for start in starts if not start.cancelled() and start.exception() is None]
+                left = self._stop_all(begun, self._stop)
                 if not left:
                     raise
                 said = error.message if isinstance(error, ComposerError) else type(error).__name__
@@ -97,46 +103,68 @@ class StoreExecutor(ABC):
         """See `ServerlessExecutor.collect`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: dict[int, tuple[ReplicaStatus, Outcome | None, str]] = {}
+        patience = Patience()
         while True:
             for place, handle in enumerate(handles):
-                if place not in ended and (found := self._ended(handle))[0].final:
-                    ended[place] = found
+                if place not in ended:
+                    found = patience.ask(self._identity(handle), partial(self._ended, handle))
+                    if found is not None and found[0].final:
+                        ended[place] = found
             failed = [place for place, found in ended.items() if found[0] is not ReplicaStatus.SUCCEEDED]
             left = [place for place in range(len(handles)) if place not in ended]
             if not left or (failed and not keep_going):
                 break
             if deadline is not None and time.monotonic() >= deadline:
-                raise self._unfinished(handles, left, timeout)
+                raise self._unfinished(handles, left, timeout, patience.outage)
             pause = self.poll_interval_s if deadline is None else min(self.poll_interval_s, deadline - time.monotonic())
             time.sleep(max(pause, 0.0))
         results = [_value(ended.get(place)) for place in range(len(handles))]
         if not failed:
             return results
-        self.cancel([handles[place] for place in left])
+        refusal: BackendError | None = None
+        try:
+            self.cancel([handles[place] for place in left])
+        except BackendError as error:  # why replicas failed is what has to be told
+            refusal = error
         failures = {handles[place].rank: self._failure(handles[place], *ended[place]) for place in sorted(failed)}
-        raise ReplicaError(_told(failures, handles, left), failures=failures, results=results)
+        fix = None if refusal is None else refusal.fix
+        raise ReplicaError(_told(failures, handles, left, refusal), fix=fix, failures=failures, results=results)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         """See `ServerlessExecutor.cancel`."""
-        for handle in handles:
-            if not self._look(self._identity(handle)).status.final:
-                self._cancelled.add(self._identity(handle))
-                self._stop(self._identity(handle))
+        ranks = {self._identity(handle): handle.rank for handle in handles}
+        left = self._stop_all(ranks, self._end)
+        for _ in range(1, _STOPS):
+            if left:
+                time.sleep(self.poll_interval_s)
+                left = self._stop_all(left, self._end)
+        if left:
+            named = ", ".join(f"{ranks[identity]} ({identity})" for identity in left)
+            message = f"these replicas may still run, as they cannot be ended: {named}; {next(iter(left.values())).message}"
+            raise BackendError(message, fix=f"end them at {self.backend_name}")
 
     def logs(self, handle: ReplicaHandle) -> str:
         """See `ServerlessExecutor.logs`."""
         self._identity(handle)
         return Records.of(handle.metadata, handle.rank).log()
 
-    def _stop_all(self, identities: Iterable[str]) -> list[str]:
-        """Those that cannot be ended."""
-        left = []
+    def _stop_all(self, identities: Iterable[str], stop: Callable[[str], None]) -> dict[str, ConfigError | BackendError]:
+        """Those that cannot be ended, and why."""
+        left: dict[str, ConfigError | BackendError] = {}
         for identity in identities:
             try:
-                self._stop(identity)
-            except (ConfigError, BackendError):
-                left.append(identity)
+                stop(identity)
+            except (ConfigError, BackendError) as error:
+                left[identity] = error
         return left
+
+    def _end(self, identity: str) -> None:
+        """End a replica unless it has ended. Raises ConfigError and BackendError."""
+        with suppress(BackendError):  # one that cannot be seen is told to end all the same
+            if self._look(identity).status.final:
+                return
+        self._cancelled.add(identity)
+        self._stop(identity)
 
     def _handle(self, launch: Launch, rank: int, identity: str) -> ReplicaHandle:
         facts = {"rendezvous_uri": launch.rendezvous_uri, "job": launch.job, "world_size": str(launch.world_size), "id": identity}
@@ -167,12 +195,19 @@ class StoreExecutor(ABC):
         """One replica's end, its traceback or the end of its log under it."""
         said = (outcome.error if outcome is not None else why) or status.value
         more = outcome.traceback if outcome is not None else ""
-        more = more or Records.of(handle.metadata, handle.rank).log(_TAIL_BYTES) or self._last_words(handle.metadata["id"])
+        try:
+            more = more or Records.of(handle.metadata, handle.rank).log(_TAIL_BYTES) or self._last_words(handle.metadata["id"])
+        except (ConfigError, BackendError, ObjectStoreError) as error:
+            more = f"its log cannot be read: {error.message}"
         return "\n".join([said, *(f"  | {line}" for line in more[-_TAIL_BYTES:].splitlines() if line.strip())])
 
-    def _unfinished(self, handles: Sequence[ReplicaHandle], left: Sequence[int], timeout: float | None) -> ReplicaError:
+    def _unfinished(
+        self, handles: Sequence[ReplicaHandle], left: Sequence[int], timeout: float | None, outage: BackendError | None
+    ) -> ReplicaError:
         ranks = ", ".join(str(handles[place].rank) for place in left)
         message = f"{len(left)} of {len(handles)} replicas still run after {timeout:g} s: {ranks}"
+        if outage is not None:
+            message += f", as far as is known: {outage.message}"
         return ReplicaError(message, fix="collect them again with a longer timeout, or cancel them")
 
 
@@ -180,7 +215,11 @@ def _value(found: tuple[ReplicaStatus, Outcome | None, str] | None) -> Any:
     return found[1].value if found is not None and found[1] is not None else None
 
 
-def _told(failures: Mapping[int, str], handles: Sequence[ReplicaHandle], left: Sequence[int]) -> str:
+def _told(
+    failures: Mapping[int, str], handles: Sequence[ReplicaHandle], left: Sequence[int], refusal: BackendError | None
+) -> str:
     others = f"; {len(left)} that still ran {'has' if len(left) == 1 else 'have'} been cancelled" if left else ""
+    if refusal is not None:
+        others = f"; {refusal.message}"
     each = "\n".join(f"replica {rank}: {said}" for rank, said in failures.items())
     return f"{len(failures)} of {len(handles)} replicas failed{others}\n{each}"

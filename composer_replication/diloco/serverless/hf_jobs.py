@@ -25,6 +25,7 @@ _STAGES = {
 }
 _LAST_LINES = 30
 _REFUSED, _UNPAID = (401, 403), 402
+_LATER = (408, 429)
 
 
 class HFJobsExecutor(CloudExecutor):
@@ -120,6 +121,6 @@ def _refusal(error: Any) -> ConfigError | BackendError:
         return ConfigError(f"Hugging Face refuses the token ({status}): {said}", fix=fix)
     if status == _UNPAID:
         return ConfigError(f"Hugging Face wants to be paid: {said}", fix="add credits, or name another namespace")
-    if status < 500:
+    if status < 500 and status not in _LATER:
         return ConfigError(f"Hugging Face refuses the request ({status}): {said}", fix="correct what it names")
     return BackendError(f"Hugging Face failed ({status}): {said}", fix="try again")

@@ -103,14 +103,16 @@ class ServerlessExecutor(Protocol):
         Raises:
             ReplicaError: replicas failed (the others have been cancelled, or have ended with `keep_going`), or some still run
                 after `timeout` seconds (they go on, and can be collected again).
+            BackendError: the backend has not answered for minutes; they go on.
         """
         ...
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """End replicas that have not ended.
+        """End replicas that have not ended: each is told to, whatever comes of the others.
 
         Raises:
-            BackendError: the backend does not answer, or refuses.
+            ConfigError: a handle of another executor; nothing is done.
+            BackendError: those that it names may still run, as the backend does not answer or refuses.
         """
         ...
 

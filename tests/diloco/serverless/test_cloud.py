@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from composer_replication.diloco.serverless import HFJobsExecutor, ModalExecutor, SkyExecutor
 from composer_replication.diloco.serverless.cloud import check_image, vendor
-from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.diloco.serverless.hf_jobs import _refusal
+from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,9 @@ def test_hardware_chooses_the_gpu_of_a_job() -> None:
 def test_secrets_are_a_list() -> None:
     with pytest.raises(ConfigError, match="secrets is one text"):
         HFJobsExecutor(secrets="AWS_SECRET_ACCESS_KEY")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, ConfigError), (408, BackendError), (429, BackendError), (503, BackendError)])
+def test_a_service_that_wants_to_be_asked_later_is_no_wrong_request(status, kind) -> None:
+    error = SimpleNamespace(response=SimpleNamespace(status_code=status), server_message="slow down")
+    assert type(_refusal(error)) is kind
