@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -46,7 +49,8 @@ def run(
 ) -> None:
     """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
 
-    Each has its own rollouts and its own folder. A job that was interrupted goes on with --resume, even if its machines are gone.
+    Each has its own rollouts and its own folder. One that is lost is launched again. A job that was interrupted goes on with
+    --resume, even if its machines are gone.
     """
     options = {"replicas": replicas, "executor.type": executor, "executor.gpu": gpu}
     words = [f"--diloco.{name}={value}" for name, value in options.items() if value is not None]
@@ -58,9 +62,9 @@ def run(
 
     check_job(config, resume=resume)
     console = Console()
-    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+    with _signals_interrupt(), Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         view = _View(live)
-        results = run_job(config, open_executor(config.diloco.executor), view.seen)
+        results = run_job(config, open_executor(config.diloco.executor), view.seen, view.told)
     for rank, rows in enumerate(results):
         for row in rows:
             said = (
@@ -73,12 +77,35 @@ def run(
         console.print(f"weights of {row['arm']}: {path}", highlight=False, soft_wrap=True)
 
 
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM, and SIGHUP from a terminal that closes, end the body as Ctrl-C does, with 128 + the signal: replicas are ended.
+    They interrupt once, so that ending replicas is not interrupted by the next."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        for one in heard:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    heard = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]  # nohup's stays
+    before = {one: signal.signal(one, interrupt) for one in heard}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
 class _View:
     """A table of replicas, drawn anew when something has changed."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._last: object = None
+
+    def told(self, line: str) -> None:
+        """Above the table, where it stays."""
+        self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def seen(self, found: Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]) -> None:
         rows = [(handle.rank, state, status) for handle, state, status in found]

@@ -35,12 +35,13 @@ from composer_replication.errors import ComposerError
 
 __all__ = ["app", "main"]
 
-INTERRUPTED = 130
+INTERRUPTED = (129, 130, 143)
+"""By SIGHUP, Ctrl-C, SIGTERM."""
 
 _EXIT_CODES = (
     "Exit codes: 2 usage or configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, "
     "8 a channel is off under strict, 9 nothing is a trace or a pair, 10 the verdict is no (grade, rollout) or nothing is left "
-    "(pairs), 11 a program that does the work died (data-juicer, Ray), 130 interrupted."
+    "(pairs), 11 a program that does the work died (data-juicer, Ray), 130 interrupted (143 by SIGTERM, 129 by SIGHUP)."
 )
 
 
@@ -96,7 +97,7 @@ def main() -> None:
     except ComposerError as error:
         console.print(Text("error: ", style="bold red") + Text(str(error)), soft_wrap=True)
         sys.exit(error.exit_code)
-    except SystemExit as ended:  # typer turns Ctrl-C into this
-        if ended.code == INTERRUPTED:
+    except SystemExit as ended:  # typer turns Ctrl-C into this, `diloco run` SIGTERM
+        if ended.code in INTERRUPTED:
             console.print("interrupted; what was done is kept, and the same command (`train` with --resume) goes on from there")
         raise

@@ -23,6 +23,8 @@ class ExecutorConfig(Section):
     """Which of them."""
     timeout_s: Annotated[float, Field(gt=0.0)] = 6 * 3600.0
     """Seconds after which a replica is ended."""
+    restarts: Annotated[int, Field(ge=0)] = 2
+    """How often a replica of each rank is launched again where its machine or its process is lost; then the job ends."""
     image: Annotated[str | None, _IN_CONTAINERS] = None
     """A registry's image, `python:3.11` by default; empty, with SkyPilot, for the machine as it comes."""
     setup: Annotated[str | None, _IN_CONTAINERS] = None

@@ -39,6 +39,7 @@ def config(tmp_path):
         ({"executor": {"type": "hf", "gpu": "A100"}}, "gpu = A100 is not read with type = hf"),
         ({"executor": {"type": "modal", "hardware": "a10g-large"}}, "hardware = a10g-large is not read with type = modal"),
         ({"executor": {"type": "slurm"}}, "diloco.executor.type"),
+        ({"executor": {"restarts": -1}}, "diloco.executor.restarts"),
         ({"enabled": False, "codec": "fp32"}, "codec = fp32 is not read with enabled = false"),
         ({"codec": "zip"}, "diloco.codec"),
     ],

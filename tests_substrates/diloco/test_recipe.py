@@ -15,9 +15,6 @@ import tomli_w
 from safetensors.torch import load_file
 from world import COMPOSER, make_world, run_text
 
-from composer_replication.errors import ConfigError
-from composer_replication.observe.files import exclusive
-
 HANG_S = 900
 ROUNDS = {"diloco": {"sync_every": 2, "fragments": 2, "codec": "int8", "snapshot_every": 2}}
 
@@ -37,18 +34,6 @@ def run_file(world, tmp_path):
 def composer(*words):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*COMPOSER, *map(str, words)], env=env, capture_output=True, text=True, timeout=HANG_S)
-
-
-def wait_until_free(folder):
-    """A replica ends soon after the process that launched it, and its lock with it."""
-    until = time.monotonic() + HANG_S
-    while True:
-        try:
-            with exclusive(folder):
-                return
-        except ConfigError:
-            assert time.monotonic() < until
-            time.sleep(0.05)
 
 
 def metrics(folder):
@@ -93,31 +78,91 @@ def test_replicas_train_one_policy_and_say_what_their_rounds_cost(run_file):
     assert "holds a job already" in again.stderr
 
 
-def test_a_killed_job_is_resumed_as_a_whole_and_ends_where_it_would_have(run_file, tmp_path):
-    whole = composer("diloco", "run", run_file, "--out", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    words = [*COMPOSER, "diloco", "run", run_file, "--out", str(tmp_path / "cut")]
-    process = subprocess.Popen(
-        list(map(str, words)), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    saved = tmp_path / "cut" / "run" / "store" / "arms"
-    until = time.monotonic() + HANG_S
-    try:
-        while not list(saved.glob("*/replicas/00000/*/manifest.json")):
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory):
+    """The folder of a job that nothing disturbed."""
+    path = tmp_path_factory.mktemp("whole") / "run.toml"
+    path.write_text(tomli_w.dumps(tomllib.loads(run_text(world)) | ROUNDS))
+    done = composer("diloco", "run", path, "--out", path.parent / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return path.parent / "runs" / "run"
+
+
+class Job:
+    """`composer diloco run` in the background."""
+
+    def __init__(self, run_file, out):
+        self.folder, self._output = out / "run", out.with_suffix(".log")
+        words = [*COMPOSER, "diloco", "run", run_file, "--out", out]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self._output.open("wb") as file:
+            self.process = subprocess.Popen(list(map(str, words)), env=env, start_new_session=True, stdout=file, stderr=file)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def output(self):
+        return self._output.read_text()
+
+    def wait_for_a_state(self, rank):
+        """Until this replica has something to go on from."""
+        until = time.monotonic() + HANG_S
+        while not list(self.folder.glob(f"store/arms/*/replicas/{rank:05d}/*/manifest.json")):
             assert time.monotonic() < until
-            assert process.poll() is None
+            assert self.process.poll() is None, self.output()
             time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    for rank in range(2):
-        wait_until_free(tmp_path / "cut" / "run" / f"replica_{rank:05d}")
+
+    def pids(self, rank):
+        """Of the processes that stood for this replica, by when they started."""
+        said = [json.loads(path.read_text()) for path in self.folder.glob(f"store/replicas/*/{rank:05d}/started.json")]
+        return [one["pid"] for one in sorted(said, key=lambda one: one["time"])]
+
+
+def ends_as(whole, folder):
+    return all(
+        final_weights(whole / f"replica_{rank:05d}")[:2] == final_weights(folder / f"replica_{rank:05d}")[:2] for rank in range(2)
+    )
+
+
+def test_a_killed_job_is_resumed_as_a_whole_and_ends_where_it_would_have(run_file, tmp_path, whole):
+    with Job(run_file, tmp_path / "cut") as job:
+        job.wait_for_a_state(0)
     resumed = composer("diloco", "run", run_file, "--out", tmp_path / "cut", "--resume")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    for rank in range(2):
-        folders = [tmp_path / name / "run" / f"replica_{rank:05d}" for name in ("whole", "cut")]
-        one, other = map(final_weights, folders)
-        assert one[:2] == other[:2]
+    assert ends_as(whole, job.folder)
+
+
+def test_a_killed_replica_is_launched_again_and_the_job_ends_where_it_would_have(run_file, tmp_path, whole):
+    with Job(run_file, tmp_path / "cut") as job:
+        job.wait_for_a_state(1)
+        (killed,) = job.pids(1)
+        os.kill(killed, signal.SIGKILL)
+        assert job.process.wait(HANG_S) == 0, job.output()
+    assert "replica 1 was lost (it ended with status -9) and is started again (restart 1 of 2)" in job.output()
+    assert len(job.pids(1)) == 2
+    assert len(job.pids(0)) == 1
+    assert ends_as(whole, job.folder)
+    assert final_weights(whole)[:2] == final_weights(job.folder)[:2]
+    assert not (job.folder / "replicas.json").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_command_that_is_told_to_end_ends_its_replicas_first(run_file, tmp_path, number, code):
+    with Job(run_file, tmp_path / "cut") as job:
+        job.wait_for_a_state(0)
+        assert len(json.loads((job.folder / "replicas.json").read_text())) == 2
+        job.process.send_signal(number)
+        assert job.process.wait(HANG_S) == code, job.output()
+        assert not any(Path(f"/proc/{pid}").exists() for rank in range(2) for pid in job.pids(rank))
+    assert "interrupted; what was done is kept" in job.output()
+    assert "Traceback" not in job.output()
+    assert not (job.folder / "replicas.json").exists()
+    outcomes = [json.loads(path.read_text()) for path in job.folder.glob("store/replicas/*/*/outcome.json")]
+    assert [outcome["error"] for outcome in outcomes] == ["cancelled"] * 2
 
 
 def test_composer_train_sends_a_run_of_replicas_to_the_right_command(run_file):

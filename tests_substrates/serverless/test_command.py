@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -73,6 +75,67 @@ def test_the_recipe_runs_in_rented_containers(kind, run_file, containers) -> Non
     assert [container.status for container in rented] == [0, 0]
     assert all(os.environ["AWS_SECRET_ACCESS_KEY"] not in " ".join(container.process.args) for container in rented)
     job = Path(tomllib.loads(path.read_text()).get("out", path.parent / "runs")) / "run"
+    assert weights(job) == weights(job / "replica_00000") == weights(job / "replica_00001")
+
+
+@pytest.fixture
+def begun():
+    """`begun(path, kind)` is the command in the background, with its replicas rented."""
+    processes = []
+
+    def begin(path, kind):
+        words = [*COMPOSER, "diloco", "run", str(path), "--executor", kind]
+        process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        while not (path.parent / "runs" / "run" / "replicas.json").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        return process
+
+    yield begin
+    for process in processes:
+        with process:
+            process.kill()
+
+
+def test_replicas_of_a_command_that_was_killed_are_ended_before_others_are_rented(kind, run_file, containers, begun) -> None:
+    before = len(containers(kind))
+    path = run_file(kind, timeout_s=3600.0)
+    process = begun(path, kind)
+    process.kill()
+    process.wait()
+    orphans = containers(kind)[before:]
+    assert [container.status for container in orphans] == [None, None]
+    refused = composer(path, "--executor", kind)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "--resume" in refused.stderr
+    assert [container.status for container in orphans] == [None, None]
+    done = composer(path, "--executor", kind, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(container.terminated for container in orphans)
+    assert [container.status for container in containers(kind)[before + 2 :]] == [0, 0]
+    assert not (path.parent / "runs" / "run" / "replicas.json").exists()
+
+
+def test_a_command_that_is_told_to_end_gives_back_what_it_rented(kind, run_file, containers, begun) -> None:
+    before = len(containers(kind))
+    process = begun(run_file(kind), kind)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate()
+    assert process.returncode == 143, said
+    assert [container.status is None for container in containers(kind)[before:]] == [False, False]
+
+
+def test_a_machine_that_dies_is_replaced(kind, run_file, containers, begun) -> None:
+    before = len(containers(kind))
+    path = run_file(kind)
+    process = begun(path, kind)
+    containers(kind)[before + 1].kill()
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    rented = containers(kind)[before:]
+    assert [container.status for container in rented if container is not rented[1]] == [0, 0]
+    job = path.parent / "runs" / "run"
     assert weights(job) == weights(job / "replica_00000") == weights(job / "replica_00001")
 
 

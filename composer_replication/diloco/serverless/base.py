@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from composer_replication.diloco.serverless.launch import Launch, plan
+from composer_replication.diloco.serverless.launch import Launch, chosen, plan
 from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaHandle, ReplicaStatus
 from composer_replication.diloco.serverless.records import Outcome, Records
@@ -75,14 +75,16 @@ class StoreExecutor(ABC):
         *,
         gpu: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        ranks: Sequence[int] | None = None,
     ) -> list[ReplicaHandle]:
         """See `ServerlessExecutor.launch_replicas`."""
         launch = plan(n_replicas, entrypoint, entrypoint_args, timeout)
+        wanted = chosen(n_replicas, ranks)
         self._check(launch, gpu)
-        with ThreadPoolExecutor(min(n_replicas, _STARTERS), "launch") as pool:
-            starts = [pool.submit(self._start, launch, rank, gpu) for rank in range(n_replicas)]
+        with ThreadPoolExecutor(min(len(wanted), _STARTERS), "launch") as pool:
+            starts = [pool.submit(self._start, launch, rank, gpu) for rank in wanted]
             try:
-                return [self._handle(launch, rank, start.result()) for rank, start in enumerate(starts)]
+                return [self._handle(launch, rank, start.result()) for rank, start in zip(wanted, starts, strict=True)]
             except BaseException as error:  # also an interruption: what runs, costs
                 for start in starts:
                     start.cancel()

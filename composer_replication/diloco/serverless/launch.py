@@ -14,7 +14,7 @@ from typing import Any
 
 from composer_replication.errors import ConfigError
 
-__all__ = ["ENTRYPOINT", "RANK_ENV", "Launch", "module_and_name", "plan", "secret_values"]
+__all__ = ["ENTRYPOINT", "RANK_ENV", "Launch", "chosen", "module_and_name", "plan", "secret_values"]
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 """The module that runs a replica: `python -m` it."""
@@ -100,6 +100,18 @@ def plan(n_replicas: int, entrypoint: str | Callable[..., Any], arguments: Mappi
         fix = "put what is large into the object store, and pass its key"
         raise ConfigError(f"the arguments of the replicas take {size} bytes, and a command line has 60,000", fix=fix)
     return launch
+
+
+def chosen(n_replicas: int, ranks: Sequence[int] | None) -> list[int]:
+    """The ranks to start, in their order; all of them for None.
+
+    Raises:
+        ConfigError: they are not some of the job's, each once.
+    """
+    wanted = sorted(range(n_replicas) if ranks is None else ranks)
+    if not wanted or len(set(wanted)) < len(wanted) or wanted[0] < 0 or wanted[-1] >= n_replicas:
+        raise ConfigError(f"ranks is {list(ranks or ())}", fix=f"give some of 0 to {n_replicas - 1}, each once")
+    return wanted
 
 
 def _trainer(entrypoint: str | Callable[..., Any], rest: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:

@@ -67,6 +67,7 @@ class ServerlessExecutor(Protocol):
         *,
         gpu: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
+        ranks: Sequence[int] | None = None,
     ) -> list[ReplicaHandle]:
         """Start `n_replicas`, each with its rank in the environment, and return their handles in the order of ranks.
 
@@ -77,6 +78,7 @@ class ServerlessExecutor(Protocol):
                 arguments, plain JSON; for the module they are `trainer_module`, `trainer_fn` and `trainer_kwargs`.
             gpu: what each replica gets, in the words of the backend; None for what the executor was made with.
             timeout: seconds after which a replica is ended.
+            ranks: only these of them, in the place of replicas that were lost; None for all.
 
         Raises:
             ConfigError: something that cannot be launched so.

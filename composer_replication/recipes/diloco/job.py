@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from composer_replication.config import RunConfig, to_toml
-from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
-from composer_replication.diloco.store import Store, open_store
+from composer_replication.config import RunConfig
+from composer_replication.diloco.serverless.protocol import ServerlessExecutor
+from composer_replication.diloco.store import open_store
 from composer_replication.errors import ConfigError
-from composer_replication.recipes.diloco.status import Status, read_status
+from composer_replication.observe.files import exclusive, storage_errors
+from composer_replication.recipes.diloco.fleet import Fleet, Seen, Told
+from composer_replication.recipes.diloco.kept import Kept
 
-__all__ = ["Seen", "check_job", "rendezvous_of", "run_job"]
-
-ENTRY = "composer_replication.recipes.diloco.replica:train_replica"
-_LOOK_S = 1.0
-
-Seen = Callable[[Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]], None]
-"""Told again and again where every replica is."""
+__all__ = ["check_job", "rendezvous_of", "run_job"]
 
 
 def rendezvous_of(config: RunConfig) -> str:
@@ -30,8 +24,8 @@ def check_job(config: RunConfig, *, resume: bool) -> None:
     """Look for what would fail later.
 
     Raises:
-        ConfigError: the run is not one of replicas, replicas elsewhere could not reach the store, or a job is there already and
-            `resume` is False.
+        ConfigError: the run is not one of replicas, replicas elsewhere could not reach the store, or `resume` is False
+            and a job is there already, or replicas of one may still run.
         ObjectStoreError: the store cannot be read.
     """
     if not config.diloco.enabled:
@@ -44,34 +38,33 @@ def check_job(config: RunConfig, *, resume: bool) -> None:
         raise ConfigError(f"replicas elsewhere do not reach {uri}", fix="set diloco.rendezvous to s3://, gs:// or az://")
     if not resume and open_store(uri).list("arms"):
         raise ConfigError(f"{uri} holds a job already", fix="go on with --resume, or give the new job another name or rendezvous")
+    if not resume and (kept := Kept(config).path).exists():
+        told = f"{kept} names replicas of an earlier start, which may still run"
+        raise ConfigError(told, fix="go on with --resume, which ends them first, or give the new job another name")
 
 
-def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen) -> list[Any]:
-    """Start every replica, and wait until all have ended: what each returned, in the order of ranks.
+def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen, told: Told) -> list[Any]:
+    """Start every replica, and wait until all have ended: what each returned, in the order of ranks. What still runs of an
+    earlier start is ended first, and a replica that is lost is launched again, `diloco.executor.restarts` times.
 
     Raises:
         ReplicaError: replicas failed; the others were cancelled. What they had reached is in the store.
-        BackendError: the executor's backend refuses or does not answer.
+        BackendError: the executor's backend refuses, or has not answered for minutes; or replicas may still run, and are named.
+        ConfigError: another process runs this job.
+        StorageError: the run's folder or the store cannot be used.
     """
-    uri = rendezvous_of(config)
-    store = open_store(uri)
-    absolute = config.model_copy(update={"out": config.out.absolute()})
-    arguments = {"rendezvous_uri": uri, "run": to_toml(absolute)}
-    timeout = config.diloco.executor.timeout_s
-    handles = executor.launch_replicas(config.diloco.replicas, ENTRY, arguments, timeout=timeout)
-    try:
-        _watch(executor, handles, store, seen)
-        return executor.collect(handles)
-    finally:
-        executor.cancel(handles)
-
-
-def _watch(executor: ServerlessExecutor, handles: Sequence[ReplicaHandle], store: Store, seen: Seen) -> None:
-    """Until all have ended, or one has failed."""
-    while True:
-        states = [executor.poll(handle) for handle in handles]
-        seen([(handle, state, read_status(store, handle.rank)) for handle, state in zip(handles, states, strict=True)])
-        failed = any(state.final and state is not ReplicaStatus.SUCCEEDED for state in states)
-        if failed or all(state.final for state in states):
-            return
-        time.sleep(_LOOK_S)
+    folder = config.out.absolute() / config.name
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        kept = Kept(config)
+        kept.end(executor)
+        fleet = Fleet(config, rendezvous_of(config), executor, kept, told)
+        try:
+            fleet.launch()
+            results = fleet.run(seen)
+        except BaseException as error:  # also an interruption: what runs, costs
+            fleet.close(error)
+            raise
+        fleet.close(None)
+        return results

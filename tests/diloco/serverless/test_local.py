@@ -181,6 +181,18 @@ def test_jobs_in_one_store_do_not_mix(executor, tmp_path) -> None:
     assert [executor.collect(handles)[0]["job"] for handles in (first, second)] == ["first", "second"]
 
 
+def test_one_replica_of_a_job_is_launched_in_the_place_of_another(executor, tmp_path) -> None:
+    handles = executor.launch_replicas(3, replicas.report, {"rendezvous_uri": tmp_path}, ranks=[2, 0])
+    assert [handle.rank for handle in handles] == [0, 2]
+    assert [(told["rank"], told["world_size"]) for told in executor.collect(handles)] == [(0, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("ranks", [[], [1, 1], [2], [-1]])
+def test_ranks_are_some_of_the_jobs(executor, tmp_path, ranks) -> None:
+    with pytest.raises(ConfigError, match="ranks is"):
+        executor.launch_replicas(2, replicas.report, {"rendezvous_uri": tmp_path}, ranks=ranks)
+
+
 def test_a_gpu_by_name_is_refused(executor, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"given a GPU by name \(A100\)"):
         executor.launch_replicas(1, replicas.report, {"rendezvous_uri": tmp_path}, gpu="A100")
