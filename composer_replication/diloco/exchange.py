@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from composer_replication.diloco.membership import Place, Present, agree, ranks_of
-from composer_replication.diloco.sending import Sent, bounds, check_header, checked, gated, key_of, read_header
+from composer_replication.diloco.membership import Place, Present, agree, among, key_of, ranks_of
+from composer_replication.diloco.sending import Sent, bounds, check_header, checked, gated, most_bytes, read_header
 from composer_replication.diloco.setting import Setting, Stopwatch
 from composer_replication.diloco.wire import (
     Chunk,
@@ -89,7 +89,7 @@ class _Flat:
         return Exchanged(sealed, _mean(parts, size), [self._setting.rank in members], refused)
 
     def _look(self, keys: Collection[str]) -> Present:
-        here = ranks_of(keys)
+        here = ranks_of(keys, self._setting.world_size)
         for rank in here:
             if rank not in self._read and rank not in self._damaged:
                 try:
@@ -132,8 +132,8 @@ class _Flat:
         """Header and payload. Raises DamagedError."""
         if self._sent is not None and rank == self._setting.rank:
             return self._sent.header, b"".join(self._sent.chunks)
-        found = self._place.store.get(key_of(rank)) or b""
         length = header_length(self._setting.world_size)
+        found = self._place.store.get_range(key_of(rank), 0, length + most_bytes(self._place.size)) or b""
         header = check_header(self._setting, self._place, rank, found[:length])
         if header.chunks:
             checked(self._setting, found[length:], header.chunks[0], self._place.size)
@@ -151,7 +151,8 @@ class _Scatter:
         self._rounding: list[tuple[int, int, Tensor]] = []
 
     def run(self) -> Exchanged:
-        sealed = agree(self._setting, self._place, self._watch, lambda keys: Present(tuple(ranks_of(keys))))
+        size = self._setting.world_size
+        sealed = agree(self._setting, self._place, self._watch, lambda keys: Present(tuple(ranks_of(keys, size))))
         members = self._members = sealed.members
         sealed_at = self._watch.passed
         parts = [part for part, (begin, end) in enumerate(self._bounds) if end > begin]
@@ -298,16 +299,15 @@ class _Scatter:
         return header, checked(self._setting, payload, header.payload, end - begin)
 
     def _put_header(self, part: int) -> tuple[Reduced, bytes]:
-        found = self._place.store.get(_made_key(part)) or b""
+        begin, end = self._bounds[part]
         length = header_length(self._setting.world_size)
+        found = self._place.store.get_range(_made_key(part), 0, length + most_bytes(end - begin)) or b""
         header = read_reduced(found[:length])
-        if (header.run, header.name, header.round, header.chunk) != (
-            self._setting.run,
-            self._place.name,
-            self._place.round,
-            part,
-        ):
+        mine = (self._setting.run, self._place.name, self._place.round, part, self._setting.codec.name, end - begin)
+        if (header.run, header.name, header.round, header.chunk, header.codec, header.size) != mine:
             raise DamagedError("it is that of another round")
+        if not among(header.members, self._members) or not among([rank for rank, _ in header.refused], self._members):
+            raise DamagedError(f"it names {header.members} of the members {self._members}, and refuses {header.refused}")
         return header, found[length:]
 
     def _again(self, part: int, error: DamagedError) -> tuple[Reduced, Tensor]:

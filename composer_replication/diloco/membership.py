@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from composer_replication.diloco.setting import Setting, Stopwatch
@@ -10,7 +10,7 @@ from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, Seal, pack, read_seal, reread
 from composer_replication.errors import ConfigError, RoundError
 
-__all__ = ["Place", "Present", "agree", "ranks_of"]
+__all__ = ["Place", "Present", "agree", "among", "key_of", "ranks_of"]
 
 SEAL = "seal"
 _MANY = 16
@@ -41,9 +41,20 @@ class Present:
     """False: it is worth waiting, up to the deadline, for what others say of this replica's own contribution."""
 
 
-def ranks_of(keys: Collection[str]) -> list[int]:
-    """The ranks whose contributions are among the keys of a round."""
-    return sorted(int(key[2:]) for key in keys if key.startswith("p/") and key[2:].isdigit())
+def ranks_of(keys: Collection[str], world_size: int) -> list[int]:
+    """The ranks whose contributions are among the keys of a round; what else lies there is nobody's."""
+    there = set(keys)
+    return [rank for rank in range(world_size) if key_of(rank) in there]
+
+
+def among(found: Sequence[int], whole: Collection[int]) -> bool:
+    """Whether these are some of those, ascending and each once."""
+    return list(found) == sorted(set(found) & set(whole))
+
+
+def key_of(rank: int) -> str:
+    """Of a contribution, within its round."""
+    return f"p/{rank}"
 
 
 def agree(setting: Setting, place: Place, watch: Stopwatch, look: Callable[[Collection[str]], Present]) -> Seal:
@@ -94,19 +105,19 @@ def _complete(setting: Setting, place: Place, passed: float, present: Present) -
     here = {*present.members, *(rank for rank, _ in present.refused)}
     if len(here) < setting.quorum:
         return False
-    return passed >= setting.deadline_s or (present.settled and (len(here) == setting.world_size or _gone(place, here)))
+    return passed >= setting.deadline_s or (present.settled and (len(here) == setting.world_size or _gone(setting, place, here)))
 
 
-def _gone(place: Place, here: Collection[int]) -> bool:
+def _gone(setting: Setting, place: Place, here: Collection[int]) -> bool:
     """Whether those who are missing sent nothing in the round before either, not even too late."""
     if place.before is None:
         return False
     keys = place.before.list()
-    return SEAL in keys and not set(ranks_of(keys)) - set(here)
+    return SEAL in keys and not set(ranks_of(keys, setting.world_size)) - set(here)
 
 
 def _read(setting: Setting, place: Place) -> Seal:
-    sealed = _whole(place)
+    sealed = _whole(setting, place)
     mine = (setting.run, place.name, place.round, setting.codec.name, place.size)
     theirs = (sealed.run, sealed.name, sealed.round, sealed.codec, sealed.size)
     names = ("run", "name", "round", "codec", "size")
@@ -119,9 +130,16 @@ def _read(setting: Setting, place: Place) -> Seal:
     return sealed
 
 
-def _whole(place: Place) -> Seal:
+def _whole(setting: Setting, place: Place) -> Seal:
+    def read() -> Seal:
+        sealed = read_seal(place.store.get(SEAL))
+        refused = [rank for rank, _ in sealed.refused]
+        if not sealed.members or not among(sealed.members, range(setting.world_size)) or not among(refused, sealed.members):
+            raise DamagedError(f"it names the members {sealed.members} of {setting.world_size} replicas, and refuses {refused}")
+        return sealed
+
     try:
-        return reread(lambda: read_seal(place.store.get(SEAL)))
+        return reread(read)
     except DamagedError as error:
         raise RoundError(
             f"{place.store.where(SEAL)} is damaged: {error}",

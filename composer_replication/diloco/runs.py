@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from composer_replication.diloco.store import Store
+from composer_replication.diloco.wire import DamagedError, parsed
 from composer_replication.errors import ConfigError, ObjectStoreError, RoundExpiredError
 
 __all__ = ["check_floor", "claim", "collect", "newest_round", "round_key"]
 
 _RUN = "run.json"
+_FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_ROUND = re.compile(r"rounds/[^/]+/([0-9]{8,18})/.+")
+_FLOOR = re.compile(r"floors/[^/]+/([0-9]{8,18})")
 
 
 def claim(store: Store, facts: Mapping[str, object]) -> None:
@@ -25,9 +33,11 @@ def claim(store: Store, facts: Mapping[str, object]) -> None:
         return
     found = store.get(_RUN)
     try:
-        theirs = json.loads(found or b"")
-    except ValueError as error:
-        raise ObjectStoreError(f"{store.where(_RUN)} is damaged", fix="remove the folder, or name another one") from error
+        theirs = parsed(_FACTS, found or b"")
+    except DamagedError as error:
+        raise ObjectStoreError(
+            f"{store.where(_RUN)} is damaged: {error}", fix="remove the folder, or name another one"
+        ) from error
     differing = [key for key in facts if theirs.get(key) != facts[key]]
     if differing:
         said = "; ".join(f"{key} is {theirs.get(key)!r} there and {facts[key]!r} here" for key in differing)
@@ -41,8 +51,8 @@ def round_key(name: str, number: int) -> str:
 
 def newest_round(store: Store, name: str) -> int | None:
     """The newest sealed round of a fragment; None where there is none."""
-    sealed = [key for key in store.list(f"rounds/{name}") if key.endswith("/seal")]
-    return max((int(key.split("/")[2]) for key in sealed), default=None)
+    there = _numbered(_ROUND, store.list(f"rounds/{name}"))
+    return max((number for key, number in there.items() if key == f"{round_key(name, number)}/seal"), default=None)
 
 
 def check_floor(store: Store, name: str, number: int) -> None:
@@ -64,13 +74,18 @@ def check_floor(store: Store, name: str, number: int) -> None:
 
 def collect(store: Store, name: str, floor: int) -> None:
     """Remove the rounds of a fragment below `floor`. Safe in any number of replicas at once, and at any time."""
-    floors = store.list(f"floors/{name}")
-    marker = f"floors/{name}/{floor:08d}"
-    if marker not in floors:
-        store.create(marker, b"")
-    store.delete(*(key for key in floors if key < marker))
-    store.delete(*(key for key in store.list(f"rounds/{name}") if int(key.split("/")[2]) < floor))
+    floors = _numbered(_FLOOR, store.list(f"floors/{name}"))
+    if floor not in floors.values():
+        store.create(f"floors/{name}/{floor:08d}", b"")
+    rounds = _numbered(_ROUND, store.list(f"rounds/{name}"))
+    for there in (floors, rounds):
+        store.delete(*(key for key, number in there.items() if number < floor))
 
 
 def _floor(store: Store, name: str) -> int:
-    return max((int(key.rsplit("/", 1)[1]) for key in store.list(f"floors/{name}")), default=0)
+    return max(_numbered(_FLOOR, store.list(f"floors/{name}")).values(), default=0)
+
+
+def _numbered(ours: re.Pattern[str], keys: Iterable[str]) -> dict[str, int]:
+    """The round that each key is of; what others have put there is passed over."""
+    return {key: int(found[1]) for key in keys if (found := ours.fullmatch(key)) is not None}

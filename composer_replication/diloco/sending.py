@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs.dense import GROUP
 from composer_replication.diloco.codecs.protocol import VisibleCodec
-from composer_replication.diloco.membership import Place
+from composer_replication.diloco.membership import Place, key_of
 from composer_replication.diloco.setting import Setting
 from composer_replication.diloco.wire import (
     Chunk,
@@ -25,7 +24,7 @@ from composer_replication.diloco.wire import (
     reread,
 )
 
-__all__ = ["Sent", "bounds", "check_header", "checked", "gated", "key_of", "read_header", "send"]
+__all__ = ["Sent", "bounds", "check_header", "checked", "gated", "most_bytes", "read_header", "send"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ def bounds(setting: Setting, size: int) -> list[tuple[int, int]]:
     return [(min(part * step, size), min((part + 1) * step, size)) for part in range(setting.world_size)]
 
 
-def key_of(rank: int) -> str:
-    """Of a contribution, within its round."""
-    return f"p/{rank}"
+def most_bytes(size: int) -> int:
+    """More than any codec makes of so many values: what is longer is not read."""
+    return 8 * size + 1024
 
 
 def send(setting: Setting, place: Place, values: Tensor | None, weight: float, reference: Tensor | None) -> Sent:
@@ -117,7 +116,9 @@ def check_header(setting: Setting, place: Place, rank: int, block: bytes | None)
     theirs = (found.run, found.name, found.round, found.rank, found.codec, found.size)
     if mine != theirs:
         raise DamagedError(f"it is that of {theirs}, not of {mine}")
-    if len(found.chunks) not in (0, len(bounds(setting, place.size))) or not 0 <= found.weight < math.inf:
+    parts = bounds(setting, place.size)
+    fitting = all(chunk.length <= most_bytes(end - begin) for chunk, (begin, end) in zip(found.chunks, parts, strict=False))
+    if len(found.chunks) not in (0, len(parts)) or not fitting:
         raise DamagedError("its header names no such chunks")
     return found
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 __all__ = [
     "Chunk",
     "Contribution",
+    "Count",
     "DamagedError",
     "Reduced",
     "Seal",
     "digest",
     "header_length",
     "pack",
+    "parsed",
     "read_contribution",
     "read_reduced",
     "read_seal",
@@ -25,6 +29,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+_Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _MARK = b"CRDILO1\n"
 _DIGEST = 16
@@ -42,7 +48,7 @@ class DamagedError(ValueError):
 class Chunk:
     """A part of a payload."""
 
-    length: int
+    length: Count
     """Bytes."""
     digest: str
 
@@ -59,9 +65,9 @@ class Contribution:
     codec: str
     size: int
     """Values in all."""
-    weight: float
+    weight: _Amount
     """Its share in the mean; 0 for a replica that has nothing to give and only says that it lives."""
-    norm: float
+    norm: _Amount
     """Of the values as sent, L2."""
     chunks: tuple[Chunk, ...]
 
@@ -100,6 +106,9 @@ class Reduced:
     payload: Chunk
 
 
+_CONTRIBUTION, _SEAL, _REDUCED = TypeAdapter(Contribution), TypeAdapter(Seal), TypeAdapter(Reduced)
+
+
 def digest(data: bytes) -> str:
     """The checksum of bytes, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
@@ -124,11 +133,21 @@ def pack(facts: Contribution | Seal | Reduced, length: int | None = None) -> byt
     return _MARK + hashlib.blake2b(text, digest_size=_DIGEST).digest() + text
 
 
-def _unpack(block: bytes | None) -> dict[str, Any]:
+def parsed(kind: TypeAdapter[T], text: bytes) -> T:
+    """What JSON says, type by type and without conversions; keys that are not asked for are passed over. Raises DamagedError."""
+    try:
+        return kind.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DamagedError(f"its {field or 'content'} cannot be: {first['msg'].lower()}") from None
+
+
+def _unpack(kind: TypeAdapter[T], block: bytes | None) -> T:
     """The facts of a block.
 
     Raises:
-        DamagedError: it is missing, is none, or is not whole.
+        DamagedError: it is missing, is of another kind, or is not whole.
     """
     if block is None:
         raise DamagedError("it is missing")
@@ -137,29 +156,22 @@ def _unpack(block: bytes | None) -> dict[str, Any]:
     text = block[_START:]
     if hashlib.blake2b(text, digest_size=_DIGEST).digest() != block[len(_MARK) : _START]:
         raise DamagedError("its header does not have the checksum it names")
-    facts = json.loads(text)
-    if not isinstance(facts, dict):
-        raise DamagedError("its header is no table")
-    return facts
+    return parsed(kind, text)
 
 
 def read_contribution(block: bytes | None) -> Contribution:
     """The header of a contribution. Raises DamagedError."""
-    facts = _unpack(block)
-    return _made(Contribution, {**facts, "chunks": tuple(_made(Chunk, part) for part in _listed(facts, "chunks"))})
+    return _unpack(_CONTRIBUTION, block)
 
 
 def read_seal(block: bytes | None) -> Seal:
     """A seal. Raises DamagedError."""
-    facts = _unpack(block)
-    return _made(Seal, {**facts, "members": tuple(_listed(facts, "members")), "refused": _refused(facts)})
+    return _unpack(_SEAL, block)
 
 
 def read_reduced(block: bytes | None) -> Reduced:
     """The header of a chunk of the mean. Raises DamagedError."""
-    facts = _unpack(block)
-    payload = _made(Chunk, facts.get("payload"))
-    return _made(Reduced, {**facts, "payload": payload, "members": tuple(_listed(facts, "members")), "refused": _refused(facts)})
+    return _unpack(_REDUCED, block)
 
 
 def reread(read: Callable[[], T]) -> T:
@@ -172,21 +184,3 @@ def reread(read: Callable[[], T]) -> T:
         with suppress(DamagedError):
             return read()
     return read()
-
-
-def _made(kind: type[T], facts: object) -> T:
-    try:
-        return kind(**facts)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise DamagedError(f"its header is of another kind: {error}") from error
-
-
-def _listed(facts: Mapping[str, Any], key: str) -> list[Any]:
-    found = facts.get(key)
-    if not isinstance(found, list):
-        raise DamagedError(f"its header has no list of {key}")
-    return found
-
-
-def _refused(facts: Mapping[str, Any]) -> tuple[tuple[int, str], ...]:
-    return tuple((int(rank), str(reason)) for rank, reason in _listed(facts, "refused"))
