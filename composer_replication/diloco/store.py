@@ -32,6 +32,12 @@ __all__ = ["Store", "Traffic", "open_store"]
 LARGEST_PUT = 5 * 10**9
 """Bytes that S3 takes in one request; what is put in parts cannot be put conditionally."""
 _SCHEMES = ("file", "s3", "gs", "az", "memory")
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY",
+}
+"""Where the client of a bucket looks for them."""
 _MEMORY: dict[str, MemoryStore] = {}
 """The stores of this process, by name."""
 _PAGE = 1000
@@ -200,7 +206,7 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
         timeout_s: most for one request, and for all its repetitions.
 
     Raises:
-        ConfigError: an address of another kind, or settings that its client does not take.
+        ConfigError: an address of another kind or with credentials in it, or settings that its client does not take.
         ObjectStoreError: a folder that cannot be made.
     """
     text = str(uri)
@@ -213,7 +219,13 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
         name, _, prefix = rest.partition("/")
         return Store(_MEMORY.setdefault(name, MemoryStore()), text, prefix=f"{prefix.strip('/')}/" if prefix.strip("/") else "")
     if scheme not in _SCHEMES:
-        raise ConfigError(f"{text!r} is no address of an object store", fix=one_of(scheme, _SCHEMES))
+        said = f"an address with {scheme}://" if "@" in rest or "?" in rest else repr(text)  # without a secret in it
+        raise ConfigError(f"{said} is no address of an object store", fix=one_of(scheme, _SCHEMES))
+    if "?" in rest or any(mark in rest.partition("/")[0] for mark in "@:"):
+        raise ConfigError(
+            f"the address of the {scheme} store, not repeated here, has more in it than bucket and prefix: credentials?",
+            fix=f"write {scheme}://BUCKET/PREFIX, and set {_CREDENTIALS[scheme]} in the environment",
+        )
     try:
         return Store(_bucket(scheme, text, timeout_s), text)
     except (BaseError, ValueError, TypeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from functools import partial
 
 import pytest
@@ -129,6 +130,30 @@ def test_a_bucket_that_fills_up_stops_the_round_and_not_the_others_hashes(serve)
 def test_an_address_of_another_kind_is_refused(uri):
     with pytest.raises(ConfigError):
         open_store(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "fix"),
+    [
+        ("s3://KEY:SECRET@bucket/p", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ("s3://KEY:SEC/RET@bucket/p", "AWS_SECRET_ACCESS_KEY"),
+        ("s3://SECRET@bucket", "AWS_SECRET_ACCESS_KEY"),
+        ("gs://KEY:SECRET@bucket/p", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://KEY:SECRET@container/p", "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("az://container/p?sv=KEY&sig=SECRET", "AZURE_STORAGE_SAS_KEY"),
+        ("https://KEY.blob.core.windows.net/container?sig=SECRET", "s3"),
+        ("https://KEY:SEC/RET@host/container", "s3"),
+    ],
+)
+def test_credentials_in_an_address_are_refused_and_not_repeated(uri, fix):
+    with pytest.raises(ConfigError, match=fix) as error:
+        open_store(uri)
+    said = "".join(traceback.format_exception(error.value, limit=0))
+    assert not any(secret in said for secret in ("KEY:", "SEC/", "SECRET@", "=SECRET", "RET@"))
+
+
+def test_an_at_in_a_prefix_is_no_credential():
+    assert open_store("s3://bucket/runs@home:1/p").uri == "s3://bucket/runs@home:1/p"
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
