@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -162,6 +165,27 @@ def test_a_patch_of_something_else_is_refused():
         make_patch(old, old.half())
     with pytest.raises(ValueError, match="patch"):
         make_patch(old.cdouble(), old.cdouble())
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_a_patch_is_not_unpacked_beyond_what_its_values_may_take(size):
+    old = torch.zeros(size, dtype=torch.bfloat16)
+    bomb = zlib.compress(bytes(100_000_000), 9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="the patch is cut short, or longer than the"):
+            apply_patch(old, bomb)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 7, 1000])
+def test_a_patch_in_which_every_bit_changes_is_no_longer_than_that(dtype, size):
+    noise = torch.randint(0, 256, (size * dtype.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    old, new = noise.view(dtype), (~noise).view(dtype)
+    assert torch.equal(apply_patch(old, make_patch(old, new)).view(torch.uint8), ~noise)
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4", "topk", "pulse", "auto"])

@@ -81,10 +81,14 @@ def apply_patch(old: Tensor, patch: bytes) -> Tensor:
     Raises:
         ValueError: the bytes are not a patch of as many values.
     """
+    most = positions_length(old.numel(), old.numel()) + old.numel() * old.dtype.itemsize
+    unpacking = zlib.decompressobj()
     try:
-        payload = zlib.decompress(patch)
+        payload = unpacking.decompress(patch, most + 1)  # a few bytes may stand for any number
     except zlib.error as error:
         raise ValueError(f"the patch cannot be read: {error}") from error
+    if len(payload) > most or not unpacking.eof:
+        raise ValueError(f"the patch is cut short, or longer than the {most} bytes that {old.numel()} values may take")
     indices, at = unpack_positions(payload, old.numel())
     count = indices.numel()
     width = old.dtype.itemsize
