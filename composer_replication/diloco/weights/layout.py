@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from composer_replication.diloco.wire import DamagedError
+from composer_replication.diloco.wire import Count, DamagedError
 from composer_replication.errors import ConfigError
 
 __all__ = ["Layout", "Shard", "content_of", "flatten", "lay_out", "read_full", "unflatten", "write_full"]
@@ -29,7 +29,7 @@ class Shard:
     """Tensors of one type, one after the other."""
 
     dtype: str
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: tuple[tuple[str, tuple[Count, ...]], ...]
     """Name and shape."""
 
     @property

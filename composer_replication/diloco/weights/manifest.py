@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
+
+from pydantic import Field, TypeAdapter
 
 from composer_replication.diloco.weights.layout import Layout, Shard
-from composer_replication.diloco.wire import DamagedError
+from composer_replication.diloco.wire import Count, DamagedError, parsed
 
 __all__ = [
     "MANIFESTS",
+    "MANIFEST_KEY",
     "OBJECTS",
+    "OBJECT_KEY",
     "WANTS",
+    "WANT_KEY",
     "Entry",
     "Full",
     "Manifest",
@@ -29,7 +35,12 @@ __all__ = [
 ]
 
 MANIFESTS, OBJECTS, WANTS = "manifests", "objects", "wants"
+MANIFEST_KEY = re.compile(rf"{MANIFESTS}/([0-9]{{10,18}})")
+OBJECT_KEY = re.compile(rf"{OBJECTS}/([0-9]{{10,18}})/[0-9]{{5,9}}-(?:full|patch)-([0-9a-f]{{64}})")
+"""Version and SHA-256."""
+WANT_KEY = re.compile(rf"{WANTS}/[0-9]{{5,9}}")
 _MARK = "composer weights 1"
+_Sha256: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Source(Protocol):
@@ -53,8 +64,8 @@ class Object:
     """An object of the store."""
 
     key: str
-    sha256: str
-    length: int
+    sha256: _Sha256
+    length: Count
     """Bytes."""
 
 
@@ -62,7 +73,7 @@ class Object:
 class Full:
     """A whole shard, as a safetensors file."""
 
-    content: str
+    content: _Sha256
     """Checksum of the values."""
     object: Object
 
@@ -71,9 +82,9 @@ class Full:
 class Step:
     """A patch."""
 
-    base: str
+    base: _Sha256
     """Checksum of the values that it changes."""
-    content: str
+    content: _Sha256
     """Checksum of the values that it makes."""
     object: Object
 
@@ -83,7 +94,7 @@ class Entry:
     """How to get at the values of a shard: from a whole copy, or from what one has, by patches."""
 
     shard: Shard
-    content: str
+    content: _Sha256
     """Checksum of the values."""
     full: Full
     steps: tuple[Step, ...]
@@ -118,10 +129,13 @@ class Manifest:
         return Layout(tuple(entry.shard for entry in self.entries), self.tied)
 
 
+_MANIFEST = TypeAdapter(Manifest)
+
+
 def versions(source: Source) -> list[int]:
     """The versions that can be had, ascending."""
-    names = [key.rpartition("/")[2] for key in source.list(MANIFESTS)]
-    return sorted(int(name) for name in names if name.isdigit())
+    found = [MANIFEST_KEY.fullmatch(key) for key in source.list(MANIFESTS)]
+    return sorted(int(key[1]) for key in found if key is not None)
 
 
 def manifest_key(version: int) -> str:
@@ -138,9 +152,9 @@ def write_manifest(manifest: Manifest) -> bytes:
     """A line with mark and SHA-256, and JSON.
 
     Raises:
-        TypeError, ValueError: `facts` are no JSON.
+        TypeError, ValueError: `facts` are no JSON, or hold half a surrogate pair.
     """
-    text = json.dumps(asdict(manifest), separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(asdict(manifest), separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
     return f"{_MARK} {hashlib.sha256(text).hexdigest()}\n".encode() + text
 
 
@@ -148,34 +162,21 @@ def read_manifest(data: bytes | None, version: int) -> Manifest:
     """The manifest of a version.
 
     Raises:
-        DamagedError: it is missing or not whole, or another version's.
+        DamagedError: it is missing or not whole, another version's, or names what no publisher puts: its names become paths.
     """
     if data is None:
         raise DamagedError("it is missing")
     head, _, text = data.partition(b"\n")
     if head != f"{_MARK} {hashlib.sha256(text).hexdigest()}".encode():
         raise DamagedError("it does not have the checksum that it names")
-    try:
-        facts = json.loads(text)
-        found = Manifest(
-            run=str(facts["run"]),
-            version=int(facts["version"]),
-            entries=tuple(_entry(part) for part in facts["entries"]),
-            tied=tuple((str(name), str(owner)) for name, owner in facts["tied"]),
-            facts=dict(facts["facts"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"it is of another kind: {error!r}") from error
+    found = parsed(_MANIFEST, text)
     if found.version != version:
         raise DamagedError(f"it is that of version {found.version}")
+    for named in (part for entry in found.entries for part in entry.objects()):
+        key = OBJECT_KEY.fullmatch(named.key)
+        if key is None or key[2] != named.sha256:
+            raise DamagedError(f"{named.key!r} is no object of a publisher with the checksum {named.sha256}")
+    names = {name for entry in found.entries for name, _ in entry.shard.tensors}
+    if loose := [name for name, owner in found.tied if owner not in names]:
+        raise DamagedError(f"{loose[0]!r} is tied to no tensor of it")
     return found
-
-
-def _entry(facts: Mapping[str, Any]) -> Entry:
-    tensors = tuple((str(name), tuple(int(length) for length in shape)) for name, shape in facts["shard"]["tensors"])
-    return Entry(
-        shard=Shard(facts["shard"]["dtype"], tensors),
-        content=facts["content"],
-        full=Full(facts["full"]["content"], Object(**facts["full"]["object"])),
-        steps=tuple(Step(step["base"], step["content"], Object(**step["object"])) for step in facts["steps"]),
-    )

@@ -15,7 +15,9 @@ from composer_replication.diloco.codecs.patch import make_patch
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.weights.layout import Layout, Shard, content_of, flatten, lay_out, write_full
 from composer_replication.diloco.weights.manifest import (
+    OBJECT_KEY,
     OBJECTS,
+    WANT_KEY,
     WANTS,
     Entry,
     Full,
@@ -135,7 +137,7 @@ class WeightPublisher:
             )
         layout = lay_out(state, self._shard_bytes)
         flats = [flatten(state, shard) for shard in layout.shards]
-        wanted = self._store.list(WANTS)
+        wanted = [key for key in self._store.list(WANTS) if WANT_KEY.fullmatch(key)]
         with ThreadPoolExecutor(self._threads, "weights") as pool:
             made = list(pool.map(lambda at: self._put(number, at, layout, flats, wanted), range(len(flats))))
         manifest = Manifest(self._run, number, tuple(one.entry for one in made), layout.tied, dict(facts or {}))
@@ -239,8 +241,9 @@ class WeightPublisher:
             needed = {entry.key for version in kept for one in puller.manifest(version).entries for entry in one.objects()}
         except DamagedError:
             return  # what it needs is not known: it stays until the version is too old
-        mine = [key for key in self._store.list(OBJECTS) if int(key.split("/")[1]) <= kept[-1]]
-        self._store.delete(*(key for key in mine if key not in needed))
+        found = [OBJECT_KEY.fullmatch(key) for key in self._store.list(OBJECTS)]
+        ours = {key[0]: int(key[1]) for key in found if key is not None}
+        self._store.delete(*(key for key, version in ours.items() if version <= kept[-1] and key not in needed))
 
 
 def _object(version: int, at: int, kind: str, data: bytes) -> tuple[Object, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from composer_replication.errors import ConfigError, ObjectStoreError, StorageEr
 
 __all__ = ["Pulled", "Tally", "WeightPuller"]
 
+_OURS = re.compile(r"[0-9a-f]{64}(?:\.[0-9]+\.part)?")
+"""Files of the cache: the values of a shard, and some that were being written."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 
@@ -89,6 +92,7 @@ class WeightPuller:
         source: the publisher's store, or a `Relay` client.
         run: take versions of this run only; empty takes any.
         cache: a folder to keep the shards in, so that a new process downloads only what has changed since; none keeps nothing.
+            Other files in it are left alone.
         threads: shards that are fetched at once.
 
     Raises:
@@ -337,9 +341,9 @@ class WeightPuller:
             raise StorageError(f"{self._cache} cannot be written: {error}", fix="free space there") from error
 
     def _forget(self) -> None:
-        """Remove what the newest version does not need from the folder."""
+        """Remove what the newest version does not need from the folder; what others keep there stays."""
         for path in self._cache.iterdir() if self._cache is not None else ():
-            if path.name not in self._flats:
+            if _OURS.fullmatch(path.name) and path.name not in self._flats:
                 with suppress(OSError):
                     path.unlink()
 

@@ -6,7 +6,6 @@ The source of a relay may be the client of another one, so that relays form a tr
 from __future__ import annotations
 
 import json
-import re
 import threading
 import urllib.error
 import urllib.request
@@ -19,14 +18,15 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from composer_replication.diloco.weights.manifest import MANIFESTS, OBJECTS, WANTS, Source
+from pydantic import TypeAdapter
+
+from composer_replication.diloco.weights.manifest import MANIFEST_KEY, MANIFESTS, OBJECT_KEY, WANT_KEY, Source
+from composer_replication.diloco.wire import DamagedError, parsed
 from composer_replication.errors import ConfigError, ObjectStoreError
 
 __all__ = ["Relay", "RelayClient"]
 
-_OBJECT = re.compile(rf"{OBJECTS}/\d{{10}}/\d{{5}}-(?:full|patch)-([0-9a-f]{{64}})")
-_MANIFEST = re.compile(rf"{MANIFESTS}/\d{{10}}")
-_WANT = re.compile(rf"{WANTS}/\d{{5}}")
+_KEYS = TypeAdapter(list[str])
 _READS = 3
 
 
@@ -72,7 +72,7 @@ class Relay:
 
     def read(self, key: str) -> bytes | None:
         """An object, checked, or a manifest as it is; None where there is none, or none that is whole."""
-        named = _OBJECT.fullmatch(key)
+        named = OBJECT_KEY.fullmatch(key)
         if named is None:
             return self._source.get(key)
         with self._lock:
@@ -80,7 +80,7 @@ class Relay:
         with alone:  # whoever asks meanwhile finds it in memory
             data = self._remembered(key)
             if data is None:
-                data = self._checked(key, named[1])
+                data = self._checked(key, named[2])
         with self._lock:
             self._reading.pop(key, None)
         return data
@@ -148,8 +148,8 @@ class RelayClient:
         """The keys under a folder, sorted."""
         found = self._ask("GET", f"{prefix}/")
         try:
-            return [str(key) for key in json.loads(found[1] if found is not None else b"[]")]
-        except ValueError as error:
+            return parsed(_KEYS, found[1] if found is not None else b"[]")
+        except DamagedError as error:
             raise ObjectStoreError(f"{self.where(prefix)} is no relay's answer", fix="correct the address") from error
 
     def create(self, key: str, data: bytes) -> bool:
@@ -189,7 +189,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if key == f"{MANIFESTS}/":
                 self._answer(200, json.dumps(self.relay.keys(MANIFESTS)).encode())
-            elif _OBJECT.fullmatch(key) or _MANIFEST.fullmatch(key):
+            elif OBJECT_KEY.fullmatch(key) or MANIFEST_KEY.fullmatch(key):
                 data = self.relay.read(key)
                 self._answer(404 if data is None else 200, data or b"")
             else:
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         empty = self.headers.get("Content-Length", "0") == "0"
         self.close_connection |= not empty  # what comes is not read
         try:
-            if _WANT.fullmatch(key) and empty:
+            if WANT_KEY.fullmatch(key) and empty:
                 self._answer(201 if self.relay.want(key) else 200, b"")
             else:
                 self._answer(404, b"")

@@ -299,7 +299,7 @@ def test_a_folder_keeps_what_a_new_process_would_fetch_again(memory, tmp_path):
     assert WeightPuller(memory, cache=tmp_path).pull().bytes_down > 0
     assert WeightPuller(memory, cache=tmp_path).pull().bytes_down == 0
     made = publisher.publish(moved(model()))
-    (tmp_path / "torn.1.part").touch()
+    (tmp_path / f"{'0' * 64}.1.part").touch()
     found = WeightPuller(memory, cache=tmp_path).pull()
     assert found.bytes_down == made.bytes_up
     assert_same(found.state, moved(model()))
