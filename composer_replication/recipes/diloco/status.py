@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from pydantic import TypeAdapter
+
 from composer_replication.diloco.store import Store
+from composer_replication.diloco.wire import DamagedError, parsed
 
 __all__ = ["Status", "read_status", "write_status"]
 
@@ -33,12 +36,22 @@ class Status:
     """Mean of its last rollouts."""
 
 
+_STATUS = TypeAdapter(Status)
+
+
 def write_status(store: Store, status: Status) -> None:
     """Put it where `read_status` looks. Raises ObjectStoreError."""
     store.put(f"status/{status.rank:05d}.json", json.dumps(asdict(status)).encode())
 
 
 def read_status(store: Store, rank: int) -> Status | None:
-    """The last one; None before the first. Raises ObjectStoreError."""
-    found = store.get(f"status/{rank:05d}.json")
-    return None if found is None else Status(**json.loads(found))
+    """The last one; None before the first, and for what is none: a job does not end because of what is only looked at.
+
+    Raises:
+        ObjectStoreError: the store cannot be read.
+    """
+    try:
+        found = parsed(_STATUS, store.get(f"status/{rank:05d}.json") or b"")
+    except DamagedError:
+        return None
+    return found if found.rank == rank else None
