@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 
 from composer_replication.diloco.store import Store
@@ -12,6 +13,7 @@ from composer_replication.errors import CheckpointError
 
 __all__ = ["SavedStates"]
 
+_ROUND = re.compile(r"[0-9]{8,18}")
 _FIX = "delete this state; the one before it is used then"
 
 
@@ -25,7 +27,7 @@ class SavedStates:
     def rounds(self) -> list[int]:
         """Those with a complete state, ascending."""
         keys = [key.rsplit("/", 2) for key in self.store.list(self.folder)]
-        return sorted(int(key[-2]) for key in keys if key[-1] == "manifest.json" and key[-2].isdigit())
+        return sorted(int(key[-2]) for key in keys if key[-1] == "manifest.json" and _ROUND.fullmatch(key[-2]))
 
     def write(self, round: int, tree: Tree) -> bool:  # noqa: A002 - the term of the field
         """Save the state after `round` rounds, unless there is one. Whether this call wrote it.
@@ -63,7 +65,8 @@ class SavedStates:
 
     def forget_before(self, round: int) -> None:  # noqa: A002
         """Delete the states of earlier rounds: manifests first, so that none is there in part."""
-        old = [key for key in self.store.list(self.folder) if (part := key.rsplit("/", 2)[-2]).isdigit() and int(part) < round]
+        keys = [(key, key.rsplit("/", 2)[-2]) for key in self.store.list(self.folder)]
+        old = [key for key, part in keys if _ROUND.fullmatch(part) and int(part) < round]
         self.store.delete(*sorted(old, key=lambda key: not key.endswith("manifest.json")))
 
     def _manifest(self, round: int) -> str:  # noqa: A002

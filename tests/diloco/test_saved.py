@@ -50,3 +50,16 @@ def test_a_damaged_state_is_one_error_that_names_it(saved, damage):
     with pytest.raises(CheckpointError, match="snapshots/00000001") as refused:
         saved.read(1)
     assert "delete this state" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    "key", [".DS_Store", "²/manifest.json", "7/manifest.json", "notes/00.txt", "0/x", "00000001/x/manifest.json"]
+)
+def test_what_others_put_there_is_no_state_and_stays(saved, key):
+    saved.store.put(f"snapshots/{key}", b"junk")
+    saved.write(1, {"step": 1})
+    saved.write(2, {"step": 2})
+    assert saved.rounds() == [1, 2]
+    saved.forget_before(2)
+    assert saved.rounds() == [2]
+    assert saved.store.exists(f"snapshots/{key}")
