@@ -69,6 +69,16 @@ class DilocoConfig(Section):
             refuse(f"delay = {self.delay}, and a round is held every {window} steps", f"set delay from 0 to {window - 1}")
         if self.quorum is not None and self.quorum > self.replicas:
             refuse(f"quorum = {self.quorum} of {self.replicas} replicas", "lower quorum, or raise replicas")
+        if (self.quorum is not None and self.quorum < self.replicas) != (self.deadline_s is not None):
+            refuse(
+                f"quorum = {self.quorum}, deadline_s = {self.deadline_s} and {self.replicas} replicas",
+                "set both, with a quorum below replicas, or neither: then every round waits for all",
+            )
+        if self.deadline_s is not None and self.deadline_s >= self.timeout_s:
+            refuse(
+                f"deadline_s = {self.deadline_s:g} is no less than timeout_s = {self.timeout_s:g}",
+                "lower deadline_s, or raise timeout_s",
+            )
         if self.state_every > self.snapshot_every:
             refuse(
                 f"state_every = {self.state_every} is more than snapshot_every = {self.snapshot_every}",

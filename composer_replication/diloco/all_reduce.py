@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import threading
@@ -26,9 +27,11 @@ from composer_replication.diloco.sending import Sent, bounds, send
 from composer_replication.diloco.setting import Clock, Monotonic, Setting, Stopwatch
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.diloco.wire import digest
-from composer_replication.errors import ComposerError, ConfigError, RoundError
+from composer_replication.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
 
 __all__ = ["AllReduceState", "ObjectStoreAllReduce", "Outcome", "Pending"]
+
+_log = logging.getLogger(__name__)
 
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -138,7 +141,7 @@ class ObjectStoreAllReduce:
         fingerprint: what must be equal in all replicas (a hash of run file and model), if anything.
         takeover_s: after so many seconds without a chunk of the mean, others than its owner make it.
         poll_s: longest pause between two looks at the store.
-        norm_gate: a contribution with more than so many times the median norm is refused; None refuses none.
+        norm_gate: of three members and more, who has more than so many times their median norm is refused; None refuses none.
         keep_rounds: rounds of each fragment that stay in the store; None removes nothing.
         clock: what deadlines are measured with.
 
@@ -165,6 +168,8 @@ class ObjectStoreAllReduce:
         clock: Clock | None = None,
     ) -> None:
         _check(rank, world_size, quorum, deadline_s, keep_rounds)
+        seconds = {"timeout_s": timeout_s, "deadline_s": deadline_s, "takeover_s": takeover_s, "poll_s": poll_s}
+        _check_positive(seconds | {"norm_gate": norm_gate})
         made = make_codec(codec) if isinstance(codec, str) else codec
         run = digest(json.dumps([_FORMAT, fingerprint, world_size, made.name]).encode())
         self.rank, self.world_size = rank, world_size
@@ -268,8 +273,11 @@ class ObjectStoreAllReduce:
         return pending.wait()
 
     def collect(self, name: str, floor: int) -> None:
-        """Remove the rounds of a fragment below `floor`; replicas that still need one get a RoundExpiredError."""
-        collect(self.store, name, floor)
+        """Remove the rounds of a fragment below `floor`; replicas that still need one get a RoundExpiredError.
+
+        What the store does not remove now, it is asked to again with the next floor.
+        """
+        _tidy(self.store, name, floor)
 
     def owed(self, name: str) -> float:
         """L2 norm of what this replica's next contribution to a fragment carries over."""
@@ -321,7 +329,7 @@ class ObjectStoreAllReduce:
             self._settle(name, wanted, sent, found)
         self._rounds[name] = number + 1
         if self._keep_rounds is not None and self.rank == min(found.seal.members):
-            collect(store, name, max(0, number + 1 - self._keep_rounds))
+            _tidy(store, name, max(0, number + 1 - self._keep_rounds))
         outcome = Outcome(
             name=name,
             round=number,
@@ -355,6 +363,14 @@ class ObjectStoreAllReduce:
         self._feedback.keep(name, left)
 
 
+def _tidy(store: Store, name: str, floor: int) -> None:
+    """`collect`, of which nothing depends on: a store that fails here must not make a round that was held look lost."""
+    try:
+        collect(store, name, floor)
+    except ObjectStoreError as error:
+        _log.warning("rounds of %s below %d stay in the store for now: %s", name, floor, error)
+
+
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """(n,) float32 on the CPU, of its own memory."""
     if not tensors:
@@ -376,3 +392,9 @@ def _check(rank: int, world_size: int, quorum: int | None, deadline_s: float | N
         )
     if keep_rounds is not None and keep_rounds < 2:
         raise ConfigError(f"keep_rounds = {keep_rounds}", fix="keep two or more: the round before says who is still there")
+
+
+def _check_positive(values: Mapping[str, float | None]) -> None:
+    for name, value in values.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} = {value}", fix=f"set {name} to a number above 0")

@@ -143,6 +143,7 @@ class ObjectStoreManager:
                     outcome.members,
                     held=True,
                     counted=False,
+                    stall_s=outcome.waited,
                     seconds=outcome.seconds,
                     bytes_up=outcome.bytes_up,
                     bytes_down=outcome.bytes_down,
@@ -248,12 +249,14 @@ class ObjectStoreManager:
             )
         if outcome is None:
             if isinstance(flight.error, RoundExpiredError) and self.heal is not None:
+                self._carried.pop(fragment, None)  # nobody can tell any more whether the others counted it
                 return False
             self._failures += 1
             if self._failures > self._retries and flight.error is not None:
                 raise flight.error
             return False
         self._failures = 0
+        self._carried.pop(fragment, None)
         self.last_members = outcome.members
         self._round += 1
         self._in_step = True
@@ -278,7 +281,7 @@ class ObjectStoreManager:
         with torch.no_grad():
             flight.flat = torch.cat([t.reshape(-1) for t in flight.queued]).to(device="cpu", dtype=torch.float32)
         place = state.place(self._round)
-        if (owed := self._carried.pop(place.fragment, None)) is not None:
+        if (owed := self._carried.get(place.fragment)) is not None:
             flight.flat += owed
         flight.pending = self.all_reduce.start(
             [flight.flat], place.name, number=place.number, reference=[state.originals(self._round)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -101,6 +102,18 @@ def test_what_was_carried_is_in_the_next_contribution(tmp_path):
     plain.round()
     difference = plain.originals[0]["0/bias"] - slow.originals[0]["0/bias"]
     torch.testing.assert_close(difference, torch.full_like(difference, 0.7 * 1.9))
+
+
+def test_what_was_carried_counts_once_where_the_round_fails_first(tmp_path):
+    """The object that the failed attempt has put holds it already: the next attempt must not owe it back."""
+    alone = Replica(str(tmp_path), 0, 2, timeout_s=0.3, retries=1)
+    alone.manager._carried = {0: torch.full((alone.state.size_of(0),), 100.0)}
+    assert alone.round() is False
+    alone.all_reduce._setting = replace(alone.all_reduce._setting, timeout_s=120.0, deadline_s=120.0)
+    other = Replica(str(tmp_path), 1, 2)
+    assert together(alone.round, other.round) == [True, True]
+    assert alone.manager.state_dict()["carried"] == {}
+    assert alone.all_reduce.owed(alone.state.place(0).name) < 10.0, "what both attempts learnt differs, and no more"
 
 
 def test_one_whose_round_is_removed_while_it_holds_it_loads_the_newest_snapshot(tmp_path, monkeypatch):

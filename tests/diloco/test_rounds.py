@@ -222,6 +222,24 @@ def test_old_rounds_are_removed_and_who_needs_one_is_told(uri):
     assert straggler.newest_round("other") is None
 
 
+def test_a_store_that_removes_nothing_takes_no_round_from_who_held_it(uri, monkeypatch, caplog):
+    members = [member(uri, rank, 2, keep_rounds=2) for rank in range(2)]
+
+    def refuse(store, name, floor):
+        raise ObjectStoreError(f"nothing of {name} below {floor} can be removed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("composer_replication.diloco.all_reduce.collect", refuse)
+        for number in range(4):
+            given = [vector(SIZE, number), vector(SIZE, 10 + number)]
+            for outcome, mean in all_hold(members, given):
+                assert outcome.round == number
+                torch.testing.assert_close(mean, (given[0] + given[1]) / 2)
+    assert "stay in the store for now" in caplog.text
+    all_hold(members, [vector(SIZE, 0)] * 2)
+    assert {key.split("/")[2] for key in open_store(uri).list("rounds")} == {"00000003", "00000004"}
+
+
 def test_a_state_dict_goes_on_where_it_was(uri):
     members = [member(uri, rank, codec="int4") for rank in range(3)]
     all_hold(members, [vector(SIZE, rank) for rank in range(3)])
