@@ -51,7 +51,7 @@ FURTHER = ("int8 streamed", "topk, plain outer")
 """Beside the table proper: overlap, and the outer optimizer that SparseLoCo takes."""
 DATA_PARALLEL = "data parallel"
 INNERS = ("adamw", "muon")
-RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 LEAST = {"int8": 28.5, "int4": 55.0}
 """Times less than bfloat16 at every step: what the codecs give, 30 and 59, less the headers' share with so small a model."""
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import tomli_w
+from flaky_executor import FlakyExecutor
 
 from composer_replication.config import load_config
-from composer_replication.diloco.serverless import LocalProcessExecutor, ReplicaHandle, patience
+from composer_replication.diloco.serverless import ReplicaHandle, patience
 from composer_replication.errors import BackendError, ConfigError, ReplicaError, StorageError
 from composer_replication.observe.files import exclusive
 from composer_replication.recipes.diloco import fleet, kept
@@ -17,33 +18,20 @@ from composer_replication.recipes.diloco.job import check_job, run_job
 from composer_replication.recipes.diloco.kept import Kept
 
 
-class Rented(LocalProcessExecutor):
-    """Real processes under another name, behind a service that fails when it is told to."""
+class Rented(FlakyExecutor):
+    """Its replicas have another name than processes of this machine, and at times it has no machine for them."""
 
     backend_name = "rented"
-    poll_interval_s = 0.01
 
     def __init__(self) -> None:
         super().__init__()
-        self.silent_looks = self.refused_launches = 0
-        self.deaf = False
+        self.refused_launches = 0
 
     def _start(self, launch, rank, gpu):
         if self.refused_launches and len(self._replicas) >= launch.world_size:
             self.refused_launches -= 1
             raise BackendError("no machine is free", fix="try again")
         return super()._start(launch, rank, gpu)
-
-    def _look(self, identity):
-        if self.silent_looks:
-            self.silent_looks -= 1
-            raise BackendError("the service failed (503)", fix="try again")
-        return super()._look(identity)
-
-    def _stop(self, identity):
-        if self.deaf:
-            raise BackendError("the service is deaf", fix="try again")
-        super()._stop(identity)
 
     def running(self) -> list[str]:
         return [identity for identity, replica in self._replicas.items() if replica.status() is None]
@@ -160,7 +148,7 @@ def test_a_job_that_has_succeeded_ends_nothing(executor, job, monkeypatch) -> No
 
 def test_replicas_that_cannot_be_ended_are_kept_and_hide_nothing(executor, job) -> None:
     config = job("fail_in_rank_1", 0)
-    executor.deaf = True
+    executor.ends_none = True
     with pytest.raises(
         ReplicaError, match=r"replicas may still run, .*: 0 \(.*\nreplica 1: ValueError: the boat has a hole"
     ) as caught:
@@ -194,8 +182,8 @@ def test_an_interruption_ends_every_replica(executor, job) -> None:
 
 def test_replicas_that_an_interruption_cannot_end_are_named_and_the_next_start_ends_them(executor, job) -> None:
     config = job("wait")
-    with pytest.raises(BackendError, match=r"interrupted; these replicas may still run, .*: 0 \(.*; the service is deaf"):
-        run(config, executor, Interrupt(lambda: setattr(executor, "deaf", True)))
+    with pytest.raises(BackendError, match=r"interrupted; these replicas may still run, .*: 0 \(.*; the service cannot end"):
+        run(config, executor, Interrupt(lambda: setattr(executor, "ends_none", True)))
     earlier = executor.running()
     assert len(earlier) == 2
     first = Kept(config).read()[0].metadata["id"]
@@ -207,7 +195,7 @@ def test_replicas_that_an_interruption_cannot_end_are_named_and_the_next_start_e
         run(config, executor)
     assert str(Kept(config).path) in caught.value.fix
     assert executor.running() == earlier
-    executor.deaf = False
+    executor.ends_none = False
     running: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         run(config, executor, Interrupt(lambda: running.extend(executor.running())))

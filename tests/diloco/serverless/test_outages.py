@@ -6,34 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import replicas
+from flaky_executor import FlakyExecutor
 
-from composer_replication.diloco.serverless import LocalProcessExecutor, ReplicaStatus, patience
+from composer_replication.diloco.serverless import ReplicaStatus, patience
 from composer_replication.errors import BackendError, ConfigError, ReplicaError
 
 
-class Flaky(LocalProcessExecutor):
-    """Real processes behind a service that fails when it is told to."""
-
-    poll_interval_s = 0.01
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.silent_looks = 0
-        """How many of the next looks fail."""
-        self.deaf: dict[str, float] = {}
-        """By the identity of a replica, how often it cannot be ended."""
-
-    def _look(self, identity):
-        if self.silent_looks:
-            self.silent_looks -= 1
-            raise BackendError("the service failed (503)", fix="try again")
-        return super()._look(identity)
-
-    def _stop(self, identity):
-        if self.deaf.get(identity, 0):
-            self.deaf[identity] -= 1
-            raise BackendError(f"the service cannot end {identity}", fix="try again")
-        super()._stop(identity)
+class Flaky(FlakyExecutor):
+    """It has no log either."""
 
     def _last_words(self, identity):
         raise BackendError("the service has no log now", fix="try again")
@@ -74,7 +54,7 @@ def test_an_outage_that_lasts_is_told_and_replicas_go_on(flaky, tmp_path, monkey
 def test_every_replica_is_told_to_end_whatever_comes_of_the_others(flaky, tmp_path) -> None:
     handles = flaky.launch_replicas(3, replicas.wait, {"rendezvous_uri": tmp_path})
     deaf = handles[1].metadata["id"]
-    flaky.deaf = {deaf: float("inf")}
+    flaky.deaf[deaf] = 1_000
     flaky.silent_looks = 1
     with pytest.raises(
         BackendError, match=rf"may still run, as they cannot be ended: 1 \({deaf}\); the service cannot"
@@ -86,14 +66,14 @@ def test_every_replica_is_told_to_end_whatever_comes_of_the_others(flaky, tmp_pa
 
 def test_one_that_does_not_end_at_first_is_told_again(flaky, tmp_path) -> None:
     handles = flaky.launch_replicas(2, replicas.wait, {"rendezvous_uri": tmp_path})
-    flaky.deaf = {handles[0].metadata["id"]: 1}
+    flaky.deaf[handles[0].metadata["id"]] = 1
     flaky.cancel(handles)
     assert [flaky.poll(handle) for handle in handles] == [ReplicaStatus.CANCELLED] * 2
 
 
 def test_nothing_hides_why_a_replica_failed(flaky, tmp_path) -> None:
     handles = flaky.launch_replicas(2, replicas.fail_or_wait, {"rendezvous_uri": tmp_path, "rank": 1})
-    flaky.deaf = {handles[0].metadata["id"]: float("inf")}
+    flaky.deaf[handles[0].metadata["id"]] = 1_000
     with pytest.raises(ReplicaError, match=r"1 of 2 replicas failed; these replicas may still run, .*: 0 \(") as caught:
         flaky.collect(handles)
     assert "replica 1: ValueError: the boat has a hole\n" in str(caught.value)
