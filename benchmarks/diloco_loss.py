@@ -38,6 +38,7 @@ Seeds = dict[int, Cell]
 Key = tuple[str, int, str]
 """Inner optimizer, replicas (0 without), method."""
 
+PLAIN = {"outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
 METHODS: dict[str, dict[str, Any]] = {
     "fp32": {"codec": "fp32"},
     "int8": {"codec": "int8"},
@@ -45,10 +46,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "topk": {"codec": "topk"},
     "pulse": {"codec": "pulse"},
     "int8 streamed": {"codec": "int8", **STREAMED},
-    "topk, plain outer": {"codec": "topk", "outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False},
+    "int8, plain outer": {"codec": "int8", **PLAIN},
+    "topk, plain outer": {"codec": "topk", **PLAIN},
 }
-FURTHER = ("int8 streamed", "topk, plain outer")
-"""Beside the table proper: overlap, and the outer optimizer that SparseLoCo takes."""
+FURTHER = ("int8 streamed", "int8, plain outer", "topk, plain outer")
+"""Beside the table proper: overlap, and the plain mean, which is also the outer optimizer of SparseLoCo."""
 DATA_PARALLEL = "data parallel"
 INNERS = ("adamw", "muon")
 RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)

@@ -1,5 +1,5 @@
-"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; four are of what
-benchmarks measured (gate.json, memory.json, prm.json, tasks.json).
+"""Draw the pictures of docs/ with the library's own functions, so that they show what the code does; five are of what
+benchmarks measured (diloco_loss.json, gate.json, memory.json, prm.json, tasks.json).
 
 usage: python scripts/figures.py [FOLDER]          default: docs/figures
 """
@@ -198,6 +198,32 @@ def taid_schedule() -> list[Panel]:
     ]
 
 
+def diloco_loss() -> list[Panel]:
+    """What `make bench-diloco-loss` measured: a dot for each codec, in the order of its bytes."""
+    rows = [row for row in json.loads((FOLDER / "diloco_loss.json").read_text("utf-8"))["rows"] if row["replicas"]]
+    names = {"adamw": "AdamW", "muon": "Muon"}
+
+    def dots(inner: str, replicas: int) -> list[tuple[float, float]]:
+        mine = [row for row in rows if (row["inner"], row["replicas"]) == (inner, replicas)]
+        found = [(math.log10(row["up"] + row["down"]), row["gap"]) for row in mine]
+        return [point for x, gap in found for point in ((x, gap), (x, math.nan))]
+
+    highest = max(row["gap"] for row in rows)
+    return [
+        Panel(
+            title="Replicas that meet every 15 steps",
+            x_label="bytes per parameter and step (log)",
+            y_label="loss above data parallel",
+            x_ticks=[(math.log10(value), f"{value:g}") for value in (0.01, 0.03, 0.1, 0.3, 1, 3)],
+            y_ticks=ticks(*(round(0.2 * number, 1) for number in range(1 + math.ceil(highest / 0.2)))),
+            lines=[
+                Line(f"{names[inner]}, {replicas} replicas", dots(inner, replicas))
+                for inner, replicas in sorted({(row["inner"], row["replicas"]) for row in rows})
+            ],
+        )
+    ]
+
+
 def gate() -> list[Panel]:
     """What `make bench-gate` found: valuable pairs kept over cost, at prices with a prompt cache and without."""
     curves = json.loads((FOLDER / "gate.json").read_text("utf-8"))["curves"]
@@ -275,6 +301,7 @@ def prm() -> list[Panel]:
 
 FIGURES: dict[str, Callable[[], Sequence[Panel]]] = {
     "confident_and_wrong": confident_and_wrong,
+    "diloco_loss": diloco_loss,
     "divergence_over_beta": divergence_over_beta,
     "effort": effort,
     "gate": gate,
