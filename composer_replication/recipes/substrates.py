@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -55,6 +56,8 @@ class Substrate:
     """What it cannot express, and why."""
     checkout: str | None = None
     """Environment variable that names a checkout of it, where no index has it."""
+    module: str = ""
+    """What is imported of it: in `src` of the checkout, unless it is installed."""
 
     def needs(self) -> list[Need]:
         """Every distribution that its extra names, as this package's metadata has it."""
@@ -80,9 +83,12 @@ class Substrate:
         ]
         if self.extra and not self.needs():
             lacking.append(f"the extra {self.extra}, which this installation is too old to know")
-        if self.checkout and not Path(os.environ.get(self.checkout) or "/nowhere").is_dir():
-            lacking.append(f"a checkout named by {self.checkout}")
+        if self.checkout and not self._is_importable(Path(os.environ.get(self.checkout) or "/nowhere")):
+            lacking.append(f"{self.module}, installed or in a checkout named by {self.checkout}")
         return lacking
+
+    def _is_importable(self, checkout: Path) -> bool:
+        return (checkout / "src" / self.module).is_dir() or find_spec(self.module) is not None
 
     @property
     def fix(self) -> str:
@@ -93,6 +99,7 @@ class Substrate:
 
 
 _IN_A_MESH = (
+    "rollout.engine = vllm and sglang: each generator samples with a policy of its own (local can)",
     "curriculum.enabled, rollout.refills: groups are issued before the verdicts are in that would choose them (local can)",
 )
 
@@ -105,14 +112,19 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step", extra="verl", cannot=VERL_CANNOT
     ),
     "prime_rl": Substrate(
-        about="PRIME-RL's asynchronous trainer, the channels as its per-token loss components",
+        about="PRIME-RL's asynchronous trainer on two GPUs or more, the channels as its per-token loss components",
         cannot=(
             "loss.hint.form other than sampled_token: one log-prob per token travels, no distribution",
             "loss.hint.self_teacher ema and trust_region: it serves the present policy alone (frozen needs a server of its own)",
             "loss.rlvr.objective grpo, dr_grpo and gspo, loss.hint.reduction turn: each component is divided by its tokens",
+            "loss.hint.shuffle and useful_only: it finishes one group at a time; generators judge and consensus: it asks nobody",
+            "loss.rlvr.kl_beta with hints: one reference log-prob travels per token; without, it needs a server of its own",
+            "rollout.temperature other than 1 with hints or kl_beta: its reference log-probs are those of temperature 1",
             "[[teachers]]: pairs come from a file; reward penalties, the curriculum: its orchestrator has none of them",
+            "tasks.instruction, tasks.held_out_share, rollout.engine, a CPU: its own environments, servers and GPUs are used",
         ),
         checkout="COMPOSER_PRIME_RL_SRC",
+        module="prime_rl",
     ),
     "monarch": Substrate(
         about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch", cannot=_IN_A_MESH

@@ -80,15 +80,21 @@ def test_an_extra_that_the_installation_does_not_know_is_missing(metadata):
     assert "too old" in SUBSTRATES["monarch"].missing()[0]
 
 
-def test_a_checkout_has_to_be_a_folder(metadata, monkeypatch, tmp_path):
+def test_a_checkout_has_to_hold_the_framework(metadata, monkeypatch, tmp_path):
     metadata([], {})
-    somewhere = Substrate(about="", checkout="SOME_SRC")
+    somewhere = Substrate(about="", checkout="SOME_SRC", module="some_framework")
     monkeypatch.delenv("SOME_SRC", raising=False)
-    assert somewhere.missing() == ["a checkout named by SOME_SRC"]
-    monkeypatch.setenv("SOME_SRC", str(tmp_path / "gone"))
-    assert somewhere.missing()
+    assert somewhere.missing() == ["some_framework, installed or in a checkout named by SOME_SRC"]
     monkeypatch.setenv("SOME_SRC", str(tmp_path))
+    assert somewhere.missing(), "any folder will not do"
+    (tmp_path / "src" / "some_framework").mkdir(parents=True)
     assert somewhere.missing() == []
+
+
+def test_what_is_installed_needs_no_checkout(metadata, monkeypatch):
+    metadata([], {})
+    monkeypatch.delenv("SOME_SRC", raising=False)
+    assert Substrate(about="", checkout="SOME_SRC", module="json").missing() == []
 
 
 def test_a_run_without_what_its_substrate_needs_does_not_start(metadata, monkeypatch):

@@ -68,6 +68,12 @@ def test_a_word_that_trl_would_read_only_in_the_first_update(option):
     assert caught.value.fix
 
 
+@pytest.mark.parametrize("option", ["data_seed", "eval_on_start", "fp16", "label_smoothing_factor", "neftune_noise_alpha"])
+def test_an_option_that_nothing_reads_or_that_changes_the_policy_is_refused(option):
+    with pytest.raises(ConfigError, match=rf"substrate\.options\.{option} is not free"):
+        check_substrate(run(substrate=SubstrateConfig(type="trl", options={option: 1})))
+
+
 def test_what_is_off_is_not_refused():
     check_substrate(run(loss=LossConfig(hint=HintConfig(weight=0.0, useful_only=True))))
     check_substrate(run())

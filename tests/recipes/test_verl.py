@@ -12,9 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
 from composer_replication.errors import BackendError, ConfigError
+from composer_replication.recipes.verl import overrides
 from composer_replication.recipes.verl.cannot import CANNOT
 from composer_replication.recipes.verl.columns import Row, pack, rows_of, tokens_of
 from composer_replication.recipes.verl.dataset import training_rows
@@ -65,8 +67,14 @@ def test_what_verl_cannot_express_is_refused_and_another_substrate_named(said, a
         "actor_rollout_ref.actor.optim.lr",
         "actor_rollout_ref.actor.use_kl_loss",
         "actor_rollout_ref.rollout.temperature",
+        "++actor_rollout_ref.rollout.logprobs_mode",
+        "actor_rollout_ref.hybrid_engine",
+        "actor_rollout_ref.rollout.do_sample",
+        "actor_rollout_ref.rollout.quantization",
         "algorithm.adv_estimator",
         "data.shuffle",
+        "model_engine",
+        "reward.custom_reward_function.path",
         "trainer.default_local_dir",
         "trainer.resume_mode",
         "trainer.save_freq",
@@ -82,6 +90,22 @@ def test_ranks_that_cannot_share_a_step_are_refused():
     check(run({"trainer.n_gpus_per_node": 4}, rollout={"groups": 2, "group_size": 2}))
     with pytest.raises(ConfigError, match="3 ranks cannot share 4 trajectories"):
         check(run({"trainer.n_gpus_per_node": 3}, rollout={"groups": 2, "group_size": 2}))
+
+    with pytest.raises(ConfigError, match="3 ranks cannot share 4 trajectories"):
+        check(run({"++trainer.n_gpus_per_node": 3}, rollout={"groups": 2, "group_size": 2}))
+
+
+@pytest.mark.parametrize("ranks", ["eight", 0, -1, True, 1.5])
+def test_a_number_of_ranks_that_is_none_is_refused(ranks):
+    with pytest.raises(ConfigError, match=r"substrate\.options\.trainer\.nnodes = "):
+        check(run({"trainer.nnodes": ranks}))
+
+
+def test_log_probs_of_another_kernel_are_not_taken_for_the_old_policys(monkeypatch):
+    monkeypatch.setattr(overrides, "resolve_device", lambda _: torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"loss\.rlvr\.importance = none"):
+        check(run(model={"path": "policy", "device": "cuda"}))
+    check(run(model={"path": "policy", "device": "cuda"}, loss={"rlvr": {"importance": "tis"}}))
 
 
 def test_settings_follow_from_the_run_file():

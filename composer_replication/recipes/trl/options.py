@@ -30,6 +30,8 @@ _OURS = frozenset(
         *("scale_rewards", "reward_weights", "multi_objective_aggregation"),
         *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"),
         *("max_tool_calling_iterations", "chat_template_kwargs"),
+        *("label_smoothing_factor", "num_generations_eval", "eval_on_start", "data_seed", "train_sampling_strategy"),
+        *("neftune_noise_alpha", "fp16", "disable_dropout"),
     }
 )
 """What the run file says or our checkpoints rest on, and what TRL would not read: optimizer, advantages and rollouts are ours."""

@@ -28,16 +28,27 @@ _OURS = (
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.use_dynamic_bsz",
     "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.model.lora",
     "actor_rollout_ref.model.use_fused_kernels",
     "actor_rollout_ref.rollout.agent.",
     "actor_rollout_ref.rollout.calculate_log_probs",
+    "actor_rollout_ref.rollout.do_sample",
+    "actor_rollout_ref.rollout.ignore_eos",
+    "actor_rollout_ref.rollout.logprobs_mode",
+    "actor_rollout_ref.rollout.mode",
+    "actor_rollout_ref.rollout.quantization",
+    "actor_rollout_ref.rollout.repetition_penalty",
     "actor_rollout_ref.rollout.temperature",
     "actor_rollout_ref.rollout.top_",
     "actor_rollout_ref.rollout.val_kwargs.",
     "algorithm.",
     "data.",
+    "critic.",
     "distillation.",
+    "model_engine",
+    "reward.",
+    "reward_model.",
     "trainer.balance_batch",
     "trainer.resume_",
     "trainer.total_",
@@ -105,9 +116,16 @@ def check(config: RunConfig) -> None:
         _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")
         _refuse(hint.shuffle, "loss.hint.shuffle = true", "verl's agent loops see one task's trajectories")
     _refuse(config.model.device.startswith("cuda:"), f"model.device = {config.model.device}", "Ray places verl's workers")
-    if config.loss.rlvr.kl_beta > 0:
-        cpu = resolve_device(config.model.device).type == "cpu"
-        _refuse(cpu, "loss.rlvr.kl_beta above 0 without CUDA", "its reference policy wants pinned memory")
+    cpu = resolve_device(config.model.device).type == "cpu"
+    _refuse(
+        cpu and config.loss.rlvr.kl_beta > 0, "loss.rlvr.kl_beta above 0 without CUDA", "its reference policy wants pinned memory"
+    )
+    if not cpu and config.loss.rlvr.importance == "none":
+        raise ConfigError(
+            "loss.rlvr.importance = none on verl with CUDA: the log-probs of its rollout server are not the trainer's, and the "
+            "ratio of the two would be clipped as if the policy had moved",
+            fix="set loss.rlvr.importance = tis or icepop",
+        )
     asked = [name for name in ("judge", "consensus") if hint.weight > 0 and name in hint.generators]
     _refuse(bool(asked), f"loss.hint.generators: {', '.join(asked)}", "verl's agent loops are processes without the run's ledger")
     _check_options(config)
@@ -138,9 +156,13 @@ def _refuse(asked: bool, what: str, why: str) -> None:
 
 
 def _ranks(config: RunConfig) -> int:
+    options = {name.lstrip("+"): (name, value) for name, value in config.substrate.options.items()}
     found = 1
-    for name in _RANKS:
-        found *= int(config.substrate.options.get(name, 1))
+    for field in _RANKS:
+        name, value = options.get(field, (field, 1))
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"substrate.options.{name} = {value!r} is no number of ranks", fix="set it to 1 or more")
+        found *= value
     return found
 
 
