@@ -77,14 +77,17 @@ def trained(tmp_path, monkeypatch):
             write(outputs, step, "train", [record(f"{step}-{i}", group="g", reward=r) for i, r in enumerate(rewards)])
             (outputs / "weights" / f"step_{step}").mkdir(parents=True)
         write(outputs, 2, "eval", [record("e", group="e", reward=float(learns))])
-        (outputs / "metrics.jsonl").write_text('{"step": 2, "optim/grad_norm": 0.25}\n')
+        measured = {"step": 2, "optim/grad_norm": 0.25, **({"ref_kl/mean": 0.1} if reaches else {})}
+        (outputs / "metrics.jsonl").write_text(json.dumps(measured) + "\n")
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(substrate, "_search_path", lambda: ["somewhere"])
     monkeypatch.setattr(substrate, "_run", run)
-    said = io.StringIO()
+    said, reaches = io.StringIO(), True
 
-    def go(replay=0.0):
+    def go(replay=0.0, reaching=True):
+        nonlocal reaches
+        reaches = reaching
         path.write_text(path.read_text().replace("[loss.replay]\nweight = 0.0", f"[loss.replay]\nweight = {replay}"))
         run_dir = RunDir.create(tmp_path / "run")
         terminal = Terminal(Console(file=said, width=300), on_event=run_dir.log_event)
@@ -109,6 +112,15 @@ def test_every_arm_has_its_curves_and_its_row(trained):
     assert str(Path("other", "outputs", "weights", "step_2")) in said.getvalue().replace("\n", "")
     off = [(e["arm"], e["off"]) for e in run_dir.read_events() if e.get("off")]
     assert ("one", "its weight is 0") in [(arm, why["hint"]) for arm, why in off if "hint" in why]
+
+
+def test_hints_that_do_not_reach_the_trainer_are_an_error_when_all_is_recorded(trained, tmp_path):
+    with pytest.raises(
+        BackendError, match=r"other: PRIME-RL's trainer has not measured what it was given: hint/turns of step 2$"
+    ):
+        trained(reaching=False)
+    recorded = {(line.arm, line.step) for line in RunDir(tmp_path / "run").read_metrics()}
+    assert {("one", 1), ("one", 2), ("other", 1), ("other", 2)} <= recorded
 
 
 def test_a_replay_channel_without_pairs_says_that_it_is_off(trained):

@@ -17,10 +17,10 @@ from rollouts import finalized, group, logprobs_of, pairs_as_rollouts, rollout
 
 from composer_replication.batch import collate
 from composer_replication.distillation import SampledToken
-from composer_replication.errors import ConfigError
+from composer_replication.errors import BackendError, ConfigError
 from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import group_advantages
-from composer_replication.recipes.prime_rl.algorithm import PAIR
+from composer_replication.recipes.prime_rl.algorithm import DROPPED, PAIR, UNREAD
 from composer_replication.recipes.prime_rl.config import LOSS_FN
 from composer_replication.recipes.prime_rl.scoring import REFERENCES, hints_of, shared_pairs
 from composer_replication.recipes.prime_rl.traces import trajectory_of
@@ -135,6 +135,18 @@ def test_hints_are_written_at_the_error_turn_only(algorithm, policy):
     assert bad.metrics["hint/tokens"] == size
     assert good.metrics["hint/turns"] == 0.0
     assert [good.advantages[-1], bad.advantages[-1]] == pytest.approx(group_advantages([1.0, 0.0], "grpo"))
+
+
+def test_branches_that_cannot_be_read_are_counted_and_a_whole_group_of_them_is_an_error(algorithm, policy):
+    built, _ = algorithm()
+    good, bad = group(policy)
+    bad.nodes[1].logprobs = []
+    finalized(built, [good, bad])
+    assert good.info[DROPPED] == bad.info[DROPPED] == {UNREAD: 1}
+    good, bad = group(policy)
+    good.nodes[1].logprobs = bad.nodes[1].logprobs = []
+    with pytest.raises(BackendError, match="no branch of a group can be read"):
+        finalized(built, [good, bad])
 
 
 def test_reward_minus_mean_is_the_stock_algorithm(algorithm, policy):

@@ -50,7 +50,7 @@ def outputs(algorithm, policy, tmp_path):
     kept(outputs, 1, "eval", group(policy)[:1])
     log(outputs / "run_default", TrainRollouts(siblings).metrics.to_wandb(prefix="train/tasks", subset="effective"))
     log(outputs, {"optim/lr": 1e-5, "optim/grad_norm": 0.5})
-    log(outputs, {"rlvr/loss/mean": -0.2, "rlvr/clip_frac/mean": 0.1, "ref_kl/mean": 0.3})
+    log(outputs, {"rlvr/loss/mean": -0.2, "rlvr/clip_frac/mean": 0.1, "ref_kl/mean": 0.3, "nll/mean": 2.0})
     return outputs, siblings, pairs
 
 

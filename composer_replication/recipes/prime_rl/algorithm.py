@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.policy_gradient import group_advantages, has_signal
 from composer_replication.recipes.prime_rl.scoring import Hints, Pairs, Score, hints_of, shared_pairs
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, needs_frozen, read_run_file
@@ -37,6 +37,8 @@ PAIR = "composer_pair"
 """Key of a trace's `info`: the number of its pair in the file."""
 DROPPED = "composer_dropped_hints"
 """Key of a trace's `info`: error turns that got no hint, by reason."""
+UNREAD = "unreadable_branch"
+"""Among these reasons: branches that are no trajectory, in which no error turn could be looked for."""
 
 
 def __getattr__(name: str) -> Any:
@@ -161,18 +163,28 @@ class _Channels:
                         sample.rl_weights = [0.0] * len(sample.token_ids)
 
     async def _hint(self, group: list[Any]) -> list[int]:
-        """The number of hinted turns of each rollout."""
+        """The number of hinted turns of each rollout. Raises BackendError where no branch of the group can be read."""
         assert self.hints is not None
         placed: dict[str, tuple[int, Any]] = {}
         trajectories: list[Trajectory] = []
+        unread = 0
         for owner, rollout in enumerate(group):
             branches = [branch for branch, _ in self.trainable_branches(rollout)]
             for number, (sample, branch) in enumerate(zip(rollout.samples, branches, strict=True)):
                 found = trajectory_of(rollout, branch.nodes, number=number)
-                if found is not None:
-                    placed[found.trajectory_id] = owner, sample
-                    trajectories.append(found)
+                if found is None:
+                    unread += 1
+                    continue
+                placed[found.trajectory_id] = owner, sample
+                trajectories.append(found)
+        if unread and not trajectories:
+            raise BackendError(
+                "no branch of a group can be read for its error turns: log-probs are missing, or its tokens are not those of its "
+                "messages",
+                fix="sample with log-probs from PRIME-RL's own inference server, or set loss.hint.weight = 0",
+            )
         told = await asyncio.to_thread(self.hints.tell, trajectories)
+        dropped = told.dropped | ({UNREAD: unread} if unread else {})
         # a turn that several branches share is trained on in the first of them only
         turns = [turn for turn in told.turns if placed[turn.trajectory_id][1].mask[turn.student_start]]
         await asyncio.gather(*(self._teach(placed[turn.trajectory_id][1], turn) for turn in turns))
@@ -184,7 +196,7 @@ class _Channels:
             tokens[owner] += len(turn.action_ids)
         for rollout, count, size in zip(group, counts, tokens, strict=True):
             rollout.record_metrics({"hint/turns": float(count), "hint/tokens": float(size)})
-            rollout.info[DROPPED] = told.dropped
+            rollout.info[DROPPED] = dropped
         return counts
 
     async def _teach(self, sample: Any, turn: HintedTurn) -> None:

@@ -41,6 +41,10 @@ _NAMES = {
     "time/forward_backward": "time/update_s",
 }
 """The trainer's own name -> ours. Means are over sequences."""
+_PROOFS = {"hint/turns": "ref_kl/mean", "replay/pairs": "nll/mean"}
+"""What the orchestrator gave a step -> what the trainer measures where that has reached it."""
+_STEPPED = "optim/grad_norm"
+"""What the trainer measures of every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +87,31 @@ class Readback:
 
         Raises:
             StorageError: the run directory cannot be written, or a file of PRIME-RL cannot be read.
-            BackendError: a trace is none as PRIME-RL 0.8 keeps it.
+            BackendError: a trace is none as PRIME-RL 0.8 keeps it; or hints or pairs did not reach the trainer, which is said
+                when all is recorded.
         """
-        found, traces = measured(self.outputs), self._traces()
+        found, traces, lost = measured(self.outputs), self._traces(), defaultdict[str, list[int]](list)
         self.run_dir.truncate_after(self.arm, -1)
         for step in sorted(found.keys() | traces):
             metrics = self._evaluation(step) | self._step(step)
             trained = bool(metrics.keys() - {name for name in metrics if name.startswith("eval/")})
-            metrics |= {ours: found.get(step, {})[theirs] for theirs, ours in _NAMES.items() if theirs in found.get(step, {})}
+            told = found.get(step, {})
+            for given, proof in _PROOFS.items():
+                if metrics.get(given) and _STEPPED in told and proof not in told:
+                    lost[given].append(step)
+            metrics |= {ours: told[theirs] for theirs, ours in _NAMES.items() if theirs in told}
             metrics |= {"rollout/total": float(self.rollouts), "rollout/tokens_total": float(self.tokens)}
             self.run_dir.log_metrics(self.arm, step, metrics)
             if trained:
                 self.terminal.step(self.arm, step, self.config.steps, metrics, self._off(metrics))
         if self._untold:
             self.terminal.note(f"{self.arm}: {self._untold} rollouts have no log-probs and are not among the trajectories")
+        if lost:
+            said = "; ".join(f"{given} of step {', '.join(map(str, steps))}" for given, steps in lost.items())
+            raise BackendError(
+                f"{self.arm}: PRIME-RL's trainer has not measured what it was given: {said}",
+                fix=f"look for {' and '.join(_PROOFS[given] for given in lost)} in the metrics of {self.outputs}",
+            )
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
