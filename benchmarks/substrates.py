@@ -1,9 +1,10 @@
 """The same work on every substrate: seconds of a step, tokens per second, CPU-seconds and memory, beside the local trainer.
 
 A run of a few steps over the quickstart's tasks and policy with all three channels, by `composer train` in each substrate's own
-environment (`.nox/NAME`, made by `make bench-substrates`). The first step is left out: it pays for starting. A step ends when its
-line of metrics is written. CPU-seconds and memory are those of all processes that the command brings about; memory is the most
-that they hold together (PSS, sampled). Ends with one line of JSON.
+environment (`.nox/NAME`, made by `make bench-substrates`): in rounds, one substrate after the other; each figure is the median of
+the rounds. The first step of a run is left out: it pays for starting. A step ends when its line of metrics is written. CPU-seconds
+and memory are those of all processes that the command brings about; memory is the most that they hold together (PSS, sampled). A
+channel whose loss is 0 in all steps of a run is an error. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import ctypes
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from measuring import emit, family
@@ -43,7 +46,7 @@ class Measured:
     cpu_s_per_step: float
     memory_mb: float
     channels: dict[str, float]
-    """Loss of each channel summed over the steps, to show that it was on."""
+    """Size of each channel's loss, summed over the steps, to show that it was on."""
 
 
 def composer_of(kind: str) -> Path:
@@ -87,7 +90,7 @@ def watch(process: subprocess.Popen[bytes], metrics: Path) -> tuple[list[float],
 
 
 def run(kind: str, world: Path, steps: int) -> Measured:
-    """Train on one substrate. Raises RuntimeError when it fails."""
+    """Train on one substrate. Raises RuntimeError when it fails, or a channel was silent."""
     out = world / "runs" / kind
     shutil.rmtree(out, ignore_errors=True)
     run_file = world / f"{kind}.toml"
@@ -115,7 +118,9 @@ def run(kind: str, world: Path, steps: int) -> Measured:
     timed = list(zip(times, spent, strict=True))[-len(lines) :]
     (first, cpu_first), (last, cpu_last) = timed[0], timed[-1]
     tokens = sum(line.values["rollout/tokens/mean"] for line in lines[1:]) * config.rollout.groups * config.rollout.group_size
-    losses = {c: sum(line.values.get(f"{c}/loss", 0.0) for line in lines) for c in ("rlvr", "hint", "replay")}
+    losses = {c: sum(abs(line.values.get(f"{c}/loss", 0.0)) for line in lines) for c in ("rlvr", "hint", "replay")}
+    if silent := [name for name, loss in losses.items() if not loss]:
+        raise RuntimeError(f"{kind}: nothing came of {', '.join(silent)}: the loss is 0 in every step of {out}")
     return Measured(
         step_s=(last - first) / (len(lines) - 1),
         tokens_per_s=tokens / (last - first),
@@ -123,6 +128,12 @@ def run(kind: str, world: Path, steps: int) -> Measured:
         memory_mb=peak,
         channels=losses,
     )
+
+
+def median(runs: list[Measured]) -> Measured:
+    """Of each figure by itself; of the losses those of the first run."""
+    fields = ("step_s", "tokens_per_s", "cpu_s_per_step", "memory_mb")
+    return Measured(**{name: statistics.median(getattr(one, name) for one in runs) for name in fields}, channels=runs[0].channels)
 
 
 def write_pairs(world: Path) -> None:
@@ -140,21 +151,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(ENVIRONMENTS), choices=ENVIRONMENTS, metavar="SUBSTRATE")
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--world", type=Path, default=ROOT / "runs" / "bench-substrates", help="where it all lies")
     asked = parser.parse_args()
     world = asked.world.resolve()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a daemon's orphans count too
     prepare(world, Terminal(), seed=0, sandbox="auto")
     write_pairs(world)
-    found: dict[str, Measured] = {}
-    for kind in asked.only:
-        found[kind] = run(kind, world, asked.steps)
+    rounds: dict[str, list[Measured]] = {kind: [] for kind in asked.only}
+    for kind in asked.only * asked.rounds:
+        rounds[kind].append(run(kind, world, asked.steps))
+        print(f"{kind}: {rounds[kind][-1].step_s:.2f} s a step", flush=True)
+    found = {kind: median(runs) for kind, runs in rounds.items()}
     table = Table("substrate", "s / step", "tokens / s", "CPU s / step", "peak MB", "rlvr, hint, replay loss")
     for kind, m in found.items():
         losses = ", ".join(f"{value:.3g}" for value in m.channels.values())
         table.add_row(kind, f"{m.step_s:.2f}", f"{m.tokens_per_s:.0f}", f"{m.cpu_s_per_step:.2f}", f"{m.memory_mb:.0f}", losses)
     Console().print(table)
-    figures = {kind: {"step_s": round(m.step_s, 3), "cpu_s_per_step": round(m.cpu_s_per_step, 3)} for kind, m in found.items()}
+    figures: dict[str, dict[str, Any]] = {
+        kind: {
+            "step_s": round(m.step_s, 3),
+            "step_s_of_rounds": [round(one.step_s, 3) for one in rounds[kind]],
+            "cpu_s_per_step": round(m.cpu_s_per_step, 3),
+            "losses": {name: float(f"{value:.4g}") for name, value in m.channels.items()},
+        }
+        for kind, m in found.items()
+    }
     if "local" in found:
         base = found["local"]
         for kind, m in found.items():

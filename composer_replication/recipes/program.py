@@ -3,7 +3,8 @@
     this process -> guard (`python -m composer_replication.recipes.program`) -> the program -> whatever it starts
 
 The guard leads a session of its own and adopts every orphan below it. When the program ends, when the guard is told to or when
-this process dies, `kill -9` included, it asks all that is below it to end, and kills what does not.
+this process dies, `kill -9` included, it asks all that is below it to end, and kills what does not. A `kill -9` of the guard
+itself leaves what the program has started to the system.
 """
 
 from __future__ import annotations

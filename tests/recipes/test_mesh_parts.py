@@ -10,12 +10,14 @@ import sys
 import threading
 
 import pytest
+import torch
 from mesh_in_process import trajectory
 
 from composer_replication.errors import BackendError, CheckpointError, ComposerError, ConfigError, MissingExtraError
 from composer_replication.recipes.mesh.held import Held, opened
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.mesh.staleness import Pace
+from composer_replication.recipes.mesh.trainer import _copied
 from composer_replication.types import Group
 
 
@@ -160,3 +162,11 @@ def test_without_ray_the_mesh_names_the_extra(monkeypatch):
 def test_environments_and_the_grader_need_no_torch():
     code = "import sys, composer_replication.recipes.mesh.boxes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_tied_weights_are_copied_once():
+    first, other = torch.ones(3, 2), torch.ones(3, 2)
+    copied = _copied({"embed": first, "head": first, "norm": other})
+    assert copied["embed"] is copied["head"] is not copied["norm"]
+    first.zero_()
+    assert copied["embed"].all(), "a copy"

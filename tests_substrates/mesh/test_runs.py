@@ -107,6 +107,8 @@ def test_each_role_is_killed_in_turn(run_file, on_mesh):
     print("\n".join(events))
     channels = [line.values for line in RunDir(run).read_metrics() if line.step > 0]
     assert any(values.get("replay/loss", 0.0) > 0 for values in channels)
+    assert any(values.get("hint/turns", 0.0) > 0 and values["hint/loss"] > 0 for values in channels)
+    assert all(values["rlvr/tokens"] > 0 for values in channels)
 
 
 def test_whoever_is_stopped_is_replaced(run_file, on_mesh):

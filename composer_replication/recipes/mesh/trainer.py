@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from composer_replication.batch import Batch
@@ -155,7 +156,19 @@ class Trainer(Member):
 
     def _keep_weights(self) -> None:
         state = self.learner.policy.state_dict() if self._first else {}
-        self._weights = self.learner.version, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+        self._weights = self.learner.version, _copied(state)
+
+
+def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy on the CPU in which tied weights are one tensor, as a `Port` sends them."""
+    copies: dict[tuple[Any, ...], Tensor] = {}
+    copied = {}
+    for name, tensor in state.items():
+        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if same not in copies or tensor.numel() == 0:
+            copies[same] = tensor.detach().cpu().clone()
+        copied[name] = copies[same]
+    return copied
 
 
 class TeacherPool(Member):

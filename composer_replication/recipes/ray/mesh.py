@@ -55,7 +55,8 @@ class RayPort:
 
     async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
         """As `Port.publish`."""
-        reference = ray.put({key: _packed(tensor) for key, tensor in weights.items()})
+        packed = {id(tensor): _packed(tensor) for tensor in weights.values()}  # tied ones once
+        reference = ray.put({key: packed[id(tensor)] for key, tensor in weights.items()})
         self._kept.append(reference)
         return Ticket(version, name, [reference])  # in a list Ray passes it on instead of what it refers to
 
