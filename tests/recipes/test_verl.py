@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
-from composer_replication.errors import BackendError, ConfigError
+from composer_replication.errors import BackendError, ConfigError, ModelError
 from composer_replication.recipes.verl import overrides
+from composer_replication.recipes.verl.answer import sample_of
 from composer_replication.recipes.verl.cannot import CANNOT
 from composer_replication.recipes.verl.columns import Row, pack, rows_of, tokens_of
 from composer_replication.recipes.verl.dataset import training_rows
@@ -106,6 +107,28 @@ def test_log_probs_of_another_kernel_are_not_taken_for_the_old_policys(monkeypat
     with pytest.raises(ConfigError, match=r"loss\.rlvr\.importance = none"):
         check(run(model={"path": "policy", "device": "cuda"}))
     check(run(model={"path": "policy", "device": "cuda"}, loss={"rlvr": {"importance": "tis"}}))
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "reason", "said"),
+    [
+        ([5, 6], [-1.0, -1.0], "completed", "answered with 2 of 4 tokens, without one that ends a turn"),
+        ([5, 6, 7, 8, 9], [-1.0] * 5, "completed", "answered with 5 of 4 tokens"),
+        ([5, 2], [-1.0], "completed", "2 tokens and 1 log-probs"),
+        ([5, 2], None, "completed", "2 tokens and 0 log-probs"),
+        ([5], [-1.0], "aborted", "broke a turn off after 1 tokens"),
+        ([], [], None, "broke a turn off after 0 tokens"),
+    ],
+)
+def test_a_turn_that_is_not_what_was_asked_for_is_an_error(ids, logprobs, reason, said):
+    with pytest.raises(ModelError, match=said):
+        sample_of(ids, logprobs, reason, most=4, room=100, ends={2})
+
+
+def test_a_turn_is_finished_by_a_token_that_ends_one_alone():
+    assert sample_of([5, 2], [-1.0, -1.0], "completed", most=4, room=100, ends={1, 2}).finished
+    assert not sample_of([5, 6, 7, 8], [-1.0] * 4, "completed", most=4, room=100, ends={2}).finished
+    assert not sample_of([5, 6, 7], [-1.0] * 3, "completed", most=4, room=4, ends={2}).finished, "servers keep a position"
 
 
 def test_settings_follow_from_the_run_file():

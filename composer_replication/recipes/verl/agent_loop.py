@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
+from composer_replication.errors import BackendError
 from composer_replication.recipes.verl.advantage import PENALTY, VERDICT
+from composer_replication.recipes.verl.answer import sample_of
 from composer_replication.recipes.verl.columns import Row, pack, tokens_of
 from composer_replication.recipes.verl.episodes import Episodes, GroupRecord
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT, Plan
 from composer_replication.recipes.verl.siblings import Siblings
 from composer_replication.rollout.agent_loop import Rollout
-from composer_replication.rollout.protocol import Sample
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Pair, Unscored
 
@@ -54,18 +55,29 @@ class ComposerAgentLoop(AgentLoopBase):
         self.episodes = _episodes(self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> ComposerOutput:
-        """`row` is the prompt's of the dataset (`dataset`), with verl's `uid`, `session_id` and `global_steps`."""
+        """`row` is the prompt's of the dataset (`dataset`), with verl's `uid`, `session_id` and `global_steps`.
+
+        Raises:
+            ModelError: as `answer.sample_of`.
+            BackendError: the turns were not sampled with the weights that the step starts from.
+        """
         uid, number, step = str(row["uid"]), int(row["session_id"]), int(row["global_steps"])
         evaluation = row["split"] == "held_out"
         finish = partial(self.episodes.finish, step=step, evaluation=evaluation)
         siblings = _GROUPS.setdefault(uid, Siblings(self._count(evaluation), finish))
         with _Told(siblings, self.episodes, uid):
             rollout = self.episodes.rollout(str(row["task_id"]), step, number, evaluation=evaluation)
+            version = step if evaluation else step - 1
             versions = await self._roll_out(rollout, f"{uid}_{number}", sampling_params)
+            if other := set(versions) - {version}:
+                raise BackendError(
+                    f"step {step}: verl's rollout server sampled with the weights of step {min(other)}, not of step {version}",
+                    fix='leave trainer.v1.trainer_mode as it is, "sync": the weights are sent before each step',
+                )
             trajectory = await self._in_thread(
                 partial(
                     rollout.finish,
-                    policy_version=step if evaluation else step - 1,
+                    policy_version=version,
                     temperature=self.episodes.config.rollout.temperature,
                     arm=self.episodes.plan.arm,
                 )
@@ -80,7 +92,7 @@ class ComposerAgentLoop(AgentLoopBase):
     async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int]:
         """Until the rollout ends; the versions of the weights that sampled it."""
         await self._in_thread(rollout.begin)
-        ending = self.episodes.renderer.end_of_turn_id
+        ends, window = self.episodes.stop_ids, self.episodes.config.rollout.context_tokens
         context: list[int] = []
         versions: list[int] = []
         while rollout.live:
@@ -94,16 +106,14 @@ class ComposerAgentLoop(AgentLoopBase):
                 "logprobs": True,
                 "max_tokens": asked.max_new_tokens,
                 "seed": asked.seed,
-                "stop_token_ids": [ending],
+                "stop_token_ids": list(ends),
+                "ignore_eos": True,  # what ends a turn is in stop_token_ids
             }
             session = {"session": request} if self.rollout_config.name == CPU_ROLLOUT else {}  # the others take no such word
             said = await self.server_manager.generate(request, prompt_ids=list(context), sampling_params=params, **session)
             versions += [v for v in (said.extra_fields.get("global_steps"),) if v is not None]
-            sample = Sample(
-                ids=tuple(said.token_ids),
-                logprobs=tuple(said.log_probs),
-                finished=len(said.token_ids) < asked.max_new_tokens or said.token_ids[-1] == ending,
-            )
+            most, room = asked.max_new_tokens, window - len(context)
+            sample = sample_of(said.token_ids, said.log_probs, said.stop_reason, most=most, room=room, ends=ends)
             context += sample.ids
             await self._in_thread(partial(rollout.act, sample))
         return versions

@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import GenerationConfig
+
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.files import append_line, read_lines, replace_file
 from composer_replication.recipes.verl.plan import Plan
 from composer_replication.rollout.agent_loop import Rollout, derive_seed
 from composer_replication.rollout.protocol import Budgets
+from composer_replication.rollout.transformers_engine import stop_ids_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.actor import EVAL_STEP
 from composer_replication.trainer.shaping import penalties_of
@@ -48,6 +51,13 @@ class GroupRecord:
         return sum(values[number] for values in self.penalties.values())
 
 
+def _generation_config(path: str) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:  # a policy need not have one
+        return None
+
+
 class Episodes:
     """Opened once per process that runs agent loops."""
 
@@ -65,6 +75,8 @@ class Episodes:
         self.tasks = {t.spec.task_id: t for t in (*self.workshop.train, *self.workshop.held_out)}
         self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
         """Tools, tests and grades."""
+        self.stop_ids = stop_ids_of(_generation_config(plan.config.model.path), renderer.tokenizer)
+        """Tokens that end a turn: those that end one wherever else the policy samples."""
 
     def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
         """A rollout that has not begun. Its draws are those it would have under the local trainer."""
