@@ -64,3 +64,14 @@ def case():
 def policy(case, tmp_path_factory):
     """The case's policy as a folder."""
     return case.save(tmp_path_factory.mktemp("policy") / "policy")
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """The quickstart's tasks, policy and teachers. COMPOSER_PREPARED names a folder that is kept; it takes minutes to fill."""
+    from composer_replication.embedded.quickstart import prepare
+    from composer_replication.observe import Terminal
+
+    folder = Path(os.environ.get("COMPOSER_PREPARED") or tmp_path_factory.mktemp("quickstart") / "prepared")
+    prepare(folder, Terminal(), seed=0, sandbox="auto")
+    return folder

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from composer_replication.causal_lm import weights_digest
 from composer_replication.config import ModelConfig, RunConfig
-from composer_replication.embedded.quickstart import prepare, quickstart_config
+from composer_replication.embedded.quickstart import quickstart_config
 from composer_replication.embedded.teachers import TEACHERS, served
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.substrates import train_on
@@ -21,14 +20,6 @@ from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.open_run import open_run
 
 STEPS, ARM = 2, "three_channels"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory) -> Path:
-    """COMPOSER_PREPARED names a folder that is kept; it takes minutes to fill."""
-    folder = Path(os.environ.get("COMPOSER_PREPARED") or tmp_path_factory.mktemp("quickstart") / "prepared")
-    prepare(folder, Terminal(), seed=0, sandbox="auto")
-    return folder
 
 
 @pytest.fixture(scope="module")
