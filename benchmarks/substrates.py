@@ -1,10 +1,10 @@
 """The same work on every substrate: seconds of a step, tokens per second, CPU-seconds and memory, beside the local trainer.
 
 A run of a few steps over the quickstart's tasks and policy with all three channels, by `composer train` in each substrate's own
-environment (`.nox/NAME`, made by `make bench-substrates`): in rounds, one substrate after the other; figures are the rounds'
-medians. The first step of a run is left out: it pays for starting. A step ends when its line of metrics is written. CPU-seconds and
-memory are those of all processes that the command brings about; memory is the most that they hold together (PSS, sampled). A
-channel whose loss is 0 in all steps of a run is an error. Ends with one line of JSON.
+environment (`.nox/NAME`, made by `make bench-substrates`), in rounds, one after the other; figures are medians over the rounds.
+The first step of a run is left out: it pays for starting. A step ends when its line of metrics is written. CPU-seconds and memory
+are those of all processes that the command brings about; memory is the most that they hold together (PSS, sampled). A channel
+whose loss is 0 in all steps of a run is an error. Ends with one line of JSON.
 """
 
 from __future__ import annotations
