@@ -17,6 +17,7 @@ from composer_replication.trainer.models import resolve_device
 __all__ = ["AGGREGATION", "Files", "check", "command_line", "settings"]
 
 _OURS = (
+    "actor_rollout_ref.actor.checkpoint.",
     "actor_rollout_ref.actor.clip_ratio",
     "actor_rollout_ref.actor.entropy_coeff",
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
@@ -30,6 +31,8 @@ _OURS = (
     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.model.lora",
+    "actor_rollout_ref.model.mtp.",
+    "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.model.use_fused_kernels",
     "actor_rollout_ref.rollout.agent.",
     "actor_rollout_ref.rollout.calculate_log_probs",
@@ -37,8 +40,10 @@ _OURS = (
     "actor_rollout_ref.rollout.ignore_eos",
     "actor_rollout_ref.rollout.logprobs_mode",
     "actor_rollout_ref.rollout.mode",
+    "actor_rollout_ref.rollout.prompt_length",
     "actor_rollout_ref.rollout.quantization",
     "actor_rollout_ref.rollout.repetition_penalty",
+    "actor_rollout_ref.rollout.response_length",
     "actor_rollout_ref.rollout.temperature",
     "actor_rollout_ref.rollout.top_",
     "actor_rollout_ref.rollout.val_kwargs.",
@@ -58,7 +63,7 @@ _OURS = (
 _FREE = (
     "actor_rollout_ref.actor.use_torch_compile",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
-    "actor_rollout_ref.model.override_config.",
+    "actor_rollout_ref.model.override_config.attn_implementation",
     "actor_rollout_ref.ref.log_prob_",
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.log_prob_",
