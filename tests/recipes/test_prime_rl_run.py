@@ -77,8 +77,9 @@ def trained(tmp_path, monkeypatch):
             write(outputs, step, "train", [record(f"{step}-{i}", group="g", reward=r) for i, r in enumerate(rewards)])
             (outputs / "weights" / f"step_{step}").mkdir(parents=True)
         write(outputs, 2, "eval", [record("e", group="e", reward=float(learns))])
+        first = {"step": 1, "optim/grad_norm": 0.5}  # its hinted rollouts overflowed its batch, into the second
         measured = {"step": 2, "optim/grad_norm": 0.25, **({"ref_kl/mean": 0.1} if reaches else {})}
-        (outputs / "metrics.jsonl").write_text(json.dumps(measured) + "\n")
+        (outputs / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (first, measured)))
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(substrate, "_search_path", lambda: ["somewhere"])
@@ -115,7 +116,9 @@ def test_every_arm_has_its_curves_and_its_row(trained):
 
 
 def test_hints_that_do_not_reach_the_trainer_are_an_error_when_all_is_recorded(trained, tmp_path):
-    with pytest.raises(BackendError, match=r"other: PRIME-RL's trainer has not measured what it was given: hint/turns of step 2"):
+    with pytest.raises(
+        BackendError, match=r"other: PRIME-RL's trainer has not measured what it was given: hint/turns of step 1, 2"
+    ):
         trained(reaching=False)
     recorded = {(line.arm, line.step) for line in RunDir(tmp_path / "run").read_metrics()}
     assert {("one", 1), ("one", 2), ("other", 1), ("other", 2)} <= recorded

@@ -13,14 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
 from composer_replication.errors import BackendError, ConfigError, ModelError
 from composer_replication.recipes.verl import overrides
-from composer_replication.recipes.verl.answer import sample_of
+from composer_replication.recipes.verl.answer import check_versions, sample_of
 from composer_replication.recipes.verl.cannot import CANNOT
 from composer_replication.recipes.verl.columns import Row, pack, rows_of, tokens_of
 from composer_replication.recipes.verl.dataset import training_rows
+from composer_replication.recipes.verl.episodes import generation_config_of
 from composer_replication.recipes.verl.overrides import Files, check, command_line, settings
 from composer_replication.recipes.verl.plan import PLAN, Plan
 from composer_replication.recipes.verl.process import Main
@@ -75,11 +77,14 @@ def test_what_verl_cannot_express_is_refused_and_another_substrate_named(said, a
         "actor_rollout_ref.rollout.response_length",
         "actor_rollout_ref.hybrid_engine",
         "actor_rollout_ref.rollout.do_sample",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.logprobs_mode",
+        "actor_rollout_ref.rollout.name",
         "actor_rollout_ref.rollout.quantization",
         "algorithm.adv_estimator",
         "data.shuffle",
         "model_engine",
         "reward.custom_reward_function.path",
+        "trainer.critic_warmup",
         "trainer.default_local_dir",
         "trainer.resume_mode",
         "trainer.save_freq",
@@ -328,3 +333,19 @@ def test_the_plugin_ends_a_process_of_a_run_that_cannot_load_it(plan):
         found = subprocess.run([sys.executable, "-c", code], env={PLAN: str(path)}, capture_output=True, text=True, check=False)
         assert found.returncode == 1
         assert "verl cannot load the plugin" in found.stderr
+
+
+def test_turns_of_other_weights_end_the_run():
+    check_versions([3, 3], expected=3, step=4)
+    with pytest.raises(BackendError, match=r"step 4: .* with the weights of step 2, not with those of step 3"):
+        check_versions([3, 2], expected=3, step=4)
+    with pytest.raises(BackendError, match="weights that it cannot name"):
+        check_versions([3, None], expected=3, step=4)
+
+
+def test_a_policy_without_a_generation_config_ends_its_turns_where_it_does_elsewhere(tmp_path):
+    config = Qwen3Config(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, eos_token_id=[5, 7])
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    loaded = Qwen3ForCausalLM.from_pretrained(tmp_path)
+    assert generation_config_of(str(tmp_path)).eos_token_id == loaded.generation_config.eos_token_id == [5, 7]

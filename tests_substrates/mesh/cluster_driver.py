@@ -25,7 +25,7 @@ async def main() -> None:
         await a_death_is_told_and_another_takes_the_place(mesh)
         one = await mesh.spawn("one", Thing, "hello")
         assert await one.call("environment", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO") == "0"
-        print(one.pid)
+        print(f"\nactor {one.pid}", flush=True)
     finally:
         await mesh.close()
 

@@ -65,7 +65,8 @@ def run(*words, environment, cwd=HERE):
 
 def test_a_mesh_joins_a_cluster_and_leaves_it_as_it_was(environment):
     for _ in range(2):  # the cluster goes on
-        pid = int(run("cluster_driver.py", environment=environment).split()[-1])
+        said = run("cluster_driver.py", environment=environment)  # Ray writes there too
+        (pid,) = map(int, re.findall(r"^actor (\d+)$", said, flags=re.M))
         assert gone_all([pid])  # the actors have ended with their mesh
 
 

@@ -17,6 +17,8 @@ from composer_replication.observe import RunDir
 from composer_replication.recipes.verl.plan import PLAN
 
 ARM, KILLED_AFTER, STEPS = "three_channels", 3, 4
+NOT_ITS = {PLAN, "VERL_PLATFORM", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+"""What other tests set for a process that is a rank itself."""
 SAME = ("reward/mean", "rlvr/loss", "hint/loss", "hint/turns", "replay/loss", "optimizer/grad_norm")
 
 
@@ -29,7 +31,7 @@ def steps_of(run: Path) -> dict[int, dict[str, float]]:
 def test_killed_after_a_step_it_goes_on_from_its_checkpoint(prepared, tmp_path):
     run, run_file = tmp_path / "run", tmp_path / "run.toml"
     command = [str(Path(sys.executable).with_name("composer")), "train", str(run_file)]
-    environment = {name: value for name, value in os.environ.items() if name not in (PLAN, "VERL_PLATFORM")}
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_ITS}
     with served({name: prepared / "teachers" / name for name in TEACHERS}) as teachers:
         made = quickstart_config(prepared, run, teachers, seed=0, steps=STEPS, sandbox="auto").model_dump()
         made["rollout"] |= {"group_size": 4}

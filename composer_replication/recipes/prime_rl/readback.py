@@ -90,15 +90,15 @@ class Readback:
             BackendError: a trace is none as PRIME-RL 0.8 keeps it; or hints or pairs did not reach the trainer, which is said
                 when all is recorded.
         """
-        found, traces, lost = measured(self.outputs), self._traces(), defaultdict[str, list[int]](list)
+        found, traces, given = measured(self.outputs), self._traces(), defaultdict[str, list[int]](list)
         self.run_dir.truncate_after(self.arm, -1)
         for step in sorted(found.keys() | traces):
             metrics = self._evaluation(step) | self._step(step)
             trained = bool(metrics.keys() - {name for name in metrics if name.startswith("eval/")})
             told = found.get(step, {})
-            for given, proof in _PROOFS.items():
-                if metrics.get(given) and _STEPPED in told and proof not in told:
-                    lost[given].append(step)
+            for name in _PROOFS:
+                if metrics.get(name) and _STEPPED in told:
+                    given[name].append(step)
             metrics |= {ours: told[theirs] for theirs, ours in _NAMES.items() if theirs in told}
             metrics |= {"rollout/total": float(self.rollouts), "rollout/tokens_total": float(self.tokens)}
             self.run_dir.log_metrics(self.arm, step, metrics)
@@ -106,11 +106,13 @@ class Readback:
                 self.terminal.step(self.arm, step, self.config.steps, metrics, self._off(metrics))
         if self._untold:
             self.terminal.note(f"{self.arm}: {self._untold} rollouts have no log-probs and are not among the trajectories")
+        # over the run, not by step: what overflows a batch is among the traces of its step, and in the batch of the next
+        lost = {name: steps for name, steps in given.items() if all(_PROOFS[name] not in told for told in found.values())}
         if lost:
-            said = "; ".join(f"{given} of step {', '.join(map(str, steps))}" for given, steps in lost.items())
+            said = "; ".join(f"{name} of step {', '.join(map(str, steps))}" for name, steps in lost.items())
             raise BackendError(
                 f"{self.arm}: PRIME-RL's trainer has not measured what it was given: {said}",
-                fix=f"look for {' and '.join(_PROOFS[given] for given in lost)} in the metrics of {self.outputs}",
+                fix=f"look for {' and '.join(_PROOFS[name] for name in lost)} in the metrics of {self.outputs}",
             )
 
     # --- inside -------------------------------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from composer_replication.errors import BackendError
 from composer_replication.recipes.verl.advantage import PENALTY, VERDICT
-from composer_replication.recipes.verl.answer import sample_of
+from composer_replication.recipes.verl.answer import check_versions, sample_of
 from composer_replication.recipes.verl.columns import Row, pack, tokens_of
 from composer_replication.recipes.verl.episodes import Episodes, GroupRecord
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT, Plan
@@ -59,7 +58,7 @@ class ComposerAgentLoop(AgentLoopBase):
 
         Raises:
             ModelError: as `answer.sample_of`.
-            BackendError: the turns were not sampled with the weights that the step starts from.
+            BackendError: as `answer.check_versions`.
         """
         uid, number, step = str(row["uid"]), int(row["session_id"]), int(row["global_steps"])
         evaluation = row["split"] == "held_out"
@@ -69,11 +68,7 @@ class ComposerAgentLoop(AgentLoopBase):
             rollout = self.episodes.rollout(str(row["task_id"]), step, number, evaluation=evaluation)
             version = step if evaluation else step - 1
             versions = await self._roll_out(rollout, f"{uid}_{number}", sampling_params)
-            if other := set(versions) - {version}:
-                raise BackendError(
-                    f"step {step}: verl's rollout server sampled with the weights of step {min(other)}, not of step {version}",
-                    fix='leave trainer.v1.trainer_mode as it is, "sync": the weights are sent before each step',
-                )
+            check_versions(versions, expected=version, step=step)
             trajectory = await self._in_thread(
                 partial(
                     rollout.finish,
@@ -84,17 +79,17 @@ class ComposerAgentLoop(AgentLoopBase):
             )
             record = await siblings.meet(number, trajectory)
         pairs = [Pair(**pair) for pair in json.loads(row["pairs"])] if number == 0 else []
-        return self._output(record, number, pairs, versions)
+        return self._output(record, number, pairs, version)
 
     def _count(self, evaluation: bool) -> int:
         return int(self.rollout_config.val_kwargs.n if evaluation else self.rollout_config.n)
 
-    async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int]:
+    async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int | None]:
         """Until the rollout ends; the versions of the weights that sampled it."""
         await self._in_thread(rollout.begin)
         ends, window = self.episodes.stop_ids, self.episodes.config.rollout.context_tokens
         context: list[int] = []
-        versions: list[int] = []
+        versions: list[int | None] = []
         while rollout.live:
             asked = rollout.request()
             context += asked.new_ids
@@ -111,7 +106,7 @@ class ComposerAgentLoop(AgentLoopBase):
             }
             session = {"session": request} if self.rollout_config.name == CPU_ROLLOUT else {}  # the others take no such word
             said = await self.server_manager.generate(request, prompt_ids=list(context), sampling_params=params, **session)
-            versions += [v for v in (said.extra_fields.get("global_steps"),) if v is not None]
+            versions.append(said.extra_fields.get("global_steps"))
             most, room = asked.max_new_tokens, window - len(context)
             sample = sample_of(said.token_ids, said.log_probs, said.stop_reason, most=most, room=room, ends=ends)
             context += sample.ids
@@ -121,7 +116,7 @@ class ComposerAgentLoop(AgentLoopBase):
     async def _in_thread(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.episodes.threads, work)
 
-    def _output(self, record: GroupRecord, number: int, pairs: list[Pair], versions: list[int]) -> ComposerOutput:
+    def _output(self, record: GroupRecord, number: int, pairs: list[Pair], version: int) -> ComposerOutput:
         trajectory = record.group.trajectories[number]
         ids, mask, logprobs = tokens_of(trajectory)
         prompt = list(trajectory.prompt_ids) or [self.tokenizer.pad_token_id]  # the box broke before there was one
@@ -141,8 +136,8 @@ class ComposerAgentLoop(AgentLoopBase):
             extra_fields={
                 **pack(Row(trajectory.trajectory_id, hints, tuple(pairs))),
                 "reward_extra_info": {},
-                "min_global_steps": min(versions, default=record.step),
-                "max_global_steps": max(versions, default=record.step),
+                "min_global_steps": version,
+                "max_global_steps": version,
             },
         )
 

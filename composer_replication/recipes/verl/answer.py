@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from composer_replication.errors import ModelError
+from composer_replication.errors import BackendError, ModelError
 from composer_replication.rollout.protocol import Sample
 
-__all__ = ["sample_of"]
+__all__ = ["check_versions", "sample_of"]
 
 
 def sample_of(
@@ -35,3 +35,18 @@ def sample_of(
         said = "with one" if ended else "without one"
         raise ModelError(f"verl's rollout server answered with {len(ids)} of {most} tokens, {said} that ends a turn", fix=fix)
     return Sample(ids=tuple(ids), logprobs=tuple(logprobs), finished=ended)
+
+
+def check_versions(versions: Iterable[int | None], *, expected: int, step: int) -> None:
+    """Compare the versions of the weights that sampled the turns of a step, as verl's servers name them, with the step's.
+
+    Raises:
+        BackendError: a turn was sampled with other weights, or with such as the server cannot name.
+    """
+    for version in versions:
+        if version != expected:
+            named = "weights that it cannot name" if version is None else f"the weights of step {version}"
+            raise BackendError(
+                f"step {step}: verl's rollout server sampled with {named}, not with those of step {expected}",
+                fix='leave trainer.v1.trainer_mode as it is, "sync": the weights are sent before each step',
+            )

@@ -8,6 +8,7 @@ CANNOT = (
     "curriculum.enabled: its data set is in order before the run begins (local can)",
     "rollout.refills: its filter throws groups away with their hints (local can)",
     "rollout.engine = vllm and sglang: its own servers sample (local can)",
+    "SGLang as its own server: it takes no list of ending tokens beside ignore_eos (vLLM does)",
     "LoRA: the hint channel's self-teacher and what is saved are of whole weights (trl can)",
     "loss.rlvr.importance = none with CUDA: its server's log-probs are not the trainer's (tis and icepop weigh by both)",
     "reward.kl_weight: its advantage estimators see rewards, and no verdict apart from them (local can)",

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.observe import RunDir, Terminal
@@ -51,11 +51,12 @@ class GroupRecord:
         return sum(values[number] for values in self.penalties.values())
 
 
-def _generation_config(path: str) -> GenerationConfig | None:
+def generation_config_of(path: str) -> GenerationConfig:
+    """As transformers gives it to the model that it loads."""
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:  # a policy need not have one
-        return None
+    except OSError:  # a policy need not have one; its config may name the tokens that end a turn
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
 
 
 class Episodes:
@@ -75,7 +76,7 @@ class Episodes:
         self.tasks = {t.spec.task_id: t for t in (*self.workshop.train, *self.workshop.held_out)}
         self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
         """Tools, tests and grades."""
-        self.stop_ids = stop_ids_of(_generation_config(plan.config.model.path), renderer.tokenizer)
+        self.stop_ids = stop_ids_of(generation_config_of(plan.config.model.path), renderer.tokenizer)
         """Tokens that end a turn: those that end one wherever else the policy samples."""
 
     def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
