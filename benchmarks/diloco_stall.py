@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=75, help="of which the first 15 are not measured")
-    parser.add_argument("--sequences", type=int, default=32, help="of a replica's step")
+    parser.add_argument("--sequences", type=int, default=16, help="of a replica's step")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--repeats", type=int, default=3)
