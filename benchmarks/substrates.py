@@ -150,10 +150,12 @@ def write_pairs(world: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=list(ENVIRONMENTS), choices=ENVIRONMENTS, metavar="SUBSTRATE")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="two or more: the first is left out")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--world", type=Path, default=ROOT / "runs" / "bench-substrates", help="where it all lies")
     asked = parser.parse_args()
+    if asked.rounds < 1 or asked.steps < 2:
+        parser.error("--rounds wants 1 or more, --steps 2 or more")
     world = asked.world.resolve()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a daemon's orphans count too
     prepare(world, Terminal(), seed=0, sandbox="auto")

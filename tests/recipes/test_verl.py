@@ -96,6 +96,16 @@ def test_settings_the_channels_rest_on_are_not_overridden(name):
         check(run({name: True}))
 
 
+def test_lora_is_refused_with_the_substrate_that_has_it():
+    with pytest.raises(ConfigError, match="whole weights") as refused:
+        check(run({"actor_rollout_ref.model.lora_rank": 8}))
+    assert 'substrate.type = "trl"' in str(refused.value.fix)
+
+
+def test_what_only_tunes_its_servers_is_free():
+    check(run({"+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size": 32}))
+
+
 def test_ranks_that_cannot_share_a_step_are_refused():
     check(run({"trainer.n_gpus_per_node": 4}, rollout={"groups": 2, "group_size": 2}))
     with pytest.raises(ConfigError, match="3 ranks cannot share 4 trajectories"):

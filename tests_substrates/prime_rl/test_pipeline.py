@@ -20,7 +20,7 @@ from composer_replication.distillation import SampledToken
 from composer_replication.errors import BackendError, ConfigError
 from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import group_advantages
-from composer_replication.recipes.prime_rl.algorithm import DROPPED, PAIR, UNREAD
+from composer_replication.recipes.prime_rl.algorithm import DROPPED, PAIR
 from composer_replication.recipes.prime_rl.config import LOSS_FN
 from composer_replication.recipes.prime_rl.scoring import REFERENCES, hints_of, shared_pairs
 from composer_replication.recipes.prime_rl.traces import trajectory_of
@@ -137,16 +137,30 @@ def test_hints_are_written_at_the_error_turn_only(algorithm, policy):
     assert [good.advantages[-1], bad.advantages[-1]] == pytest.approx(group_advantages([1.0, 0.0], "grpo"))
 
 
-def test_branches_that_cannot_be_read_are_counted_and_a_whole_group_of_them_is_an_error(algorithm, policy):
-    built, _ = algorithm()
-    good, bad = group(policy)
-    bad.nodes[1].logprobs = []
+def without_logprobs(policy, count):
+    siblings = group(policy)
+    for one in siblings[:count]:
+        one.nodes[1].logprobs = []
+    return siblings
+
+
+def test_branches_that_cannot_be_read_are_counted(algorithm, policy):
+    built, _ = algorithm(**{"rollout.groups": "1", "rollout.group_size": "2"})
+    good, bad = without_logprobs(policy, 1)
     finalized(built, [good, bad])
-    assert good.info[DROPPED] == bad.info[DROPPED] == {UNREAD: 1}
-    good, bad = group(policy)
-    good.nodes[1].logprobs = bad.nodes[1].logprobs = []
-    with pytest.raises(BackendError, match="no branch of a group can be read"):
-        finalized(built, [good, bad])
+    assert [one.metrics["hint/unread"] for one in (good, bad)] == [1.0, 0.0]
+    assert [one.metrics["hint/turns"] for one in (good, bad)] == [0.0, 1.0]
+    good, bad = without_logprobs(policy, 2)  # others could be read before: these are only counted
+    finalized(built, [good, bad])
+    assert [one.metrics["hint/unread"] for one in (good, bad)] == [1.0, 1.0]
+    assert good.info[DROPPED] == {}
+
+
+def test_that_none_of_a_step_s_branches_can_be_read_is_an_error(algorithm, policy):
+    built, _ = algorithm(**{"rollout.groups": "2", "rollout.group_size": "2"})
+    finalized(built, without_logprobs(policy, 2))
+    with pytest.raises(BackendError, match="none of 4 branches can be read"):
+        finalized(built, without_logprobs(policy, 2))
 
 
 def test_reward_minus_mean_is_the_stock_algorithm(algorithm, policy):

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+from living import gone_all
 
 from composer_replication.config import RunConfig, to_toml
 from composer_replication.embedded.quickstart import quickstart_config
@@ -47,8 +49,8 @@ def test_killed_after_a_step_it_goes_on_from_its_checkpoint(prepared, tmp_path):
                 time.sleep(0.2)
             process.kill()
         before = steps_of(run)[KILLED_AFTER]
-        while subprocess.run(["pgrep", "-f", str(run)], stdout=subprocess.DEVNULL, check=False).returncode == 0:
-            time.sleep(0.2)  # the guard asks them to end, and kills who does not
+        left = (int(pid) for pid in subprocess.run(["pgrep", "-f", str(run)], stdout=PIPE, text=True, check=False).stdout.split())
+        assert gone_all(left)  # the guard asks them to end, and kills who does not
         subprocess.run([*command, "--resume"], check=True, env=environment)
     after = steps_of(run)
     assert sorted(after) == list(range(1, STEPS + 1))

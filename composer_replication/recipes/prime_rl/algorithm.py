@@ -37,8 +37,6 @@ PAIR = "composer_pair"
 """Key of a trace's `info`: the number of its pair in the file."""
 DROPPED = "composer_dropped_hints"
 """Key of a trace's `info`: error turns that got no hint, by reason."""
-UNREAD = "unreadable_branch"
-"""Among these reasons: branches that are no trajectory, in which no error turn could be looked for."""
 
 
 def __getattr__(name: str) -> Any:
@@ -108,6 +106,8 @@ class _Channels:
     pairs: Pairs | None = None
     frozen: Any = None
     """The starting policy, where a server of its own serves it."""
+    read, unread = 0, 0
+    """Branches in which error turns were looked for so far, and those that are no trajectory."""
 
     async def open_channels(self) -> None:
         """PRIME-RL calls this before any weight has changed: the policy is still the one that the run starts from.
@@ -163,28 +163,22 @@ class _Channels:
                         sample.rl_weights = [0.0] * len(sample.token_ids)
 
     async def _hint(self, group: list[Any]) -> list[int]:
-        """The number of hinted turns of each rollout. Raises BackendError where no branch of the group can be read."""
+        """The number of hinted turns of each rollout. Raises BackendError as `_check_read`."""
         assert self.hints is not None
         placed: dict[str, tuple[int, Any]] = {}
         trajectories: list[Trajectory] = []
-        unread = 0
+        unread = [0] * len(group)
         for owner, rollout in enumerate(group):
             branches = [branch for branch, _ in self.trainable_branches(rollout)]
             for number, (sample, branch) in enumerate(zip(rollout.samples, branches, strict=True)):
                 found = trajectory_of(rollout, branch.nodes, number=number)
                 if found is None:
-                    unread += 1
+                    unread[owner] += 1
                     continue
                 placed[found.trajectory_id] = owner, sample
                 trajectories.append(found)
-        if unread and not trajectories:
-            raise BackendError(
-                "no branch of a group can be read for its error turns: log-probs are missing, or its tokens are not those of its "
-                "messages",
-                fix="sample with log-probs from PRIME-RL's own inference server, or set loss.hint.weight = 0",
-            )
+        self._check_read(len(trajectories), sum(unread))
         told = await asyncio.to_thread(self.hints.tell, trajectories)
-        dropped = told.dropped | ({UNREAD: unread} if unread else {})
         # a turn that several branches share is trained on in the first of them only
         turns = [turn for turn in told.turns if placed[turn.trajectory_id][1].mask[turn.student_start]]
         await asyncio.gather(*(self._teach(placed[turn.trajectory_id][1], turn) for turn in turns))
@@ -194,10 +188,21 @@ class _Channels:
             owner = placed[turn.trajectory_id][0]
             counts[owner] += 1
             tokens[owner] += len(turn.action_ids)
-        for rollout, count, size in zip(group, counts, tokens, strict=True):
-            rollout.record_metrics({"hint/turns": float(count), "hint/tokens": float(size)})
-            rollout.info[DROPPED] = dropped
+        for rollout, count, size, missed in zip(group, counts, tokens, unread, strict=True):
+            rollout.record_metrics({"hint/turns": float(count), "hint/tokens": float(size), "hint/unread": float(missed)})
+            rollout.info[DROPPED] = told.dropped
         return counts
+
+    def _check_read(self, read: int, unread: int) -> None:
+        """Raises BackendError once as many branches as a step has rollouts could not be read, and none could: the channel would
+        be silent, where a few are only counted."""
+        self.read, self.unread = self.read + read, self.unread + unread
+        if not self.read and self.unread >= self.run_config.rollout.groups * self.run_config.rollout.group_size:
+            raise BackendError(
+                f"none of {self.unread} branches can be read for its error turns: log-probs are missing, or its tokens are not "
+                "those of its messages",
+                fix="sample with log-probs from PRIME-RL's own inference server, or set loss.hint.weight = 0",
+            )
 
     async def _teach(self, sample: Any, turn: HintedTurn) -> None:
         """The self-teacher's log-probs of one turn, and the channel's weight on its tokens."""

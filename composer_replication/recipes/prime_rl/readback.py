@@ -147,7 +147,7 @@ class Readback:
         metrics["reward/unscored"] = float(_broken(arrived))
         if self.config.loss.hint.weight > 0:
             groups = {one.group: one.dropped for one in rollouts}
-            metrics |= {name: _total(rollouts, name) for name in ("hint/turns", "hint/tokens")}
+            metrics |= {name: _total(rollouts, name) for name in ("hint/turns", "hint/tokens", "hint/unread")}
             metrics["hint/dropped"] = float(sum(sum(dropped.values()) for dropped in groups.values()))
         if pairs:
             metrics["replay/pairs"] = _total(pairs, "replay/pairs")
@@ -172,6 +172,8 @@ class Readback:
             off["rlvr"] = "every advantage is 0: no group has rewards that differ"
         if not metrics.get("hint/turns"):
             dropped = f"{metrics.get('hint/dropped', 0.0):g} error turns without a hint"
+            if unread := metrics.get("hint/unread"):
+                dropped += f", {unread:g} branches that cannot be read"
             off["hint"] = "its weight is 0" if loss.hint.weight == 0 else f"no hints in this step ({dropped})"
         if not metrics.get("replay/pairs"):
             why = "no pairs in this step" if loss.replay.pairs is not None else f"no pairs: {NO_SOURCE}"

@@ -33,7 +33,6 @@ _OURS = (
     "actor_rollout_ref.hybrid_engine",
     "actor_rollout_ref.model.custom_chat_template",
     "actor_rollout_ref.model.hf_config_path",
-    "actor_rollout_ref.model.lora",
     "actor_rollout_ref.model.mtp.",
     "actor_rollout_ref.model.override_config",
     "actor_rollout_ref.model.tokenizer_path",
@@ -73,6 +72,9 @@ _FREE = (
     "actor_rollout_ref.model.override_config.attn_implementation",
     "actor_rollout_ref.ref.log_prob_",
     "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.block_size",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_custom_all_reduce",
     "actor_rollout_ref.rollout.log_prob_",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",
     "ray_kwargs.ray_init.",
@@ -96,6 +98,7 @@ AGGREGATION: Mapping[Objective, str] = {
     "dppo": "token-mean",
 }
 """verl's name for how an objective averages its tokens."""
+_LORA = "actor_rollout_ref.model.lora"
 _LOGGER = "trainer.logger"
 _RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 
@@ -118,7 +121,7 @@ class Files:
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError when an arm asks for what verl cannot express."""
+    """Raises ConfigError when an arm asks for what verl cannot express, ModelError for CUDA where there is none."""
     hint = config.loss.hint
     _refuse(config.curriculum.enabled, "curriculum.enabled = true", "verl reads its data set in one order")
     _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
@@ -154,6 +157,11 @@ def _check_options(config: RunConfig) -> None:
     ours = {name.lstrip("+") for cpu in (False, True) for name in settings(config, files, cpu=cpu)}
     for name in config.substrate.options:
         plain = name.lstrip("+~")
+        if plain.startswith(_LORA):
+            raise ConfigError(
+                f"substrate.options.{name} cannot be expressed on verl: hints and checkpoints are of whole weights",
+                fix='leave it out, or set substrate.type = "trl" and peft.r in its options',
+            )
         if (plain in ours or plain.startswith(_OURS)) and not plain.startswith(_FREE):
             raise ConfigError(
                 f"substrate.options.{name} follows from the run file, or the channels rest on it",
