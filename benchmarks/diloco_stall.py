@@ -45,23 +45,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--steps", type=int, default=75, help="of which the first 15 are not measured")
-    parser.add_argument("--sequences", type=int, default=16, help="of a replica's step")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[16, 32], help="of a replica's step")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     rows = []
-    print(f"{'replicas':>8} {'':12} {'wall s':>7} {'waited s':>8} {'share':>7} {'outer loop':>10} {'a round s':>9} {'step s':>7}")
-    for world in options.replicas:
+    times = f"{'wall s':>7} {'waited s':>8} {'share':>7} {'outer loop':>10} {'a round s':>9} {'step s':>7}"
+    print(f"{'replicas':>8} {'sequences':>9} {'':12} {times}")
+    for world, sequences in product(options.replicas, options.sequences):
         runs: dict[str, list[list[dict[str, float]]]] = {mode: [] for mode in MODES}
         for _, mode in product(range(options.repeats), MODES):
-            runs[mode].append(together(world, mode, options))
+            runs[mode].append(together(world, sequences, mode, options))
         for mode, found in runs.items():
-            row = {"replicas": world, "mode": mode, **summed_up(found)}
+            row = {"replicas": world, "sequences": sequences, "mode": mode, **summed_up(found)}
             rows.append(row)
             times = f"{row['wall_s']:7.2f} {row['stall_s']:8.3f} {row['stall_share']:7.2%} {row['outer_share']:10.2%}"
-            print(f"{world:8} {mode:12} {times} {row['round_s']:9.3f} {row['step_s']:7.3f}", flush=True)
+            print(f"{world:8} {sequences:9} {mode:12} {times} {row['round_s']:9.3f} {row['step_s']:7.3f}", flush=True)
     worst = max(row["stall_share"] for row in rows if row["mode"] == "streaming")
     size = sum(p.numel() for p in TinyLM(0, options.width).parameters())
     found = {"codec": options.codec, "h": H, "parameters": size, "streaming_stall_share": worst, "passed": worst <= MOST_STALLED}
@@ -71,14 +72,15 @@ def main() -> None:
     raise SystemExit(0 if found["passed"] else 1)
 
 
-def together(world: int, mode: str, options: argparse.Namespace) -> list[dict[str, float]]:
+def together(world: int, sequences: int, mode: str, options: argparse.Namespace) -> list[dict[str, float]]:
     """What each of the replicas measured, in a bucket of their own."""
     with moto() as url, ProcessPoolExecutor(world, get_context("spawn")) as pool:
         urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
-        return list(pool.map(replica, *zip(*[(rank, world, url, mode, options) for rank in range(world)], strict=True)))
+        each = [(rank, world, sequences, url, mode, options) for rank in range(world)]
+        return list(pool.map(replica, *zip(*each, strict=True)))
 
 
-def replica(rank: int, world: int, url: str, mode: str, options: argparse.Namespace) -> dict[str, float]:
+def replica(rank: int, world: int, sequences: int, url: str, mode: str, options: argparse.Namespace) -> dict[str, float]:
     """Train, and measure after the first H steps; all replicas begin together."""
     torch.set_num_threads(1)
     os.environ.update(environment(url))
@@ -96,7 +98,7 @@ def replica(rank: int, world: int, url: str, mode: str, options: argparse.Namesp
         for step in range(options.steps):
             if step == H:
                 began, rounds = time.perf_counter(), len(reports)
-            train_step(model, optimizer, share(0, step, world * options.sequences, rank, world), 1e-3)
+            train_step(model, optimizer, share(0, step, world * sequences, rank, world), 1e-3)
     wall = time.perf_counter() - began
     held = reports[rounds:]
     return {

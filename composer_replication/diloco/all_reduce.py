@@ -328,8 +328,8 @@ class ObjectStoreAllReduce:
         if sent is not None or found.rounding:
             self._settle(name, wanted, sent, found)
         self._rounds[name] = number + 1
-        if self._keep_rounds is not None and self.rank == min(found.seal.members):
-            _tidy(store, name, max(0, number + 1 - self._keep_rounds))
+        if self._keep_rounds is not None and number >= self._keep_rounds and self.rank == min(found.seal.members):
+            _tidy(store, name, number + 1 - self._keep_rounds)
         outcome = Outcome(
             name=name,
             round=number,

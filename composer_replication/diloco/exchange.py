@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.diloco.membership import Place, Present, agree, among, key_of, ranks_of
-from composer_replication.diloco.sending import Sent, bounds, check_header, checked, gated, most_bytes, read_header
+from composer_replication.diloco.sending import Sent, bounds, check_header, checked, gated, most_bytes
 from composer_replication.diloco.setting import Setting, Stopwatch
 from composer_replication.diloco.wire import (
     Chunk,
@@ -34,6 +34,8 @@ from composer_replication.errors import RoundError
 
 __all__ = ["DAMAGED", "NORM", "Exchanged", "exchange"]
 
+Range = tuple[str, int, int]
+"""Key, first byte and number of bytes."""
 DAMAGED, NORM, NOTHING = "damaged", "norm", "nothing"
 """Why a contribution does not count: it cannot be read, it is too large, or its sender had nothing to give."""
 
@@ -149,10 +151,11 @@ class _Scatter:
         self._mean = torch.zeros(place.size)
         self._made: dict[int, Reduced] = {}
         self._rounding: list[tuple[int, int, Tensor]] = []
+        self._ahead: dict[Range, bytes | None] = {}
+        """What was read before it was asked for."""
 
     def run(self) -> Exchanged:
-        size = self._setting.world_size
-        sealed = agree(self._setting, self._place, self._watch, lambda keys: Present(tuple(ranks_of(keys, size))))
+        sealed = agree(self._setting, self._place, self._watch, self._look)
         members = self._members = sealed.members
         sealed_at = self._watch.passed
         parts = [part for part, (begin, end) in enumerate(self._bounds) if end > begin]
@@ -162,9 +165,9 @@ class _Scatter:
 
         def gather() -> bool | None:
             keys = set(self._place.store.list("o"))
-            for part in parts:
-                if part in self._made:
-                    continue
+            missing = [part for part in parts if part not in self._made]
+            self._read_ahead(self._put_range(part) for part in missing if _made_key(part) in keys)
+            for part in missing:
                 if _made_key(part) in keys:
                     self._take(part)
                 elif self._watch.passed - sealed_at > self._patience(part, members):
@@ -173,6 +176,12 @@ class _Scatter:
 
         self._watch.until(gather, lambda: f"chunks {[part for part in parts if part not in self._made]} of the mean")
         return self._outcome(sealed)
+
+    def _look(self, keys: Collection[str]) -> Present:
+        """Who is there; their headers are read while others are waited for."""
+        here = ranks_of(keys, self._setting.world_size)
+        self._headers_of(here)
+        return Present(tuple(here))
 
     def _outcome(self, sealed: Seal) -> Exchanged:
         counted = [part not in self._made or self._setting.rank in self._made[part].members for part in range(len(self._bounds))]
@@ -230,8 +239,12 @@ class _Scatter:
 
     def _readable(self, part: int) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
         """Weight and values of a chunk by rank, and who does not count and why."""
-        headers = {rank: self._header(rank) for rank in self._members}
+        headers = self._headers_of(self._members)
         too_large = gated(self._setting, [header for header in headers.values() if header is not None])
+        wanted = {
+            rank: header for rank, header in headers.items() if header is not None and header.chunks and rank not in too_large
+        }
+        self._read_ahead(self._range(rank, header, part) for rank, header in wanted.items() if not self._is_own(rank))
         found, refused = {}, {}
         for rank, header in headers.items():
             if header is None:
@@ -247,12 +260,19 @@ class _Scatter:
                     refused[rank] = DAMAGED
         return found, refused
 
+    def _headers_of(self, ranks: Iterable[int]) -> dict[int, Contribution | None]:
+        """By rank; None for one that is damaged or missing."""
+        ranks = list(ranks)
+        self._read_ahead(self._header_range(rank) for rank in ranks if rank not in self._headers and not self._is_own(rank))
+        return {rank: self._header(rank) for rank in ranks}
+
     def _header(self, rank: int) -> Contribution | None:
-        if self._sent is not None and rank == self._setting.rank:
+        if self._sent is not None and self._is_own(rank):
             return self._sent.header
         if rank not in self._headers:
             try:
-                self._headers[rank] = read_header(self._setting, self._place, rank)
+                read = partial(self._read, self._header_range(rank))
+                self._headers[rank] = reread(lambda: check_header(self._setting, self._place, rank, read()))
             except DamagedError:
                 self._headers[rank] = None
         return self._headers[rank]
@@ -260,11 +280,33 @@ class _Scatter:
     def _chunk(self, rank: int, header: Contribution, part: int) -> Tensor:
         """Raises DamagedError."""
         begin, end = self._bounds[part]
-        if self._sent is not None and rank == self._setting.rank:
+        if self._sent is not None and self._is_own(rank):
             return self._setting.codec.decode(self._sent.chunks[part], end - begin)
-        at = header_length(self._setting.world_size) + sum(chunk.length for chunk in header.chunks[:part])
-        payload = self._place.store.get_range(key_of(rank), at, header.chunks[part].length)
-        return checked(self._setting, payload, header.chunks[part], end - begin)
+        return checked(self._setting, self._read(self._range(rank, header, part)), header.chunks[part], end - begin)
+
+    def _is_own(self, rank: int) -> bool:
+        """Whether this replica has a contribution at hand and need not read it."""
+        return self._sent is not None and rank == self._setting.rank
+
+    def _header_range(self, rank: int) -> Range:
+        return key_of(rank), 0, header_length(self._setting.world_size)
+
+    def _range(self, rank: int, header: Contribution, part: int) -> Range:
+        start = header_length(self._setting.world_size) + sum(chunk.length for chunk in header.chunks[:part])
+        return key_of(rank), start, header.chunks[part].length
+
+    def _put_range(self, part: int) -> Range:
+        begin, end = self._bounds[part]
+        return _made_key(part), 0, header_length(self._setting.world_size) + most_bytes(end - begin)
+
+    def _read_ahead(self, asked: Iterable[Range]) -> None:
+        """Read at once what is asked for one by one next."""
+        asked = list(asked)
+        self._ahead = dict(zip(asked, self._place.store.get_many(asked), strict=True))
+
+    def _read(self, asked: Range) -> bytes | None:
+        """What was read ahead, the first time; then what is in the store."""
+        return self._ahead.pop(asked) if asked in self._ahead else self._place.store.get_range(*asked)
 
     def _take(self, part: int) -> None:
         """Read a chunk that has been put.
@@ -301,7 +343,7 @@ class _Scatter:
     def _put_header(self, part: int) -> tuple[Reduced, bytes]:
         begin, end = self._bounds[part]
         length = header_length(self._setting.world_size)
-        found = self._place.store.get_range(_made_key(part), 0, length + most_bytes(end - begin)) or b""
+        found = self._read(self._put_range(part)) or b""
         header = read_reduced(found[:length])
         mine = (self._setting.run, self._place.name, self._place.round, part, self._setting.codec.name, end - begin)
         if (header.run, header.name, header.round, header.chunk, header.codec, header.size) != mine:

@@ -86,6 +86,7 @@ class Stopwatch:
         """
         pause = _FIRST_LOOK_S
         while True:
+            began = self.passed
             found = look()
             if found is not None:
                 return found
@@ -94,5 +95,6 @@ class Stopwatch:
                     f"after {self._setting.timeout_s:g} s rank {self._setting.rank} still waits for {waiting_for()}",
                     fix="see what became of these replicas, or allow a lower quorum and a deadline",
                 )
+            pause = min(max(pause, self.passed - began), self._setting.poll_s)  # a slow store is asked less often
             self._setting.clock.sleep(pause)
-            pause = min(_SLOWER * pause, self._setting.poll_s)
+            pause *= _SLOWER

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from functools import partial
 
 import pytest
 import torch
 from in_threads import together, vector
-from s3_server import S3Server, environment
+from s3_server import Handler, S3Server, environment
 
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
 from composer_replication.diloco.conditional import check_conditional_writes
@@ -55,6 +56,8 @@ def test_objects_are_written_read_listed_and_removed(store):
     assert store.get_range("a/b", 8, 30) == b"ij"
     assert store.get_range("a/b", 30, 3) is None
     assert store.get_range("a/none", 0, 3) is None
+    assert store.get_many([("a/b", 8, 30), ("a/none", 0, 3), ("a/b", 30, 3), ("a/b", 2, 3)]) == [b"ij", None, None, b"cde"]
+    assert store.get_many([]) == []
     assert store.get_ranges("a/b", [0, 5], [2, 2]) == [b"ab", b"fg"]
     assert store.get_ranges("a/none", [0], [1]) is None
     assert store.list() == store.list("a") == ["a/b", "a/c"]
@@ -73,8 +76,25 @@ def test_traffic_is_counted_in_every_view(store):
     view.get("key")
     view.get("none")
     assert (view.traffic.up, view.traffic.down, view.traffic.requests) == (5, 5, 3)
-    assert (store.traffic.up, store.traffic.down, store.traffic.requests) == (5, 5, 3)
+    view.get_many([("key", 0, 2), ("key", 3, 9), ("none", 0, 1)])
+    assert (view.traffic.up, view.traffic.down, view.traffic.requests) == (5, 9, 6)
+    assert (store.traffic.up, store.traffic.down, store.traffic.requests) == (5, 9, 6)
     assert store.where("key").endswith("key")
+
+
+def test_several_objects_are_read_at_once(serve, monkeypatch):
+    serve()
+    store = open_store("s3://bucket/run", timeout_s=600)
+    for key in "abc":
+        store.put(key, key.encode())
+    all_there, answer = threading.Barrier(3), Handler.do_GET
+
+    def answer_three(self):
+        all_there.wait(600)
+        answer(self)
+
+    monkeypatch.setattr(Handler, "do_GET", answer_three)
+    assert store.get_many([(key, 0, 1) for key in "cab"]) == [b"c", b"a", b"b"]
 
 
 def test_replicas_train_through_s3_and_the_server_counts_what_they_count(serve):
@@ -115,8 +135,11 @@ def test_a_bucket_that_cannot_be_used_is_told_at_the_start(serve, fault, said):
 
 def test_a_server_that_is_not_there_is_told(serve):
     serve().__exit__()
+    store = open_store("s3://bucket", timeout_s=0.5)
     with pytest.raises(ObjectStoreError, match="see whether the store is reachable"):
-        open_store("s3://bucket", timeout_s=0.5).get("key")
+        store.get("key")
+    with pytest.raises(ObjectStoreError, match="bucket/some/other cannot be read"):
+        store.get_many([("some/other", 0, 1)])
 
 
 def test_a_bucket_that_fills_up_stops_the_round_and_not_the_others_hashes(serve):

@@ -32,9 +32,9 @@ def test_the_losses_of_data_parallel_are_those_that_were_measured(inner):
     assert f"{LOSS['lr'][inner]:g} for {name}" in PAGE
 
 
-@pytest.mark.parametrize("one", STALL["rows"], ids=lambda one: f"{one['replicas']} {one['mode']}")
+@pytest.mark.parametrize("one", STALL["rows"], ids=lambda one: f"{one['replicas']} {one['sequences']} {one['mode']}")
 def test_what_is_waited_is_what_was_measured(one):
     shares = [f"{100 * one[name]:.2f} %" for name in ("stall_share", "outer_share")]
     times = [f"{1000 * one[name]:.0f}" for name in ("round_s", "step_s")]
-    row = " | ".join([str(one["replicas"]), one["mode"], *shares, *times, f"{one['wall_s']:.1f}"])
+    row = " | ".join([str(one["replicas"]), str(one["sequences"]), one["mode"], *shares, *times, f"{one['wall_s']:.1f}"])
     assert WAITING.count(f"| {row} |\n") == 1

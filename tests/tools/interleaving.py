@@ -40,6 +40,9 @@ class GatedStore(Store):
         self._gate("get_range", key)
         return super().get_range(key, start, length)
 
+    def get_many(self, asked):
+        return [self.get_range(*one) for one in asked]
+
     def list(self, prefix=""):
         self._gate("list", prefix)
         return super().list(prefix)
