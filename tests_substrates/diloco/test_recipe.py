@@ -89,11 +89,11 @@ def whole(world, tmp_path_factory):
 
 
 class Job:
-    """`composer diloco run` in the background."""
+    """`composer diloco run` in the background, as from a terminal or, with `hangup="ignore"`, by nohup."""
 
-    def __init__(self, run_file, out):
+    def __init__(self, run_file, out, hangup="default"):
         self.folder, self._output = out / "run", out.with_suffix(".log")
-        words = [*COMPOSER, "diloco", "run", run_file, "--out", out]
+        words = ["env", f"--{hangup}-signal=HUP", *COMPOSER, "diloco", "run", run_file, "--out", out]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._output.open("wb") as file:
             self.process = subprocess.Popen(list(map(str, words)), env=env, start_new_session=True, stdout=file, stderr=file)
@@ -163,6 +163,14 @@ def test_a_command_that_is_told_to_end_ends_its_replicas_first(run_file, tmp_pat
     assert not (job.folder / "replicas.json").exists()
     outcomes = [json.loads(path.read_text()) for path in job.folder.glob("store/replicas/*/*/outcome.json")]
     assert [outcome["error"] for outcome in outcomes] == ["cancelled"] * 2
+
+
+def test_a_command_that_nohup_started_outlives_its_terminal(run_file, tmp_path):
+    with Job(run_file, tmp_path / "kept", hangup="ignore") as job:
+        job.wait_for_a_state(0)
+        job.process.send_signal(signal.SIGHUP)
+        assert job.process.wait(HANG_S) == 0, job.output()
+    assert final_weights(job.folder)[0] == "step_00004"
 
 
 def test_composer_train_sends_a_run_of_replicas_to_the_right_command(run_file):
