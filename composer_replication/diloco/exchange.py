@@ -157,6 +157,7 @@ class _Scatter:
     def run(self) -> Exchanged:
         sealed = agree(self._setting, self._place, self._watch, self._look)
         members = self._members = sealed.members
+        self._headers = {rank: header for rank, header in self._headers.items() if header is not None}  # it may be there by now
         sealed_at = self._watch.passed
         parts = [part for part, (begin, end) in enumerate(self._bounds) if end > begin]
         for part in parts:
@@ -302,7 +303,7 @@ class _Scatter:
     def _read_ahead(self, asked: Iterable[Range]) -> None:
         """Read at once what is asked for one by one next."""
         asked = list(asked)
-        self._ahead = dict(zip(asked, self._place.store.get_many(asked), strict=True))
+        self._ahead.update(zip(asked, self._place.store.get_many(asked), strict=True))
 
     def _read(self, asked: Range) -> bytes | None:
         """What was read ahead, the first time; then what is in the store."""

@@ -90,7 +90,7 @@ def test_several_objects_are_read_at_once(serve, monkeypatch):
     all_there, answer = threading.Barrier(3), Handler.do_GET
 
     def answer_three(self):
-        all_there.wait(600)
+        all_there.wait(60)
         answer(self)
 
     monkeypatch.setattr(Handler, "do_GET", answer_three)

@@ -107,7 +107,7 @@ class _Channels:
     frozen: Any = None
     """The starting policy, where a server of its own serves it."""
     read, unread = 0, 0
-    """Branches in which error turns were looked for so far, and those that are no trajectory."""
+    """Of the present window: rollouts in which error turns were looked for, and those of which no branch is a trajectory."""
 
     async def open_channels(self) -> None:
         """PRIME-RL calls this before any weight has changed: the policy is still the one that the run starts from.
@@ -177,7 +177,8 @@ class _Channels:
                     continue
                 placed[found.trajectory_id] = owner, sample
                 trajectories.append(found)
-        self._check_read(len(trajectories), sum(unread))
+        readable = {owner for owner, _ in placed.values()}
+        self._check_read(len(readable), sum(missed > 0 and owner not in readable for owner, missed in enumerate(unread)))
         told = await asyncio.to_thread(self.hints.tell, trajectories)
         # a turn that several branches share is trained on in the first of them only
         turns = [turn for turn in told.turns if placed[turn.trajectory_id][1].mask[turn.student_start]]
@@ -194,15 +195,18 @@ class _Channels:
         return counts
 
     def _check_read(self, read: int, unread: int) -> None:
-        """Raises BackendError once as many branches as a step has rollouts could not be read, and none could: the channel would
-        be silent, where a few are only counted."""
+        """Raises BackendError when none of the last rollouts, as many as a step has, could be read: the channel would be silent.
+        A few are only counted."""
         self.read, self.unread = self.read + read, self.unread + unread
-        if not self.read and self.unread >= self.run_config.rollout.groups * self.run_config.rollout.group_size:
+        if self.read + self.unread < self.run_config.rollout.groups * self.run_config.rollout.group_size:
+            return
+        if not self.read:
             raise BackendError(
-                f"none of {self.unread} branches can be read for its error turns: log-probs are missing, or its tokens are not "
+                f"none of {self.unread} rollouts can be read for its error turns: log-probs are missing, or its tokens are not "
                 "those of its messages",
                 fix="sample with log-probs from PRIME-RL's own inference server, or set loss.hint.weight = 0",
             )
+        self.read, self.unread = 0, 0
 
     async def _teach(self, sample: Any, turn: HintedTurn) -> None:
         """The self-teacher's log-probs of one turn, and the channel's weight on its tokens."""
