@@ -162,7 +162,7 @@ def prime_rl(session: nox.Session) -> None:
 
 @nox.session(python="3.12")
 def harbor(session: nox.Session) -> None:
-    """Exported tasks under the loader of Harbor, which needs Python 3.12; nothing here needs torch. Its runner gets boxes of bwrap."""
+    """Exported tasks under the loader of Harbor, which needs Python 3.12; nothing here needs torch. Its runner uses bwrap."""
     if not shutil.which("bwrap"):
         session.skip("NOT CHECKED: bubblewrap is not installed on this machine")
     session.install("--quiet", "--no-deps", "--editable", ".")
