@@ -1,7 +1,7 @@
 """How often agreement of teachers is found, and is right: the cascade beside votes by exact string and by canonical string.
 
 Synthetic teachers of known skill answer states whose right action is known. Who is right writes it in one of the forms that the
-labelled pairs of `tests/agreement` have shown, by carrying them out, to do the same. Who is wrong does something else: an action
+labelled pairs of `tests/actions` have shown, by carrying them out, to do the same. Who is wrong does something else: an action
 on other files (`elsewhere`), or one that is shown to be a near miss (`near`). The student is wrong in half of the states. A pair
 is correct when its chosen action does what the right one does and its rejected one does not.
 """
@@ -20,8 +20,18 @@ from typing import Any
 
 from measuring import emit
 
-from composer_replication.actions import canonical_action, parse_action
-from composer_replication.agreement import Answer, Ballot, Scene, Verdict, Vote, choose, cluster_votes, compare, family_accuracies
+from composer_replication.actions.agreement import (
+    Answer,
+    Ballot,
+    Scene,
+    Verdict,
+    Vote,
+    choose,
+    cluster_votes,
+    compare,
+    family_accuracies,
+)
+from composer_replication.actions.calls import canonical_action, parse_action
 from composer_replication.envs.tools import TOOLSETS
 
 TESTS = Path(__file__).resolve().parent.parent / "tests" / "agreement"

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from composer_replication.embedded.quickstart import prepare, quickstart_config
-from composer_replication.embedded.teachers import TEACHERS, served
 from composer_replication.observe import Terminal
+from composer_replication.quickstart.run import prepare, quickstart_config
+from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.trainer.loop import train
 from composer_replication.trainer.open_run import open_run
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "hints
 from labelled.read import labelled, score
 
 from composer_replication.hints import BUILTIN_DETECTORS, Detector, detect
-from composer_replication.transcript import Trace
+from composer_replication.types.transcript import Trace
 
 REPEATS = 9
 

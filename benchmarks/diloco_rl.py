@@ -35,9 +35,9 @@ from safetensors.numpy import load_file
 
 from composer_replication.config import RunConfig, TeacherConfig, to_toml
 from composer_replication.diloco.store import open_store
-from composer_replication.embedded.quickstart import prepare, quickstart_config
-from composer_replication.embedded.teachers import TEACHERS, served
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.quickstart.run import prepare, quickstart_config
+from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.recipes.diloco.job import rendezvous_of
 from composer_replication.recipes.diloco.status import read_status
 from composer_replication.trainer.loop import train

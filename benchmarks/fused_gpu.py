@@ -24,8 +24,8 @@ from measuring import emit
 from torch import Tensor
 
 from composer_replication.distillation import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD, fused, fused_divergence
-from composer_replication.fused_head import Head, TeacherRows, fused_token_loss, token_loss
-from composer_replication.fused_head.one_pass import chunk_rows, one_pass
+from composer_replication.kernels import Head, TeacherRows, fused_token_loss, token_loss
+from composer_replication.kernels.one_pass import chunk_rows, one_pass
 
 LOSSES: dict[str, Divergence | None] = {
     "logprob": None,

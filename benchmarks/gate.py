@@ -29,7 +29,7 @@ from typing import Any, get_args
 
 from measuring import emit
 
-from composer_replication.agreement import Answer, Verdict, Vote, choose, cluster_votes
+from composer_replication.actions.agreement import Answer, Verdict, Vote, choose, cluster_votes
 from composer_replication.teachers import Gate, Step, Tariff, bill
 from composer_replication.teachers.gate import Rule
 

@@ -57,7 +57,7 @@ def divergence(variant: str, beta: float, hidden: Tensor, taught: Tensor, weight
     n = len(hidden)
     if variant == "ours":
         from composer_replication.distillation import GeneralizedJSD, fused_divergence
-        from composer_replication.fused_head import Head, TeacherRows
+        from composer_replication.kernels import Head, TeacherRows
 
         teacher = [TeacherRows(taught, Head(weight.detach()))]
         return lambda: fused_divergence(hidden, Head(weight), teacher, GeneralizedJSD(beta), torch.full((n,), 1 / n))[0]
@@ -77,7 +77,7 @@ def logprob(variant: str, hidden: Tensor, weight: Tensor) -> Callable[[], Tensor
     n = len(hidden)
     targets = torch.randint(VOCABULARY, (n,))
     if variant == "ours":
-        from composer_replication.fused_head import Head, fused_token_loss
+        from composer_replication.kernels import Head, fused_token_loss
 
         return lambda: fused_token_loss(hidden, Head(weight), targets, lambda logprobs, _rows: -logprobs / n)[0]
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from composer_replication.config import RunConfig, SubstrateConfig
-from composer_replication.embedded.quickstart import prepare, quickstart_config
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.recipes.mesh.driver import Driver
 from composer_replication.trainer.loop import train
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 
 MESHES = {"ray": "RayMesh", "monarch": "MonarchMesh"}
 VICTIMS = ("generator-0", "env-0", "rewarder", "trainer")

@@ -27,9 +27,9 @@ from rich.table import Table
 from substrates import ENVIRONMENTS, ROOT, composer_of
 
 from composer_replication.config import RunConfig, SubstrateConfig, TeacherConfig, resolve_arm, to_toml
-from composer_replication.embedded.quickstart import ARM_STEPS, ARMS, prepare, quickstart_config
-from composer_replication.embedded.teachers import TEACHERS, served
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.quickstart.run import ARM_STEPS, ARMS, prepare, quickstart_config
+from composer_replication.quickstart.teachers import TEACHERS, served
 
 ARM = "three_channels"
 COUNTS = {"rlvr": "rlvr/tokens", "hint": "hint/turns", "replay": "replay/pairs"}

@@ -20,8 +20,8 @@ from pathlib import Path
 from measuring import Samples, emit, interleave, ratio
 
 from composer_replication.sandbox import Command, Ending, ExecResult, Installation, Isolation, Sandbox, Tree, open_sandbox
-from composer_replication.sandbox.bubblewrap import SYSTEM_FOLDERS
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.backends.bubblewrap import SYSTEM_FOLDERS
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.interpreter import installation_of
 from composer_replication.sandbox.opening import available
 from composer_replication.types import Deletion, TaskSpec

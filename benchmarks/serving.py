@@ -16,11 +16,11 @@ import torch
 from bench_rollout import NEVER, OBSERVATION, PROMPT, ROLLOUTS, SAMPLED, TURNS, conversation, tiny_model
 from measuring import cpu_seconds, emit, interleave, ratio
 
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollout.protocol import Engine, SampleRequest
 from composer_replication.rollout.serving import ServingEngine, open_server
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
-from composer_replication.trainer.models import save_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 from served_policy import Policy

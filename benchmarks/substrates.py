@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from composer_replication.config import to_toml
-from composer_replication.embedded.quickstart import prepare, quickstart_config
 from composer_replication.observe import RunDir, Terminal
+from composer_replication.quickstart.run import prepare, quickstart_config
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {"local": ".venv", "trl": ".nox/trl", "verl": ".nox/verl", "ray": ".nox/mesh", "monarch": ".nox/monarch"}

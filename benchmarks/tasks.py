@@ -29,10 +29,10 @@ from typing import Any
 
 from measuring import cpu_seconds, emit
 
-from composer_replication.errors import ComposerError
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
 from composer_replication.tasks import BuildEvent, BuildOptions, BuildReport, build_tasks, load_tasks
-from composer_replication.tasks.baseline import baseline_from_json, baseline_to_json
+from composer_replication.tasks.proofs.baseline import baseline_from_json, baseline_to_json
+from composer_replication.types.errors import ComposerError
 
 PACKAGES = (
     "inflection==0.5.1",

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.diloco import open_store
-from composer_replication.diloco.weights import WeightPublisher, WeightPuller
+from composer_replication.weights import WeightPublisher, WeightPuller
 
 ROOT = Path(__file__).resolve().parent.parent
 RATES, TYPES = (1e-6, 1e-5), (torch.bfloat16, torch.float16, torch.float32)

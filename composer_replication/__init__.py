@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.batch import build_batch, collate
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
     from composer_replication.loss import LossComponents, compose_loss
+    from composer_replication.loss.batch import build_batch, collate
+    from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer as ComposerReplicationTrainer
     from composer_replication.teacher_replay import (
         DEFAULT_TEACHERS,
         DPOPair,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         extract_dpo_pairs,
         replay_trace,
     )
-    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer as ComposerReplicationTrainer
 
 __version__ = "0.1.0"
 
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "ComposerReplicationTrainer": "trainer.composer_trainer",  # needs an extra, and so is no part of `import *`
+    "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is no part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",
     "LossComponents": "loss",
     "TraceState": "teacher_replay",
-    "build_batch": "batch",
-    "collate": "batch",
+    "build_batch": "loss",
+    "collate": "loss",
     "compose_loss": "loss",
     "make_diloco_outer_loop": "diloco.outer_loop",  # likewise
     "extract_dpo_pairs": "teacher_replay",

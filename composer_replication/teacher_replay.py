@@ -13,16 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from composer_replication.disagreements import (
-    Disagreements,
-    DPOPair,
-    check_states,
-    extract_dpo_pairs,
-    find_disagreements,
-    pairs_to_token_pairs,
-    same_action,
-)
-from composer_replication.replay_steps import steps_of
 from composer_replication.teachers import (
     Gate,
     Ledger,
@@ -35,6 +25,16 @@ from composer_replication.teachers import (
     ask_in_tiers,
     cheapest,
     read_answers,
+)
+from composer_replication.teachers.gate_steps import steps_of
+from composer_replication.teachers.pair_mining import (
+    Disagreements,
+    DPOPair,
+    check_states,
+    extract_dpo_pairs,
+    find_disagreements,
+    pairs_to_token_pairs,
+    same_action,
 )
 from composer_replication.teachers.pool import answer_key
 from composer_replication.traces import TraceState

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from composer_replication.envs.faces.verifiers import CodingTaskset
+from composer_replication.integrations.verifiers import CodingTaskset
 
 __all__ = ["CodingTaskset"]

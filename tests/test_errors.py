@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.errors import one_of
+from composer_replication.types.errors import one_of
 
 
 def test_the_closest_names_and_never_a_long_list() -> None:

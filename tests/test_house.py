@@ -18,7 +18,7 @@ from composer_replication.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "composer_replication"
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if PACKAGE / "embedded" / "projects" not in path.parents)
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if PACKAGE / "quickstart" / "projects" not in path.parents)
 HEAVY = ("accelerate", "numpy", "openai", "pydantic", "torch", "transformers", "triton")
 README = (ROOT / "README.md").read_text("utf-8")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60

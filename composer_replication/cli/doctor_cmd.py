@@ -19,12 +19,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer_replication.config import SubstrateType
-from composer_replication.errors import ConfigError
 from composer_replication.recipes.substrates import SUBSTRATES
 from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox.doctor.selftest import Finding, Verdict, self_test
 from composer_replication.sandbox.opening import survey
 from composer_replication.sandbox.protocol import Isolation
-from composer_replication.sandbox.selftest import Finding, Verdict, self_test
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["doctor"]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from composer_replication.cli.options import SandboxOption
-from composer_replication.errors import ConfigError, TaskError
+from composer_replication.cli.support.options import SandboxOption
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
 from composer_replication.tasks.store import load_tasks
+from composer_replication.types.errors import ConfigError, TaskError
 
 __all__ = ["export_tasks", "import_tasks"]
 

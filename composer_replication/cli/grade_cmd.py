@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer_replication.cli.options import SandboxOption
-from composer_replication.errors import ConfigError
+from composer_replication.cli.support.options import SandboxOption
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade as grade_workspace
+from composer_replication.sandbox.grading.grade import grade as grade_workspace
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import load_task
 from composer_replication.types import GradeReport, Outcome, Unscored, to_json
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["grade"]
 

@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer_replication.cli.transcripts import Batch, read_transcripts
+from composer_replication.cli.support.transcripts import Batch, read_transcripts
 from composer_replication.config import load_teachers
-from composer_replication.errors import TeacherError, TraceError
 from composer_replication.hints import (
     DEFAULT_GENERATORS,
     Detector,
@@ -31,9 +30,10 @@ from composer_replication.hints import (
 )
 from composer_replication.hints import explain as explain_one
 from composer_replication.teachers import Ledger, Teacher
-from composer_replication.trainer.judging import Answered, ask_teacher
-from composer_replication.transcript import Trace, Transcript
+from composer_replication.trainer.llm_judge import Answered, ask_teacher
 from composer_replication.types import Finding, Hint, to_json
+from composer_replication.types.errors import TeacherError, TraceError
+from composer_replication.types.transcript import Trace, Transcript
 
 __all__ = ["app"]
 

@@ -1,7 +1,7 @@
 """The top of the command line: what it offers, and how an error is told.
 
 A `ComposerError` is printed as what is wrong and the fix, without a traceback, and ends with its class's exit code (drawn in
-`composer_replication.errors`). Ctrl-C ends with 130. Anything else is a bug and keeps its traceback.
+`composer_replication.types.errors`). Ctrl-C ends with 130. Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from composer_replication.cli.serve_cmd import app as serve_app
 from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
-from composer_replication.errors import ComposerError
+from composer_replication.types.errors import ComposerError
 
 __all__ = ["app", "main"]
 

@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer_replication.actions import parse_action
-from composer_replication.cli.options import refuse_overwriting
+from composer_replication.actions.calls import parse_action
 from composer_replication.cli.replay_cmd import read_states
-from composer_replication.errors import ConfigError
+from composer_replication.cli.support.options import refuse_overwriting
+from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from composer_replication.disagreements import Disagreements
     from composer_replication.replaysim import NormalizeReport
     from composer_replication.replaysim.pairs_file import BadLine
     from composer_replication.replaysim.recipe import Operator
     from composer_replication.teachers import TeacherAnswer
+    from composer_replication.teachers.pair_mining import Disagreements
     from composer_replication.traces import TraceState
 
 __all__ = ["app"]
@@ -47,9 +47,9 @@ def extract(
 
     Exits with 9 when no state gives one.
     """
-    from composer_replication.disagreements import find_disagreements
     from composer_replication.replaysim.pairs_file import write_pairs
     from composer_replication.teachers import read_answers
+    from composer_replication.teachers.pair_mining import find_disagreements
 
     refuse_overwriting({"STATES": states, "ANSWERS": answers}, {"--out": out})
     given, told = read_states(states), read_answers(answers)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from composer_replication.cli.gating import (
+from composer_replication.cli.replay_cmd import read_states
+from composer_replication.cli.support.gating import (
     AuditOption,
     CheapOption,
     FindingsOption,
@@ -22,7 +23,6 @@ from composer_replication.cli.gating import (
     listed,
     split_teachers,
 )
-from composer_replication.cli.replay_cmd import read_states
 from composer_replication.config import load_teachers
 from composer_replication.observe import Terminal, usd
 
@@ -59,9 +59,9 @@ def plan(
 
     Asks nobody. Exits with 6 when --max-usd does not do for the expected cost.
     """
-    from composer_replication.replay_steps import steps_of
     from composer_replication.teachers import Teacher, check_teachers, warn_of_cap
     from composer_replication.teachers import plan as plan_replay
+    from composer_replication.teachers.gate_steps import steps_of
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from composer_replication.cli.kinds import refuse_other_kind
-from composer_replication.errors import ConfigError
+from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.observe import Terminal, files, mean_and_se
 from composer_replication.tokens import ChatRenderer
-from composer_replication.transcript import Trace
 from composer_replication.types import Trajectory, to_json
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer_replication.cli.options import SandboxOption
+from composer_replication.cli.support.options import SandboxOption
 
 __all__ = ["quickstart"]
 
@@ -25,6 +25,6 @@ def quickstart(
 
     Needs no GPU, no key and no download. Run again after an interruption, it goes on where it stopped.
     """
-    from composer_replication.embedded.quickstart import ARM_STEPS, run_quickstart
+    from composer_replication.quickstart.run import ARM_STEPS, run_quickstart
 
     run_quickstart(out / name, seed=seed, steps=steps or ARM_STEPS, sandbox=sandbox)

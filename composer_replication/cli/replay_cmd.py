@@ -16,7 +16,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from rich.console import Console
 
-from composer_replication.cli.gating import (
+from composer_replication.cli.support.gating import (
     AuditOption,
     CheapOption,
     FindingsOption,
@@ -29,13 +29,13 @@ from composer_replication.cli.gating import (
     split_teachers,
     without_gate,
 )
-from composer_replication.cli.kinds import refuse_other_kind
+from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.config import load_teachers
 from composer_replication.config.lines import read_models
-from composer_replication.errors import ConfigError, TeacherError
 from composer_replication.observe import Phase, Terminal, files, usd
 from composer_replication.traces import TraceState
 from composer_replication.types import to_json
+from composer_replication.types.errors import ConfigError, TeacherError
 
 if TYPE_CHECKING:
     from composer_replication.teachers import Gate, Ledger, Teacher, TeacherAnswer, TieredAnswers

@@ -17,21 +17,21 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from composer_replication.cli.options import SandboxOption, marked
+from composer_replication.cli.support.options import SandboxOption, marked
 from composer_replication.envs import CodingEnv, TestCache, noop_script, oracle_script
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe import Terminal, mean_and_se
 from composer_replication.rollout import Budgets, Engine, Progress, RandomEngine, ScriptedEngine, collect_groups
 from composer_replication.sandbox import Sandbox, open_sandbox
-from composer_replication.sandbox.grading import GradeCache
+from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import Group, Message, Unscored, to_json
+from composer_replication.types.errors import ConfigError, StorageError
 
 __all__ = ["rollout"]
 
@@ -192,16 +192,16 @@ def _budgets(actor: _Actor, *given: int | None) -> Budgets:
 
 def _model(path: str) -> _Actor:
     from composer_replication.config import ModelConfig
+    from composer_replication.loss.forward.models import load_policy
     from composer_replication.rollout.transformers_engine import TransformersEngine
-    from composer_replication.trainer.models import load_policy
 
     model, tokenizer = load_policy(ModelConfig(path=path))
     return _Actor(TransformersEngine(model, tokenizer), ChatRenderer(tokenizer), Budgets())
 
 
 def _served(path: str, kind: Literal["vllm", "sglang"], url: str) -> _Actor:
+    from composer_replication.loss.forward.models import load_tokenizer
     from composer_replication.trainer.engines import open_server_engine
-    from composer_replication.trainer.models import load_tokenizer
 
     tokenizer, generation = load_tokenizer(path)
     return _Actor(open_server_engine(kind, url, tokenizer, generation), ChatRenderer(tokenizer), Budgets())

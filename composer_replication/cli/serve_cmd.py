@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from composer_replication.cli.options import SandboxOption
-from composer_replication.errors import ConfigError
+from composer_replication.cli.support.options import SandboxOption
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -39,8 +39,8 @@ def openenv(
 
     Prints `serving N tasks on URL` once clients may connect.
     """
-    from composer_replication.envs.faces.openenv import coding_app  # takes seconds to import
     from composer_replication.envs.suite import TaskSuite
+    from composer_replication.integrations.openenv import coding_app  # takes seconds to import
 
     suite = TaskSuite(tasks, sandbox=sandbox, python=python, toolset="shell" if shell else "basic")
     origins = frozenset(allow_origin or ())

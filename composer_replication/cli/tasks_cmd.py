@@ -17,15 +17,15 @@ from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
-from composer_replication.cli.options import SandboxOption, marked
-from composer_replication.errors import ConfigError, TaskError
+from composer_replication.cli.support.options import SandboxOption, marked
+from composer_replication.languages.python.functions import Skipped
 from composer_replication.tasks.build import build_tasks
-from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.describe import InstructionStyle
-from composer_replication.tasks.functions import Skipped
+from composer_replication.tasks.exchange.swebench_import import build_instances
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, DeletionMode
+from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.tasks.store import Task, load_task, load_tasks
-from composer_replication.tasks.swebench import build_instances
+from composer_replication.types.errors import ConfigError, TaskError
 
 if TYPE_CHECKING:
     from composer_replication.teachers import Teacher

@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from composer_replication.cli.kinds import refuse_other_kind
-from composer_replication.cli.options import refuse_overwriting
-from composer_replication.errors import TraceError
+from composer_replication.cli.support.kinds import refuse_other_kind
+from composer_replication.cli.support.options import refuse_overwriting
 from composer_replication.observe.files import replace_file
 from composer_replication.traces import Import, import_traces, read_traces, readers, states_from_traces, write_atif
 from composer_replication.traces.importing import ACCOUNT, TRACES, load_tools
 from composer_replication.traces.states import lacks_tools
+from composer_replication.types.errors import TraceError
 
 __all__ = ["app"]
 

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
-from composer_replication.errors import ConfigError
 from composer_replication.observe import Terminal
+from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from composer_replication.trainer.pairs_file import FilePairs
@@ -77,10 +77,10 @@ def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
 
 def _check(config: RunConfig) -> None:
     """What can be checked without training, and what the run will do."""
+    from composer_replication.loss.forward.models import load_policy
     from composer_replication.rollout.transformers_engine import TransformersEngine
     from composer_replication.sandbox import open_sandbox
     from composer_replication.tokens import ChatRenderer
-    from composer_replication.trainer.models import load_policy
     from composer_replication.trainer.pairs_file import file_pairs
     from composer_replication.trainer.preflight import check_run, prove_solutions
 

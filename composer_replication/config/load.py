@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from composer_replication.config.run import RunConfig, TeacherConfig, TeachersFile
 from composer_replication.config.section import Section
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["load_config", "load_teachers", "resolve_arm", "to_toml"]
 

@@ -27,7 +27,7 @@ from composer_replication.diloco.sending import Sent, bounds, send
 from composer_replication.diloco.setting import Clock, Monotonic, Setting, Stopwatch
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.diloco.wire import digest
-from composer_replication.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
+from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
 
 __all__ = ["AllReduceState", "ObjectStoreAllReduce", "Outcome", "Pending"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from composer_replication.diloco.store import Store
-from composer_replication.errors import ObjectStoreError
+from composer_replication.types.errors import ObjectStoreError
 
 __all__ = ["check_conditional_writes"]
 

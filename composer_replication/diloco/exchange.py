@@ -30,7 +30,7 @@ from composer_replication.diloco.wire import (
     read_reduced,
     reread,
 )
-from composer_replication.errors import RoundError
+from composer_replication.types.errors import RoundError
 
 __all__ = ["DAMAGED", "NORM", "Exchanged", "exchange"]
 

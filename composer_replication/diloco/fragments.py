@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Fragment", "blocks_of", "split_into_fragments"]
 

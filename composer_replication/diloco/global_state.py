@@ -16,7 +16,7 @@ from torch import Tensor
 
 from composer_replication.diloco.fragments import Fragment
 from composer_replication.diloco.trees import Tree
-from composer_replication.errors import CheckpointError
+from composer_replication.types.errors import CheckpointError
 
 __all__ = ["GlobalState", "Load", "Place", "Save"]
 

@@ -18,7 +18,7 @@ from torch.distributed import ReduceOp
 from composer_replication.diloco.all_reduce import ObjectStoreAllReduce, Outcome, Pending
 from composer_replication.diloco.global_state import GlobalState, Load, Place, Save
 from composer_replication.diloco.runs import check_floor
-from composer_replication.errors import ConfigError, RoundError, RoundExpiredError
+from composer_replication.types.errors import ConfigError, RoundError, RoundExpiredError
 
 __all__ = ["MockManager", "ObjectStoreManager", "RoundReport"]
 

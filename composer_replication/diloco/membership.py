@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from composer_replication.diloco.setting import Setting, Stopwatch
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, Seal, pack, read_seal, reread
-from composer_replication.errors import ConfigError, RoundError
+from composer_replication.types.errors import ConfigError, RoundError
 
 __all__ = ["Place", "Present", "agree", "among", "key_of", "ranks_of"]
 

@@ -25,7 +25,7 @@ from composer_replication.diloco.manager import ObjectStoreManager
 from composer_replication.diloco.recovery import Joined, Recovery
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.trees import Tree
-from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 try:
     from torchft import Manager

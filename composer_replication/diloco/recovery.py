@@ -23,7 +23,7 @@ from composer_replication.diloco.manager import ObjectStoreManager
 from composer_replication.diloco.saved import SavedStates
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.trees import Tree, copied
-from composer_replication.errors import CheckpointError, ConfigError, RoundExpiredError
+from composer_replication.types.errors import CheckpointError, ConfigError, RoundExpiredError
 
 __all__ = ["Joined", "Recovery"]
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, parsed
-from composer_replication.errors import ConfigError, ObjectStoreError, RoundExpiredError
+from composer_replication.types.errors import ConfigError, ObjectStoreError, RoundExpiredError
 
 __all__ = ["check_floor", "claim", "collect", "newest_round", "round_key"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.trees import Tree, pack, unpack
-from composer_replication.errors import CheckpointError
+from composer_replication.types.errors import CheckpointError
 
 __all__ = ["SavedStates"]
 

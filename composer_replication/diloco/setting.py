@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from composer_replication.diloco.codecs.protocol import Codec
-from composer_replication.errors import RoundError
+from composer_replication.types.errors import RoundError
 
 __all__ = ["Clock", "Monotonic", "Setting", "Stopwatch"]
 

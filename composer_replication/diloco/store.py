@@ -23,7 +23,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store
 
-from composer_replication.errors import ConfigError, ObjectStoreError, one_of
+from composer_replication.types.errors import ConfigError, ObjectStoreError, one_of
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from composer_replication.errors import CheckpointError
+from composer_replication.types.errors import CheckpointError
 
 __all__ = ["Tree", "copied", "pack", "unpack"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from composer_replication.fused_head import upcast
+from composer_replication.kernels import upcast
 
 __all__ = ["check_above_zero", "check_choice", "check_within", "log_probs", "masked_mean", "masked_rows"]
 

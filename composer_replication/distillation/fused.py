@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
-from composer_replication.fused_head import Head, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
+from composer_replication.kernels import Head, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
 
 __all__ = ["WeightedRows", "fused_divergence"]
 

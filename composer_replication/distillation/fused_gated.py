@@ -16,7 +16,7 @@ from torch import Tensor
 
 from composer_replication.distillation.fused import WeightedRows
 from composer_replication.distillation.sampled_token import EntropyGatedOPD
-from composer_replication.fused_head import Head, TeacherRows, for_blocks, total_loss
+from composer_replication.kernels import Head, TeacherRows, for_blocks, total_loss
 
 __all__ = ["fused_entropy_gated"]
 

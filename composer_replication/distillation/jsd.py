@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation._numerics import check_above_zero, check_choice, check_within, log_probs
-from composer_replication.fused_head import upcast
+from composer_replication.kernels import upcast
 
 __all__ = [
     "JsdScale",

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from composer_replication.errors import CheckpointError
+from composer_replication.types.errors import CheckpointError
 
 __all__ = [
     "AdaptersOffTeacher",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.distillation._numerics import check_within, masked_mean, masked_rows
-from composer_replication.fused_head import upcast
+from composer_replication.kernels import upcast
 
 __all__ = ["TAIDScheduler", "check_t", "taid_loss", "taid_per_token"]
 

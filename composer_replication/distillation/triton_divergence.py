@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from composer_replication.distillation.divergence import TAID, EntropyAwareOPD, GeneralizedJSD
-from composer_replication.fused_head import Head
-from composer_replication.fused_head.triton_rows import (
+from composer_replication.kernels import Head
+from composer_replication.kernels.triton_rows import (
     NOTHING,
     expm1_of_minus,
     gather,

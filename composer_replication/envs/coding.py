@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from composer_replication.actions.patches import FilePatch, PatchError, added_text, parse_patch, patched
 from composer_replication.envs import tools
 from composer_replication.envs.shell import run_command
 from composer_replication.envs.workspace import Workspace, normalized
-from composer_replication.errors import SandboxUnavailableError
-from composer_replication.patches import FilePatch, PatchError, added_text, parse_patch, patched
 from composer_replication.sandbox import Ending, Limits, Sandbox
-from composer_replication.sandbox.grading import GradeCache, grade
-from composer_replication.sandbox.once import Once
-from composer_replication.sandbox.pytest_run import TestRun, run_pytest
-from composer_replication.sandbox.submission import is_editable
-from composer_replication.tasks.withhold import without_tests
+from composer_replication.sandbox.grading.grade import GradeCache, grade
+from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.single_flight import Once
+from composer_replication.tasks.features.hidden_tests import without_tests
 from composer_replication.types import GradeReport, Message, Outcome, TaskSpec, ToolCall, ToolResult, ToolSchema
+from composer_replication.types.errors import SandboxUnavailableError
 
 __all__ = ["SYSTEM_PROMPT", "CodingEnv", "CodingTask", "TestCache"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.actions import Call
-from composer_replication.agreement import Answer, Verdict
-from composer_replication.agreement.edits import same_text
+from composer_replication.actions.agreement import Answer, Verdict
+from composer_replication.actions.agreement.edits import same_text
+from composer_replication.actions.calls import Call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.workspace import Workspace
 from composer_replication.types import ToolCall

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from composer_replication.envs.coding import CodingTask
 from composer_replication.envs.workspace import Workspace
-from composer_replication.errors import SandboxError, TaskError
 from composer_replication.sandbox import Limits, Sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.types import Message, Unscored
+from composer_replication.types.errors import SandboxError, TaskError
 
 __all__ = ["SolvedTask", "noop_script", "oracle_script", "prove_solution"]
 

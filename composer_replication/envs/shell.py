@@ -11,7 +11,7 @@ from typing import Any
 from composer_replication.envs.tools import clip
 from composer_replication.envs.workspace import Workspace
 from composer_replication.sandbox import Command, Ending, ExecResult, Limits, Sandbox
-from composer_replication.sandbox.submission import is_editable
+from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.types import TaskSpec
 
 __all__ = ["run_command"]

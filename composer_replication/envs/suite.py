@@ -8,11 +8,11 @@ from pathlib import Path
 from composer_replication.envs.coding import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import TOOLSETS, Toolset
-from composer_replication.errors import ConfigError, one_of
 from composer_replication.sandbox import SandboxKind, open_sandbox
-from composer_replication.sandbox.grading import GradeCache
+from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.types.errors import ConfigError, one_of
 
 __all__ = ["TaskSuite", "shared_suite"]
 

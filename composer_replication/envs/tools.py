@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]  # ships without annotations
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from composer_replication.actions import too_deep
+from composer_replication.actions.calls import too_deep
 from composer_replication.envs.workspace import Workspace
 from composer_replication.types import ToolSchema
 

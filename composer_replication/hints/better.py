@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer_replication.actions import Call, canonical_action, parse_action, render_action, too_deep
+from composer_replication.actions.calls import Call, canonical_action, parse_action, render_action, too_deep
 from composer_replication.hints.context import HintContext
-from composer_replication.transcript import Transcript, TranscriptTurn
+from composer_replication.types.transcript import Transcript, TranscriptTurn
 
 __all__ = ["Better", "better_actions"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from composer_replication.transcript import Transcript
 from composer_replication.types import ToolSchema
+from composer_replication.types.transcript import Transcript
 
 __all__ = ["HintContext"]
 

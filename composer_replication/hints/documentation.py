@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from composer_replication.hints.context import HintContext
 from composer_replication.hints.glossary import Definition, definitions, mentions
-from composer_replication.transcript import Transcript
 from composer_replication.types import Finding
+from composer_replication.types.transcript import Transcript
 
 __all__ = ["DocumentationHint"]
 

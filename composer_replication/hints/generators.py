@@ -13,16 +13,16 @@ from functools import cache
 from types import MappingProxyType
 from typing import Protocol
 
-from composer_replication.actions import Call, render_action
-from composer_replication.errors import ConfigError
+from composer_replication.actions.calls import Call, render_action
 from composer_replication.hints.better import better_actions
 from composer_replication.hints.context import HintContext
 from composer_replication.hints.detectors.registry import load_plugins
 from composer_replication.hints.detectors.style import Ask
 from composer_replication.hints.documentation import DocumentationHint
 from composer_replication.hints.templates import TemplateHint
-from composer_replication.transcript import Transcript
 from composer_replication.types import Finding
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Transcript
 
 __all__ = [
     "BUILTIN_GENERATORS",

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from composer_replication.actions import Call
+from composer_replication.actions.calls import Call
 
 __all__ = ["leaks_action", "leaks_gold"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.hints.context import HintContext
-from composer_replication.transcript import Transcript
 from composer_replication.types import Finding, ToolSchema
+from composer_replication.types.transcript import Transcript
 
 __all__ = ["TemplateHint", "template_hint"]
 

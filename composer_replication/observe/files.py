@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ConfigError, StorageError
+from composer_replication.types.errors import ConfigError, StorageError
 
 __all__ = ["append_line", "cure", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
 

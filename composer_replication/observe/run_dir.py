@@ -26,9 +26,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ConfigError
 from composer_replication.observe import files
 from composer_replication.types import Hint, Trajectory, to_json, trajectory_from_json
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["MetricsLine", "RunDir"]
 

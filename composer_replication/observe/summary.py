@@ -7,9 +7,9 @@ import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 
-from composer_replication.errors import StorageError
 from composer_replication.observe import files
 from composer_replication.observe.run_dir import RunDir
+from composer_replication.types.errors import StorageError
 
 __all__ = ["SUMMARY_COLUMNS", "Summary", "SummaryRow", "load_summary", "save_summary"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from composer_replication.fused_head import upcast
+from composer_replication.kernels import upcast
 
 __all__ = ["token_logprobs"]
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from composer_replication.errors import ConfigError
 from composer_replication.observe import files
 from composer_replication.tokens import ChatRenderer, assistant_message
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.traces.store import trace_from_json
-from composer_replication.transcript import Trace, TraceTurn, Transcript
 from composer_replication.types import Message, Trajectory, trajectory_from_json
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace, TraceTurn, Transcript
 
 __all__ = ["IGNORED", "Example", "Limit", "Step", "encode", "fit", "held_out_tasks", "read_transcripts", "step_turns", "task_of"]
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from composer_replication.actions import Call, canonical_action, render_action
-from composer_replication.disagreements import scene_of, student_action
-from composer_replication.errors import ConfigError
+from composer_replication.actions.calls import Call, canonical_action, render_action
 from composer_replication.observe import files
 from composer_replication.prm.data import step_turns, task_of
 from composer_replication.teachers import TeacherAnswer, Vote, cast_vote
+from composer_replication.teachers.pair_mining import scene_of, student_action
 from composer_replication.teachers.rewards import weighted_reward
 from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
 from composer_replication.traces.recorder import RAW
-from composer_replication.transcript import Trace, TraceTurn, Transcript, TranscriptTurn
 from composer_replication.types import ToolCall, Trajectory, Unscored
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace, TraceTurn, Transcript, TranscriptTurn
 
 __all__ = ["StepLabels", "canonical_turn", "outcome_labels", "read_labels", "vote_labels"]
 

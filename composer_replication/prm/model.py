@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from composer_replication.causal_lm import evaluating
-from composer_replication.errors import ModelError
+from composer_replication.loss.forward import evaluating
+from composer_replication.loss.forward.models import load_model
 from composer_replication.prm.data import IGNORED, Example, Limit
 from composer_replication.prm.options import model_config
-from composer_replication.trainer.models import load_model
+from composer_replication.types.errors import ModelError
 
 __all__ = ["limit_of", "load_prm", "make_prm", "parts", "score", "start_prm", "step_logits"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from composer_replication.config import ModelConfig
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["PrmOptions", "model_config"]
 

@@ -27,15 +27,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from composer_replication.causal_lm import update_mode, weights_digest
-from composer_replication.errors import ConfigError, ModelError
+from composer_replication.loss.forward import update_mode, weights_digest
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import Terminal, files
 from composer_replication.prm.data import IGNORED, Example, fit, held_out_tasks
 from composer_replication.prm.evaluate import Judged, judge, metrics_of, picture
 from composer_replication.prm.model import limit_of, pad, parts, step_logits
 from composer_replication.prm.options import PrmOptions
 from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
-from composer_replication.trainer.models import save_policy
+from composer_replication.types.errors import ConfigError, ModelError
 
 __all__ = ["PrmLearner", "train_prm"]
 

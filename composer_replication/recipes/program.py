@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from composer_replication.sandbox import linux
+from composer_replication.sandbox.backends import linux
 
 __all__ = ["Program"]
 

@@ -21,11 +21,11 @@ from types import ModuleType
 from packaging.requirements import Requirement
 
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
-from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.trl.cannot import CANNOT as TRL_CANNOT
-from composer_replication.recipes.verl.cannot import CANNOT as VERL_CANNOT
+from composer_replication.recipes.trl.unsupported import CANNOT as TRL_CANNOT
+from composer_replication.recipes.verl.unsupported import CANNOT as VERL_CANNOT
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 __all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
 

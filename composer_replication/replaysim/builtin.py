@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from composer_replication.errors import ConfigError
 from composer_replication.replaysim.backend import in_turn
 from composer_replication.replaysim.recipe import DEDUPLICATOR, KNOWN_OPERATORS, Operator
 from composer_replication.replaysim.special_characters import SPECIAL_CHARACTERS
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["BuiltinBackend", "states_lost"]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.replaysim.backend import in_turn
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 __all__ = ["NO_INSTALLS", "DataJuicerBackend", "without_installs"]
 

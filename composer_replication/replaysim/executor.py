@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import BackendError, StorageError
 from composer_replication.replaysim.data_juicer import NO_INSTALLS, DataJuicerBackend
 from composer_replication.replaysim.recipe import Operator
+from composer_replication.types.errors import BackendError, StorageError
 
 __all__ = ["ExecutorBackend"]
 

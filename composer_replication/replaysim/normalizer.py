@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from composer_replication.errors import ConfigError
 from composer_replication.replaysim.backend import Backend
 from composer_replication.replaysim.builtin import BuiltinBackend
 from composer_replication.replaysim.data_juicer import DataJuicerBackend
@@ -16,6 +15,7 @@ from composer_replication.replaysim.executor import ExecutorBackend
 from composer_replication.replaysim.recipe import DEFAULT_RECIPE, FIELDS, load_recipe
 from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_to_normalized, dpo_pair_to_dj_record, problem_of
 from composer_replication.teacher_replay import DPOPair
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["BackendName", "DJNormalizer", "NormalizeReport"]
 

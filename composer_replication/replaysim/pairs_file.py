@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe.files import replace_file
 from composer_replication.replaysim.records import problem_of
+from composer_replication.types.errors import ConfigError, StorageError
 
 __all__ = ["BadLine", "read_pairs", "write_pairs"]
 

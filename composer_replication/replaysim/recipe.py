@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["DEDUPLICATOR", "DEFAULT_RECIPE", "FIELDS", "KNOWN_OPERATORS", "Operator", "load_recipe"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from composer_replication.actions import action_message
+from composer_replication.actions.calls import action_message
 from composer_replication.replaysim.recipe import FIELDS
 from composer_replication.teacher_replay import DPOPair
 

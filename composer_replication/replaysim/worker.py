@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import BackendError
 from composer_replication.replaysim.backend import Pass, plan
 from composer_replication.replaysim.data_juicer import DataJuicerBackend
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
+from composer_replication.types.errors import BackendError
 
 _PR_SET_PDEATHSIG = 1
 _ROW = "row"

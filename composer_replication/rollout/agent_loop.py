@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-from composer_replication.errors import SandboxError
 from composer_replication.rollout.protocol import Budgets, Env, Sample, SampleRequest
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
+from composer_replication.types.errors import SandboxError
 
 __all__ = ["Rollout", "derive_seed"]
 

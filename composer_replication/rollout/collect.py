@@ -17,11 +17,11 @@ from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
-from composer_replication.errors import ComposerError, ConfigError
 from composer_replication.rollout.agent_loop import Rollout, derive_seed
 from composer_replication.rollout.protocol import Budgets, Engine, Env
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory
+from composer_replication.types.errors import ComposerError, ConfigError
 
 __all__ = ["Progress", "StalledError", "collect_groups", "first_error"]
 

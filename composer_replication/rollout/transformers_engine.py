@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from composer_replication.causal_lm import caches_attention_only, evaluating
-from composer_replication.errors import ModelError
+from composer_replication.loss.forward import caches_attention_only, evaluating
 from composer_replication.rollout.kv_cache import Session, merge_caches, split_cache
 from composer_replication.rollout.protocol import Sample, SampleRequest
 from composer_replication.rollout.sampling import draw, uniforms
 from composer_replication.tokens.template import ChatTemplate
+from composer_replication.types.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

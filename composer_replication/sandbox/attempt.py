@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.errors import SandboxError
 from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.types.errors import SandboxError
 
 __all__ = ["Attempt", "open_attempt", "processes_with"]
 

@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer_replication.errors import ConfigError, SandboxError, SandboxUnavailableError
-from composer_replication.sandbox import landlock
-from composer_replication.sandbox.box import BoxSandbox, Setup
-from composer_replication.sandbox.cgroup import Cgroups, find_cgroups
-from composer_replication.sandbox.docker import DEFAULT_IMAGE, DockerSandbox, open_docker
+from composer_replication.sandbox.backends import landlock
+from composer_replication.sandbox.backends.box import BoxSandbox, Setup
+from composer_replication.sandbox.backends.cgroup import Cgroups, find_cgroups
+from composer_replication.sandbox.backends.docker import DEFAULT_IMAGE, DockerSandbox, open_docker
+from composer_replication.sandbox.backends.namespaces import BOX_UID
 from composer_replication.sandbox.interpreter import reachable_by
-from composer_replication.sandbox.namespaces import BOX_UID
 from composer_replication.sandbox.protocol import Command, Ending, Isolation, Limits, Sandbox, Tree
 from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.types.errors import ConfigError, SandboxError, SandboxUnavailableError
 
 if TYPE_CHECKING:
-    from composer_replication.sandbox.remote import RemoteSandbox
+    from composer_replication.sandbox.remote.client import RemoteSandbox
 
 __all__ = ["SandboxKind", "available", "check_kind", "far_python", "open_sandbox", "survey"]
 
@@ -120,7 +120,7 @@ def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
 @cache
 def _remote(kind: SandboxKind) -> RemoteSandbox:
     """Raises SandboxUnavailableError and MissingExtraError."""
-    from composer_replication.sandbox.remote import RemoteSandbox
+    from composer_replication.sandbox.remote.client import RemoteSandbox
 
     return RemoteSandbox(kind)
 

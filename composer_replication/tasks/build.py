@@ -16,26 +16,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composer_replication.errors import ConfigError, SourceError, TaskError
+from composer_replication.languages.python.functions import Function, Skipped, find_functions
 from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
 from composer_replication.sandbox.opening import far_python
-from composer_replication.tasks.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
-from composer_replication.tasks.benchmarks import Benchmarks
-from composer_replication.tasks.bytecode import compile_tree
-from composer_replication.tasks.credentials import Credential, find_credentials, refuse_credentials
-from composer_replication.tasks.decide import VERDICTS, Decider
-from composer_replication.tasks.environment import make_environment
+from composer_replication.tasks.features.decide import VERDICTS, Decider
+from composer_replication.tasks.features.select import Wanted, choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
-from composer_replication.tasks.functions import Function, Skipped, find_functions
-from composer_replication.tasks.hidden import HiddenBook, make_hidden_book
-from composer_replication.tasks.layout import Layout, guess_layout
-from composer_replication.tasks.leak import LeakScanner, installed_copies, vendored_copies
-from composer_replication.tasks.licence import check_licence, licence_of
+from composer_replication.tasks.held_out.checks import HiddenBook, make_hidden_book
+from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
+from composer_replication.tasks.proofs.bytecode import compile_tree
+from composer_replication.tasks.proofs.leak import LeakScanner, installed_copies, vendored_copies
+from composer_replication.tasks.proofs.validate import Validator, slug_of
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport, Progress
-from composer_replication.tasks.select import Wanted, choose_candidates
-from composer_replication.tasks.source import SOURCE_RECORD, STATE, Source, digest_of, fetch_source
+from composer_replication.tasks.sources.benchmarks import Benchmarks
+from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
+from composer_replication.tasks.sources.environment import make_environment
+from composer_replication.tasks.sources.layout import Layout, guess_layout
+from composer_replication.tasks.sources.licence import check_licence, licence_of
+from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, Source, digest_of, fetch_source
 from composer_replication.tasks.store import digests_of, docs_of
-from composer_replication.tasks.validate import Validator, slug_of
+from composer_replication.types.errors import ConfigError, SourceError, TaskError
 
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "build_python", "build_tasks"]
 

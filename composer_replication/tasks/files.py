@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from composer_replication.errors import StorageError, TaskError
+from composer_replication.types.errors import StorageError, TaskError
 
 __all__ = ["copy_tree", "foreign_state", "storage_errors", "tree_files", "write_whole"]
 

@@ -8,20 +8,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from composer_replication.errors import TaskError
-from composer_replication.hidden_checks import HiddenChecks
+from composer_replication.languages.python.delete import delete_bodies
+from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.sandbox.submission import is_editable
-from composer_replication.tasks.delete import delete_bodies
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
-from composer_replication.tasks.difficulty import difficulty_of
+from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
-from composer_replication.tasks.functions import Function, find_functions
-from composer_replication.tasks.hidden import numbers_of, prove_calls, without_broken
-from composer_replication.tasks.proof import NoTaskError, grade_both_ways, refuse_without_imports, run_without
+from composer_replication.tasks.held_out.checks import numbers_of, prove_calls, without_broken
+from composer_replication.tasks.proofs.proof import NoTaskError, grade_both_ways, refuse_without_imports, run_without
 from composer_replication.tasks.store import Task, docs_of, load_task, write_task
 from composer_replication.types import TaskSpec
+from composer_replication.types.errors import TaskError
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 __all__ = ["can_be_joined", "join_tasks"]
 
@@ -156,7 +156,7 @@ class _Joint:
             raise TaskError(f"{missing} is not found in the code of {self.tasks[0].root}", fix="build its tasks again")
         if mode == "stub":
             return functions, {path: delete_bodies(sources[path], found) for path, found in by_file.items() if found}
-        from composer_replication.tasks.remove import remove_functions
+        from composer_replication.languages.python.remove import remove_functions
 
         try:
             return functions, remove_functions(sources, functions, self.tasks[0].spec.python_path)
@@ -172,7 +172,7 @@ class _Joint:
             removed=_way(self.tasks[0])[0] != "stub",
         )
 
-    def _spec(self, instruction: str, failing: Set[str], passing: Set[str], seconds: float, hidden: HiddenChecks) -> TaskSpec:
+    def _spec(self, instruction: str, failing: Set[str], passing: Set[str], seconds: float, hidden: HeldOutChecks) -> TaskSpec:
         first = self.tasks[0].spec
         return replace(
             first,
@@ -186,9 +186,9 @@ class _Joint:
         )
 
 
-def _merged(specs: Sequence[TaskSpec]) -> HiddenChecks:
+def _merged(specs: Sequence[TaskSpec]) -> HeldOutChecks:
     """The checks of all, each once."""
-    return HiddenChecks(
+    return HeldOutChecks(
         calls=tuple(dict.fromkeys(call for spec in specs for call in spec.hidden.calls)),
         anti_tests=tuple(dict.fromkeys(test for spec in specs for test in spec.hidden.anti_tests)),
     )

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from composer_replication.errors import ConfigError
+from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import SandboxKind
-from composer_replication.tasks.credentials import Credential
 from composer_replication.tasks.describe import InstructionStyle
-from composer_replication.tasks.functions import Skipped
+from composer_replication.tasks.sources.credentials import Credential
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["BuildEvent", "BuildOptions", "BuildReport", "DeletionMode", "Progress"]
 

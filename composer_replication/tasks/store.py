@@ -22,11 +22,11 @@ from typing import Any
 
 import tomli_w
 
-from composer_replication.errors import TaskError
-from composer_replication.tasks.delete import body_of, unified_diff
+from composer_replication.languages.python.delete import body_of, unified_diff
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
-from composer_replication.tasks.functions import find_functions
 from composer_replication.types import TaskSpec, task_spec_from_json, to_json
+from composer_replication.types.errors import TaskError
 
 __all__ = ["Task", "digests_of", "docs_of", "load_task", "load_tasks", "publish_task", "reworded", "write_task"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from composer_replication.errors import TaskError
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
-from composer_replication.tasks.functions import find_functions
 from composer_replication.tasks.store import Task
+from composer_replication.types.errors import TaskError
 
 __all__ = ["feature_of", "worded"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.agreement import Vote
+from composer_replication.actions.agreement import Vote
 from composer_replication.teachers.answers import read_answers
 from composer_replication.teachers.audit import Audit, Missed
 from composer_replication.teachers.call import Failure

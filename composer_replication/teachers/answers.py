@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from composer_replication.config.lines import read_models
-from composer_replication.errors import ConfigError
 from composer_replication.teachers.pool import TeacherAnswer
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["read_answers"]
 

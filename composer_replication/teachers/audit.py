@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Audit", "Missed"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from composer_replication.errors import ConfigError
 from composer_replication.teachers.audit import Audit
 from composer_replication.teachers.tariff import Gaps, Step, Tariff, by_trace
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Decision", "Gate", "Reason", "Rule", "windows"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from composer_replication.actions import parse_action
-from composer_replication.agreement import Answer, Verdict
+from composer_replication.actions.agreement import Answer, Verdict
+from composer_replication.actions.calls import parse_action
 from composer_replication.teachers.ledger import Ledger
 from composer_replication.teachers.pool import TeacherPool
 from composer_replication.teachers.teacher import Question, Teacher

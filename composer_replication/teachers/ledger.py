@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from composer_replication.errors import StorageError
+from composer_replication.types.errors import StorageError
 
 __all__ = ["AskedAlreadyError", "Ledger", "Reconciled", "request_key"]
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.errors import BudgetExceededError
 from composer_replication.observe import usd
 from composer_replication.teachers.gate import Gate, Reason
 from composer_replication.teachers.pool import TeacherAnswer
 from composer_replication.teachers.tariff import Bill, Step, Tariff, bill, window_tariff
 from composer_replication.teachers.teacher import Teacher
+from composer_replication.types.errors import BudgetExceededError
 
 __all__ = ["EXPECTED", "HIGH", "LOW", "Plan", "PlannedTeacher", "Range", "Scenario", "measured", "plan", "warn_of_cap"]
 

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 import openai
 
-from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
 from composer_replication.observe import usd
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
@@ -23,6 +22,7 @@ from composer_replication.teachers.pace import Pace
 from composer_replication.teachers.reply import Price, Reply, parse_call, price_of
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types import ToolCall
+from composer_replication.types.errors import BudgetExceededError, ConfigError, TeacherError
 
 __all__ = ["BUDGET", "TeacherAnswer", "TeacherPool", "answer_key", "check_teachers"]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, ValidationError, model_validator
 
-from composer_replication.actions import too_deep
+from composer_replication.actions.calls import too_deep
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.types import ToolCall

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from composer_replication.actions import canonical_action, parse_action
-from composer_replication.agreement import Answer, Cluster, Scene, Verdict, Vote, cluster_votes, compare, why_no_pair
-from composer_replication.errors import ConfigError
+from composer_replication.actions.agreement import Answer, Cluster, Scene, Verdict, Vote, cluster_votes, compare, why_no_pair
+from composer_replication.actions.calls import canonical_action, parse_action
 from composer_replication.types import Reward, Unscored
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Preference", "plurality_reward", "preferred", "variance_weighted_reward", "weighted_reward"]
 
@@ -52,7 +52,7 @@ def plurality_reward(
     student's.
 
     Args:
-        student: the student's action as text (`composer_replication.actions.render_action`).
+        student: the student's action as text (`composer_replication.actions.calls.render_action`).
         weights: by teacher, 1 for those not named.
         scene: what is known of the state; None compares canonical strings.
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from composer_replication.errors import ConfigError
 from composer_replication.teachers.teacher import Teacher
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Bill", "Gaps", "Sent", "Step", "Tariff", "bill", "by_trace", "window_tariff"]
 

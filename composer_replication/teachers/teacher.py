@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from composer_replication.config import TeacherConfig
-from composer_replication.errors import ConfigError
 from composer_replication.types import Message, ToolSchema
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Question", "Teacher", "prompt_bytes", "wire_messages"]
 

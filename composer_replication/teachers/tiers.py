@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from composer_replication.errors import BudgetExceededError, ConfigError
 from composer_replication.teachers.audit import Audit, Missed
 from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
@@ -14,6 +13,7 @@ from composer_replication.teachers.ledger import Ledger
 from composer_replication.teachers.pool import BUDGET, OnAnswer, TeacherAnswer, TeacherPool
 from composer_replication.teachers.tariff import Step, Tariff, window_tariff
 from composer_replication.teachers.teacher import Question, Teacher
+from composer_replication.types.errors import BudgetExceededError, ConfigError
 
 __all__ = ["OnTier", "TieredAnswers", "ask_in_tiers", "cheapest"]
 

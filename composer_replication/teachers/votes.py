@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from composer_replication.actions import Call, canonical_action, render_action
-from composer_replication.agreement import Vote
-from composer_replication.agreement.validity import problem_of
+from composer_replication.actions.agreement import Vote
+from composer_replication.actions.agreement.validity import problem_of
+from composer_replication.actions.calls import Call, canonical_action, render_action
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer
 from composer_replication.types import ToolSchema
 

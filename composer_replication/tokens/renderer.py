@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from composer_replication.errors import ModelError
 from composer_replication.tokens.preservation import PrefixReport, prove_prefix_preservation
 from composer_replication.tokens.template import ChatTemplate
 from composer_replication.types import Message, ToolSchema
+from composer_replication.types.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 
-from composer_replication.errors import ModelError
 from composer_replication.types import Message, ToolSchema
+from composer_replication.types.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

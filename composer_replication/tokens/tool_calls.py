@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from composer_replication.actions import too_deep
+from composer_replication.actions.calls import too_deep
 from composer_replication.types import Message, ToolCall
 
 __all__ = ["CALL_END", "CALL_START", "assistant_message", "load_json", "parse_tool_calls"]

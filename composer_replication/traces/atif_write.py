@@ -9,14 +9,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import TraceError
 from composer_replication.observe.files import replace_file
-from composer_replication.traces.atif import KEY
-from composer_replication.traces.fields import number, present, section, string
+from composer_replication.traces.readers.atif import KEY
+from composer_replication.traces.readers.fields import number, present, section, string
 from composer_replication.traces.recorder import RAW, assistant, native_call, tool_message
 from composer_replication.traces.store import context_steps
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult, to_json
+from composer_replication.types.errors import TraceError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 __all__ = ["atif_from_trace", "write_atif"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from composer_replication.transcript import TraceTurn
 from composer_replication.types import Message, ToolResult
+from composer_replication.types.transcript import TraceTurn
 
 __all__ = ["distinct_ids"]
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ConfigError
 from composer_replication.observe.files import replace_file
-from composer_replication.traces.fields import objects_in, section, string
-from composer_replication.traces.openhands import TWIN, Twins
 from composer_replication.traces.own import READER as OWN
 from composer_replication.traces.reader import Reader, reader_for, readers
+from composer_replication.traces.readers.fields import objects_in, section, string
+from composer_replication.traces.readers.openhands import TWIN, Twins
 from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
 from composer_replication.traces.states import INCOMPLETE, lacks_tools
 from composer_replication.traces.store import is_temporary, write_traces
-from composer_replication.transcript import Trace
 from composer_replication.types import ToolSchema
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace
 
 __all__ = ["ACCOUNT", "TRACES", "Import", "import_traces", "load_tools"]
 

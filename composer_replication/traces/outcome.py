@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.deeds import Kind, deed_of
+from composer_replication.actions.tool_effects import Kind, deed_of
 from composer_replication.types import ToolCall, ToolResult
 
 __all__ = ["exit_code_in", "is_test_run", "told_result"]

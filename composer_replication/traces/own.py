@@ -14,8 +14,8 @@ from composer_replication.traces.schema import TrajectoryShape, check
 from composer_replication.traces.source import Problem, UnreadableError, objects, peek
 from composer_replication.traces.states import INCOMPLETE, SAMPLED, TraceState, state_id, states_from_traces
 from composer_replication.traces.store import trace_from_json
-from composer_replication.transcript import Trace
 from composer_replication.types import Trajectory, Turn, to_json, trajectory_from_json
+from composer_replication.types.transcript import Trace
 
 __all__ = ["READER", "OwnReader", "state_id", "states_from_trajectories", "trace_from_trajectory"]
 

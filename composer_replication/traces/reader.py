@@ -12,14 +12,23 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from composer_replication.errors import ConfigError
 from composer_replication.traces.source import Dropped, Problem
-from composer_replication.transcript import Trace
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace
 
 __all__ = ["GROUP", "Item", "Reader", "reader_for", "readers"]
 
 GROUP = "composer_replication.trace_readers"
-_BUILTIN = ("own", "claude_code", "codex", "openhands", "swe_agent", "mini_swe_agent", "atif", "openai_chat")
+_BUILTIN = (
+    "own",
+    "readers.claude_code",
+    "readers.codex",
+    "readers.openhands",
+    "readers.swe_agent",
+    "readers.mini_swe_agent",
+    "readers.atif",
+    "readers.openai_chat",
+)
 """Modules of this room with a `READER`, in the order in which they are asked; the last knows the most general form."""
 
 Item: TypeAlias = Trace | Problem | Dropped

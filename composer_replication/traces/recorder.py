@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_replication.actions import too_deep
+from composer_replication.actions.calls import too_deep
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.traces.call_ids import distinct_ids
-from composer_replication.transcript import TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult
+from composer_replication.types.transcript import TraceTurn
 
 __all__ = ["INCOMPLETE", "RAW", "Recorder", "assistant", "native_call", "tool_message", "wire_call"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from composer_replication.credentials import Secret, named_secret, secrets_in_log
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult
+from composer_replication.types.secrets import Secret, named_secret, secrets_in_log
+from composer_replication.types.transcript import Trace, TraceTurn
 
 __all__ = ["Redactor"]
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any, Required, TypedDict
 
-from composer_replication.actions import Call, render_action
+from composer_replication.actions.calls import Call, render_action
 from composer_replication.traces.recorder import INCOMPLETE, RAW, wire_call
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolSchema
+from composer_replication.types.transcript import Trace, TraceTurn
 
 __all__ = ["INCOMPLETE", "SAMPLED", "TEXT_ACTIONS", "TraceState", "lacks_tools", "state_id", "states_from_traces"]
 
@@ -39,7 +39,7 @@ class TraceState(TypedDict, total=False):
     """0-based turn of the trajectory."""
     student_entropy: float
     """Mean entropy of the policy over the tokens of its action, in nats. Only the model that acted can say
-    (`composer_replication.causal_lm.action_entropies`); absent from other agents' traces."""
+    (`composer_replication.loss.forward.action_entropies`); absent from other agents' traces."""
     findings: list[str]
     """Kinds of error that detectors found in the action (`composer_replication.hints.detect`); absent where none looked."""
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe.files import cure, read_lines
 from composer_replication.traces.schema import TraceShape, check
 from composer_replication.traces.source import UnreadableError
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json, to_json
+from composer_replication.types.errors import ConfigError, StorageError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 __all__ = ["context_from", "context_steps", "is_temporary", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
 

@@ -24,10 +24,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from composer_replication.causal_lm.modes import sharded_units
-from composer_replication.errors import CheckpointError, StorageError
-from composer_replication.trainer.models import load_weights, save_policy
+from composer_replication.loss.forward.models import load_weights, save_policy
+from composer_replication.loss.forward.modes import sharded_units
 from composer_replication.trainer.sharding import whole_weights
+from composer_replication.types.errors import CheckpointError, StorageError
 
 __all__ = [
     "Restorable",

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from composer_replication.config import CurriculumConfig
+from composer_replication.tasks.features.hidden_tests import withheld_tests
 from composer_replication.tasks.join import can_be_joined
 from composer_replication.tasks.store import Task
-from composer_replication.tasks.withhold import withheld_tests
 from composer_replication.types import Group, Unscored
 
 __all__ = ["Curriculum", "Record"]

@@ -16,19 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from composer_replication.batch import Batch, collate, split
-from composer_replication.causal_lm import (
-    HintLoss,
-    LogprobCache,
-    enable_checkpointing,
-    evaluating,
-    fallbacks,
-    in_lockstep,
-    sequence_logprobs,
-    update_mode,
-)
 from composer_replication.config import HintConfig, OptimizerConfig, RunConfig
-from composer_replication.diloco.inner import make_muon
 from composer_replication.distillation import (
     TAID,
     EntropyAwareOPD,
@@ -40,12 +28,24 @@ from composer_replication.distillation import (
     TopKJSD,
     make_self_teacher,
 )
-from composer_replication.errors import ModelError
 from composer_replication.loss import compose_loss
+from composer_replication.loss.batch import Batch, collate, split
+from composer_replication.loss.forward import (
+    HintLoss,
+    LogprobCache,
+    enable_checkpointing,
+    evaluating,
+    fallbacks,
+    in_lockstep,
+    sequence_logprobs,
+    update_mode,
+)
 from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
+from composer_replication.trainer.optimizers import make_muon
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
 from composer_replication.types import Pair, Trajectory
+from composer_replication.types.errors import ModelError
 
 __all__ = ["Learner", "StepResult", "hint_loss", "make_optimizer", "merge_metrics", "rate_share"]
 

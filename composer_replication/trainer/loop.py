@@ -17,24 +17,24 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig, resolve_arm
+from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.actor import Actor, rollout_metrics
 from composer_replication.trainer.checkpoint import latest_checkpoint, restore, save_checkpoint, trained_on
+from composer_replication.trainer.collector import Actor, rollout_metrics
+from composer_replication.trainer.cpu_clock import Spending
 from composer_replication.trainer.engines import PolicyEngine, open_engine
+from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
-from composer_replication.trainer.shares import TaskShare
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.spending import Spending
-from composer_replication.trainer.usefulness import only_useful
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.task_shards import TaskShare
 from composer_replication.types import Group, Hint, Trajectory
 
 __all__ = [

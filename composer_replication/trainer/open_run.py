@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from composer_replication.config import RunConfig, to_toml
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir
 from composer_replication.observe.files import exclusive, storage_errors
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["check_run_dir", "open_run"]
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.actions import action_message
+from composer_replication.actions.calls import action_message
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError, ModelError
 from composer_replication.replaysim.pairs_file import read_pairs
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.recorder import native_call, wire_call
 from composer_replication.types import Message, Pair, ToolSchema
+from composer_replication.types.errors import ConfigError, ModelError
 
 __all__ = ["FilePairs", "file_digest", "file_pairs", "fits", "read_file", "shuffled"]
 

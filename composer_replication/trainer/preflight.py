@@ -10,16 +10,16 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from composer_replication.causal_lm import weights_digest
 from composer_replication.config import RunConfig, SandboxConfig, resolve_arm
 from composer_replication.envs.oracle import prove_solution
-from composer_replication.errors import ConfigError
+from composer_replication.loss.forward import weights_digest
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.trainer.pairs_file import file_digest, read_file
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["NO_SOURCE", "Checked", "check_run", "fingerprint", "limits_of", "prove_solutions"]
 

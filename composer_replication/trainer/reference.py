@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from composer_replication.causal_lm import LogprobCache, evaluating, sequence_logprobs, unwrapped, weights_digest
-from composer_replication.errors import ModelError
+from composer_replication.loss.forward import LogprobCache, evaluating, sequence_logprobs, unwrapped, weights_digest
 from composer_replication.types import Pair
+from composer_replication.types.errors import ModelError
 
 __all__ = ["with_reference_logprobs"]
 

@@ -11,13 +11,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from composer_replication.actions import action_message
-from composer_replication.agreement import Scene
+from composer_replication.actions.agreement import Scene
+from composer_replication.actions.calls import action_message
+from composer_replication.actions.tool_effects import Kind, deed_of
 from composer_replication.config import RunConfig
-from composer_replication.deeds import Kind, deed_of
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
-from composer_replication.errors import SandboxError, TeacherError
 from composer_replication.observe import files, usd
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import (
@@ -32,8 +31,9 @@ from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
+from composer_replication.types.errors import SandboxError, TeacherError
 
 __all__ = [
     "Recorder",

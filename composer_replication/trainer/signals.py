@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from composer_replication.batch import Batch, collate
 from composer_replication.config import RunConfig
 from composer_replication.hints import Detector, HintContext, HintGenerator, find_hints, insert_hints, shuffle_hints
+from composer_replication.loss.batch import Batch, collate
 from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.hint_filter import Told
 from composer_replication.trainer.preflight import NO_SOURCE
-from composer_replication.trainer.shaping import taking_part, weigh
-from composer_replication.trainer.usefulness import Told
+from composer_replication.trainer.rewards import taking_part, weigh
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
 
 __all__ = ["HintSources", "SignalMaker", "Signals"]

@@ -13,13 +13,13 @@ from pathlib import Path
 from attacks import Attack, lay_down
 from project import PROJECT
 
-from composer_replication.hidden_checks import HiddenChecks
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types import GradeReport, TaskSpec
+from composer_replication.types.held_out_checks import HeldOutChecks
 
 PYTHON = Path(sys.executable)
 LIMITS = Limits(wall_s=6.0, cpu_s=3.0, memory_mb=512)
@@ -55,7 +55,7 @@ def ours(task: Task, root: Path, sandbox: Sandbox, spec: TaskSpec | None = None)
 
 def without_hidden_checks(task: Task) -> TaskSpec:
     """The task without its hidden checks."""
-    return replace(task.spec, hidden=HiddenChecks())
+    return replace(task.spec, hidden=HeldOutChecks())
 
 
 def with_anti_tests(task: Task) -> TaskSpec:

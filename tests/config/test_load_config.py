@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.config import CurriculumConfig, field_lines, load_config, resolve_arm, to_toml
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from in_threads import vector
 from interleaving import Crew, KilledError
 
 from composer_replication.diloco import ObjectStoreAllReduce
-from composer_replication.errors import RoundError, RoundExpiredError
+from composer_replication.types.errors import RoundError, RoundExpiredError
 
 ROUNDS, SIZE = 4, 600
 LONG = (None, 10.0, 100.0)

@@ -10,7 +10,7 @@ import torch
 from in_threads import together, vector
 
 from composer_replication.diloco import ObjectStoreAllReduce
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 
 def hold(uri, world, values, rounds=1, **options):

@@ -16,7 +16,7 @@ from composer_replication.diloco.codecs.feedback import ErrorFeedback
 from composer_replication.diloco.codecs.patch import apply_patch, make_patch, visible
 from composer_replication.diloco.codecs.positions import pack_positions, unpack_positions
 from composer_replication.diloco.codecs.raw import to_tensor
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 VECTORS = st.builds(
     lambda size, seed, exponent, zeros: vector(size, seed, 10.0**exponent) * (torch.rand(size) >= zeros),

@@ -13,7 +13,7 @@ from in_threads import together, vector
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
 from composer_replication.diloco.runs import collect, newest_round
 from composer_replication.diloco.wire import header_length
-from composer_replication.errors import ObjectStoreError, RoundError
+from composer_replication.types.errors import ObjectStoreError, RoundError
 
 SIZE = 600
 ROUND = "rounds/model/00000000"

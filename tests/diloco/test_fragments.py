@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.diloco.fragments import split_into_fragments
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 
 def policy(layers=5, *, tied=True):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from composer_replication.diloco.inner import make_muon
-from composer_replication.errors import ConfigError
+from composer_replication.trainer.optimizers import make_muon
+from composer_replication.types.errors import ConfigError
 
 
 def model():

@@ -12,7 +12,7 @@ from plain_diloco import Replica
 from torch.distributed import ReduceOp
 
 from composer_replication.diloco.manager import MockManager
-from composer_replication.errors import CheckpointError, ConfigError, RoundError
+from composer_replication.types.errors import CheckpointError, ConfigError, RoundError
 
 LATE = {"quorum": 1, "deadline_s": 0.05}
 

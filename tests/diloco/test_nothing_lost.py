@@ -12,7 +12,7 @@ from interleaving import Crew, KilledError
 from told_clock import HURRY, ToldClock
 
 from composer_replication.diloco import ObjectStoreAllReduce
-from composer_replication.errors import RoundError
+from composer_replication.types.errors import RoundError
 
 ROUNDS, SIZE, TAKEOVER_S = 5, 900, 5.0
 

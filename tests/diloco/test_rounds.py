@@ -13,7 +13,7 @@ from in_threads import together, vector
 from told_clock import HURRY, LONG_S, ToldClock
 
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
-from composer_replication.errors import ConfigError, ObjectStoreError, RoundError, RoundExpiredError
+from composer_replication.types.errors import ConfigError, ObjectStoreError, RoundError, RoundExpiredError
 
 SIZE = 3000
 QUORUM = {"quorum": 2, "deadline_s": LONG_S, "poll_s": 0.02, "timeout_s": 1e9}

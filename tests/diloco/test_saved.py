@@ -7,7 +7,7 @@ import torch
 
 from composer_replication.diloco import open_store
 from composer_replication.diloco.saved import SavedStates
-from composer_replication.errors import CheckpointError
+from composer_replication.types.errors import CheckpointError
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from s3_server import Handler, S3Server, environment
 
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
 from composer_replication.diloco.conditional import check_conditional_writes
-from composer_replication.errors import ConfigError, ObjectStoreError
+from composer_replication.types.errors import ConfigError, ObjectStoreError
 
 
 @pytest.fixture

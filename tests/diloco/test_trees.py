@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from composer_replication.diloco.trees import copied, pack, unpack
-from composer_replication.errors import CheckpointError
+from composer_replication.types.errors import CheckpointError
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 trees = st.recursive(

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication import distillation, fused_head, policy_gradient
+from composer_replication import distillation, policy_gradient
+from composer_replication import kernels
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "papers.md").read_text("utf-8")
 NAMED = set(re.findall(r"\[`(\w+)`\]\(\.\./([\w/]+)\.py\)", PAGE))
 """(name, module file) of every link to code."""
 HELPERS = {"RowKernel", "TokenLoss", "TokenScores", "accumulation_dtype", "by_triton", "for_blocks", "upcast"}
-"""Of `fused_head`: they hold no formula."""
+"""Of `kernels`: they hold no formula."""
 
 
 @pytest.mark.parametrize(("name", "file"), sorted(NAMED))
@@ -25,7 +26,7 @@ def test_what_is_named_exists_where_it_is_said_to_be(name, file):
     assert name in module.__all__
 
 
-@pytest.mark.parametrize("room", [policy_gradient, distillation, fused_head], ids=lambda room: room.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("room", [policy_gradient, distillation, kernels], ids=lambda room: room.__name__.rpartition(".")[2])
 def test_every_public_name_is_named(room):
     assert set(room.__all__) - HELPERS - {name for name, _ in NAMED} == set()
 

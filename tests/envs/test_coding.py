@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, TestCache, Workspace, tools
 from composer_replication.envs.tools import argument_error, read_file, search
-from composer_replication.errors import SandboxError
 from composer_replication.sandbox import Limits
 from composer_replication.sandbox.changes import LITTER
-from composer_replication.sandbox.grading import GradeCache
-from composer_replication.sandbox.submission import Submission, read_submission
+from composer_replication.sandbox.grading.grade import GradeCache
+from composer_replication.sandbox.grading.submission import Submission, read_submission
 from composer_replication.types import ToolCall, Unscored, to_json
+from composer_replication.types.errors import SandboxError
 
 WORK = "    result = 0\n    for price in prices:\n        result += price\n    return result\n"
 STUB_TOTAL = '"""The sum of prices."""\n    raise NotImplementedError\n'

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_replication.actions import Call
-from composer_replication.agreement import Answer
+from composer_replication.actions.agreement import Answer
+from composer_replication.actions.calls import Call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.sandbox import open_sandbox

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
 from composer_replication.envs.oracle import _edits
-from composer_replication.errors import TaskError
 from composer_replication.rollout.collect import collect_groups
 from composer_replication.rollout.protocol import Budgets
 from composer_replication.rollout.scripted import RandomEngine, ScriptedEngine
-from composer_replication.sandbox.grading import GradeCache
+from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import StopReason
+from composer_replication.types.errors import TaskError
 
 RENDERER = ChatRenderer(byte_level_tokenizer())
 BUDGETS = Budgets(turn_tokens=4000, trajectory_tokens=20_000, context_tokens=40_000, max_turns=12)

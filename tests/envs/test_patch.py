@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.patches import PatchError, added_text, parse_patch, patched
+from composer_replication.actions.patches import PatchError, added_text, parse_patch, patched
 
 
 def wrap(*lines: str) -> str:

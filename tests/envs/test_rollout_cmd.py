@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from composer_replication.cli.rollout_cmd import EXIT_UNSOUND, rollout
 from composer_replication.config import ModelConfig
-from composer_replication.embedded.policy import tiny_model
-from composer_replication.errors import ConfigError, ModelError, StorageError, TaskError
+from composer_replication.loss.forward.models import load_policy, save_policy
+from composer_replication.quickstart.policy import tiny_model
 from composer_replication.tasks.store import load_tasks, write_task
 from composer_replication.tokens import byte_level_tokenizer
-from composer_replication.trainer.models import load_policy, save_policy
 from composer_replication.types import trajectory_from_json
+from composer_replication.types.errors import ConfigError, ModelError, StorageError, TaskError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from wire_servers import Backend, WireServer

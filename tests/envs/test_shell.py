@@ -9,10 +9,10 @@ import pytest
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv
 from composer_replication.envs.tools import TOOLSETS
-from composer_replication.errors import SandboxUnavailableError
 from composer_replication.sandbox import Limits, open_sandbox
 from composer_replication.sandbox.opening import available
 from composer_replication.types import ToolCall
+from composer_replication.types.errors import SandboxUnavailableError
 
 SOLUTION = r"""
 cat > solve.py <<'END'

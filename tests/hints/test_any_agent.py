@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.errors import ConfigError
 from composer_replication.hints import LintChanged, Reading, StyleRules, all_detectors, detect, detectors_named, load_rules
 from composer_replication.hints.detectors import registry
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolCall, ToolResult
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 
 def trace(*turns, tools=(), instruction="Fix the sum.", reward=None):

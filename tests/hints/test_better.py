@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from trajectories import bad, call, ok, trajectory
 
-from composer_replication.actions import Call
+from composer_replication.actions.calls import Call
 from composer_replication.config import LossConfig
-from composer_replication.errors import ConfigError
 from composer_replication.hints import (
     ENVIRONMENT,
     BetterActionHint,
@@ -20,6 +19,7 @@ from composer_replication.hints import (
     leaks_action,
 )
 from composer_replication.hints.generators import BUILTIN_GENERATORS, DEFAULT_GENERATORS
+from composer_replication.types.errors import ConfigError
 
 READ, RUN, SUBMIT = call("read_file", path="a.py"), call("run_tests"), call("submit")
 NEW = "return max(price * count, 0) + fee"

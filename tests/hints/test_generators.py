@@ -126,7 +126,7 @@ def test_environment_error_is_the_trimmed_error_lines():
 
 
 def test_embedded_project_is_hinted_from_its_handbook():
-    root = Path(composer_replication.__file__).parent / "embedded" / "projects" / "harbour"
+    root = Path(composer_replication.__file__).parent / "quickstart" / "projects" / "harbour"
     documentation = {p.relative_to(root).as_posix(): p.read_text() for p in root.rglob("*.md")}
     source = (root / "harbour" / "cargo.py").read_text()
     for name, line in (("stowage", "tret means the difference"), ("lading", "ullage means the minimum")):

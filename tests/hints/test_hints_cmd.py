@@ -10,10 +10,10 @@ from trajectories import bad, call, ok, trajectory
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir
 from composer_replication.traces import write_traces
 from composer_replication.types import Hint, to_json
+from composer_replication.types.errors import ConfigError
 
 READ, EDIT, SUBMIT = call("read_file", path="a.py"), call("edit_file", path="a.py", old="x", new="y"), call("submit")
 FAILING = trajectory((READ, bad("path_not_found")), (EDIT, ok()), (SUBMIT, ok()), reward=0.0)

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.errors import StorageError
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.observe.report import embed_json, rebuild_report, write_report
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.observe.summary import SUMMARY_COLUMNS, SummaryRow, load_summary
 from composer_replication.types import Hint
+from composer_replication.types.errors import StorageError
 
 ATTACK = "</script></title><script>alert(1)</script><!-- \u2028 \x00\x1b \u202e \ud800 & {{script}} {{data}}"
 ROW = SummaryRow(arm="grpo", pass_at_1=0.5, pass_at_1_se=0.1, rollouts=1234, tokens=56_789, cpu_s=60.4)

@@ -6,8 +6,8 @@ import typer
 from typer.testing import CliRunner
 
 from composer_replication.cli.report_cmd import report as report_command
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir
+from composer_replication.types.errors import ConfigError
 
 
 def test_the_command_rebuilds_the_report_and_prints_its_path(fake_run: RunDir, tmp_path: Path) -> None:

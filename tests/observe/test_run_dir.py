@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.errors import ConfigError, StorageError
 from composer_replication.observe import RunDir, deterministic
 from composer_replication.observe.files import append_line, dump_line, exclusive, read_lines, replace_file
 from composer_replication.types import GradeReport, Hint, Outcome, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
+from composer_replication.types.errors import ConfigError, StorageError
 
 
 def trajectory(name: str, reward: float | Unscored = 1.0) -> Trajectory:
@@ -340,7 +340,7 @@ def test_kill_9_at_any_moment_leaves_a_readable_run(run: RunDir) -> None:
 FULL = """
 import json, os, sys
 from pathlib import Path
-from composer_replication.errors import StorageError
+from composer_replication.types.errors import StorageError
 from composer_replication.observe import RunDir
 run = RunDir.create(Path(sys.argv[1]) / "run")
 run.write_config("small")
@@ -405,7 +405,7 @@ def test_a_path_that_cannot_be_a_folder_is_a_storage_error(run: RunDir) -> None:
 
 DENIED = """
 import os, sys
-from composer_replication.errors import StorageError
+from composer_replication.types.errors import StorageError
 from composer_replication.observe import RunDir
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from composer_replication.errors import StorageError
 from composer_replication.observe.terminal import Terminal, channel_line
+from composer_replication.types.errors import StorageError
 
 Events = list[tuple[str, str, dict[str, Any]]]
 
@@ -152,7 +152,7 @@ with terminal.phase("train", total=3) as train:
         train.advance()
 """
 FAILING = """
-from composer_replication.errors import StorageError
+from composer_replication.types.errors import StorageError
 from composer_replication.observe.terminal import Terminal
 def full(kind, message, /, **fields):
     raise StorageError("disk full")

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prm_world import RENDERER, corpus, trajectory
 
-from composer_replication.errors import ConfigError
 from composer_replication.prm import IGNORED, encode, fit, held_out_tasks, read_transcripts
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer, parse_tool_calls
 from composer_replication.traces.store import trace_to_json
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, StopReason, Trajectory, Turn, to_json
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 OPENING = (Message(role="user", content="do it"),)
 PROMPT = RENDERER.prompt_ids(OPENING)

@@ -7,12 +7,12 @@ import json
 import pytest
 from prm_world import trajectory
 
-from composer_replication.errors import ConfigError
 from composer_replication.prm import outcome_labels, read_labels, vote_labels
 from composer_replication.prm.labels import canonical_turn
 from composer_replication.teachers import TeacherAnswer, Vote
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, Turn, Unscored, to_json
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 SIBLINGS = [
     trajectory("0/t/0", "t", ["a", "a"], reward=1.0),

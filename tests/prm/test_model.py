@@ -11,11 +11,11 @@ from prm_world import RENDERER, TOKENIZER, config, corpus, model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertConfig, ViTConfig
 
-from composer_replication.errors import ModelError
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.prm import IGNORED, encode, load_prm, make_prm, score, start_prm
 from composer_replication.prm.model import pad, parts, step_logits
 from composer_replication.prm.train import step_loss
-from composer_replication.trainer.models import save_policy
+from composer_replication.types.errors import ModelError
 
 PAD = TOKENIZER.pad_token_id
 

@@ -14,7 +14,7 @@ from in_process import composer_here
 from prm_world import TOKENIZER, config, corpus
 from transformers import AutoModelForCausalLM
 
-from composer_replication.trainer.models import save_policy
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.types import Unscored, to_json
 
 

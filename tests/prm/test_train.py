@@ -16,10 +16,10 @@ import torch
 from prm_world import RENDERER, TOKENIZER, corpus, model
 from rich.console import Console
 
-from composer_replication.errors import CheckpointError, ConfigError, ModelError
 from composer_replication.observe import Terminal
 from composer_replication.prm import PrmOptions, encode, load_prm, train_prm
 from composer_replication.prm.train import PrmLearner
+from composer_replication.types.errors import CheckpointError, ConfigError, ModelError
 
 QUICK = PrmOptions(epochs=2, batch_size=4, learning_rate=1e-2, save_every=3, held_out=0.25)
 

@@ -18,9 +18,9 @@ from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLost
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Ticket
 from composer_replication.recipes.mesh.trainer import Stepped
-from composer_replication.sandbox.grading import GradeCache
+from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.types import Group, StopReason, TaskSpec, Trajectory, Turn
 
 

@@ -11,11 +11,12 @@ from flaky_executor import FlakyExecutor
 
 from composer_replication.config import load_config
 from composer_replication.diloco.serverless import ReplicaHandle, patience
-from composer_replication.errors import BackendError, ConfigError, ReplicaError, StorageError
 from composer_replication.observe.files import exclusive
-from composer_replication.recipes.diloco import fleet, kept
+from composer_replication.recipes.diloco import fleet
+from composer_replication.recipes.diloco import learner_state as kept
 from composer_replication.recipes.diloco.job import check_job, run_job
-from composer_replication.recipes.diloco.kept import Kept
+from composer_replication.recipes.diloco.learner_state import Kept
+from composer_replication.types.errors import BackendError, ConfigError, ReplicaError, StorageError
 
 
 class Rented(FlakyExecutor):

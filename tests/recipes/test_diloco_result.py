@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.diloco.store import open_store
-from composer_replication.errors import ObjectStoreError, StorageError
 from composer_replication.recipes.diloco.result import fetch_policy, put_policy
+from composer_replication.types.errors import ObjectStoreError, StorageError
 
 POLICY = {"config.json": b"{}", "model.safetensors": b"\x00weights", "tokenizer.json": b"[]"}
 

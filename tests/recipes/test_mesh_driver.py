@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mesh_in_process import IDLE, BookkeepingTrainer, IdleGenerator, LocalMesh, Pauses, SoonerLoop, a_run, drive, learnt
 
-from composer_replication.errors import BackendError, ConfigError
-from composer_replication.recipes.mesh.crew import MOST_DEATHS, Crew
 from composer_replication.recipes.mesh.driver import Roles
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError
 from composer_replication.recipes.mesh.ledger import Ledger
+from composer_replication.recipes.mesh.supervisor import MOST_DEATHS, Crew
 from composer_replication.recipes.mesh.training import check
+from composer_replication.types.errors import BackendError, ConfigError
 
 ROLES = ("generator-0", "generator-1", "env-0", "rewarder", "trainer")
 

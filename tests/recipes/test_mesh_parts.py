@@ -13,12 +13,12 @@ import pytest
 import torch
 from mesh_in_process import trajectory
 
-from composer_replication.errors import BackendError, CheckpointError, ComposerError, ConfigError, MissingExtraError
-from composer_replication.recipes.mesh.held import Held, opened
+from composer_replication.recipes.mesh.actor_shell import Held, opened
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.mesh.staleness import Pace
 from composer_replication.recipes.mesh.trainer import _copied
 from composer_replication.types import Group
+from composer_replication.types.errors import BackendError, CheckpointError, ComposerError, ConfigError, MissingExtraError
 
 
 def group(number, version=0):
@@ -160,7 +160,7 @@ def test_without_ray_the_mesh_names_the_extra(monkeypatch):
 
 
 def test_environments_and_the_grader_need_no_torch():
-    code = "import sys, composer_replication.recipes.mesh.boxes; sys.exit('torch' in sys.modules)"
+    code = "import sys, composer_replication.recipes.mesh.sandbox_actors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from composer_replication.config import SubstrateConfig, load_config, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.metrics import deterministic
-from composer_replication.recipes.mesh.boxes import EnvHost, Rewarder
 from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.generator import Generator
+from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder
 from composer_replication.trainer.loop import train
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from world import make_world, run_text

@@ -11,21 +11,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from composer_replication.batch import collate
 from composer_replication.config import ReplayConfig, RunConfig, SubstrateConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
-from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.loss import compose_loss
+from composer_replication.loss.batch import collate
 from composer_replication.policy_gradient import surrogate
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.recipes.prime_rl import algorithm, launcher, substrate
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 from composer_replication.recipes.prime_rl.config import LOSS_FN, check, prime_rl_config
-from composer_replication.recipes.prime_rl.readback import measured
+from composer_replication.recipes.prime_rl.import_metrics import measured
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, read_run_file
 from composer_replication.recipes.prime_rl.signed_advantages import signed_advantages
 from composer_replication.recipes.prime_rl.traces import RESULTS, trajectory_of
 from composer_replication.types import Pair
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 
 @dataclass

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 from composer_replication.config import load_config
-from composer_replication.errors import BackendError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.prime_rl import substrate
+from composer_replication.types.errors import BackendError
 
 
 def record(name, *, group, reward, policy_version=0, **more):

@@ -16,7 +16,7 @@ import pytest
 from composer_replication.recipes.prime_rl import substrate
 from composer_replication.recipes.program import Program
 from composer_replication.recipes.short_folder import short_folder
-from composer_replication.sandbox import linux
+from composer_replication.sandbox.backends import linux
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 STARTS_ONE = f"""

@@ -24,9 +24,9 @@ from composer_replication.config import (
     resolve_arm,
     to_toml,
 )
-from composer_replication.errors import ConfigError, MissingExtraError
 from composer_replication.recipes import substrates
 from composer_replication.recipes.substrates import SUBSTRATES, Need, Substrate, check_substrate, train_on
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 HERE = Path(__file__).resolve().parent
 

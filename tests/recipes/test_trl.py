@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import composer_replication
-from composer_replication.batch import collate
 from composer_replication.config import (
     HintConfig,
     LossConfig,
@@ -22,11 +21,12 @@ from composer_replication.config import (
     SubstrateConfig,
     TasksConfig,
 )
-from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.loss.batch import collate
 from composer_replication.recipes.substrates import check_substrate
 from composer_replication.recipes.trl.options import grpo_options
-from composer_replication.trainer.per_sample import PREFIX, gathered, spread
+from composer_replication.recipes.trl.per_sample import PREFIX, gathered, spread
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 HERE = Path(__file__).resolve().parent
 
@@ -108,7 +108,7 @@ def test_a_step_is_one_generation_and_options_come_last():
 
 def test_without_trl_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "trl", None)
-    monkeypatch.delitem(sys.modules, "composer_replication.trainer.composer_trainer", raising=False)
+    monkeypatch.delitem(sys.modules, "composer_replication.recipes.trl.composer_trainer", raising=False)
     with pytest.raises(MissingExtraError, match="needs trl") as caught:
         _ = composer_replication.ComposerReplicationTrainer
     assert "composer-replication[trl]" in str(caught.value.fix)

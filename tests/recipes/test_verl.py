@@ -16,10 +16,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
-from composer_replication.errors import BackendError, ConfigError, ModelError
 from composer_replication.recipes.verl import overrides
 from composer_replication.recipes.verl.answer import check_versions, sample_of
-from composer_replication.recipes.verl.cannot import CANNOT
 from composer_replication.recipes.verl.columns import Row, pack, rows_of, tokens_of
 from composer_replication.recipes.verl.dataset import training_rows
 from composer_replication.recipes.verl.episodes import generation_config_of
@@ -27,7 +25,9 @@ from composer_replication.recipes.verl.overrides import Files, check, command_li
 from composer_replication.recipes.verl.plan import PLAN, Plan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.recipes.verl.siblings import Siblings
+from composer_replication.recipes.verl.unsupported import CANNOT
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn, Unscored
+from composer_replication.types.errors import BackendError, ConfigError, ModelError
 
 HERE = Path(__file__).resolve().parent
 

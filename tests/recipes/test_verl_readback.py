@@ -11,8 +11,8 @@ from rich.console import Console
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.verl.episodes import GroupRecord, _to_json
+from composer_replication.recipes.verl.import_metrics import Readback
 from composer_replication.recipes.verl.plan import Plan
-from composer_replication.recipes.verl.readback import Readback
 from composer_replication.types import Group, StopReason, Trajectory, Turn
 
 TOKENS = 3

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from composer_replication.errors import ComposerError, ConfigError, SandboxError
 from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.rollout.collect import collect_groups
 from composer_replication.rollout.protocol import Budgets, Sample
@@ -17,6 +16,7 @@ from composer_replication.rollout.scripted import RandomEngine, ScriptedEngine
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import GradeReport, StopReason, ToolResult, Unscored, to_json, trajectory_from_json
+from composer_replication.types.errors import ComposerError, ConfigError, SandboxError
 
 TOOLS = tuple(
     {"type": "function", "function": {"name": n, "description": n, "parameters": {"type": "object", "properties": {"text": {}}}}}

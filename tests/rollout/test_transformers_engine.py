@@ -22,11 +22,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from composer_replication.errors import ModelError
 from composer_replication.rollout.protocol import SampleRequest
 from composer_replication.rollout.sampling import draw, uniforms
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
+from composer_replication.types.errors import ModelError
 
 VOCAB, NEVER, STOPS = 64, 999, (5, 17, 33, 40)
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.sandbox.doctor.probes import PROBES
 from composer_replication.sandbox.opening import available, survey
-from composer_replication.sandbox.probes import PROBES
 
 NO_UNSHARE = Path(__file__).parents[1] / "tools" / "no_unshare.py"
 PROGRAM = "import sys; from composer_replication.cli import main; sys.argv[0] = 'composer'; main()"

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from composer_replication.sandbox.anti_tests import Twins, contradiction, expectations, with_twins
+from composer_replication.sandbox.grading.anti_tests import Twins, contradiction, expectations, with_twins
 
 HEAD = "import unittest\nimport pytest\n\n\ndef f(x):\n    if x is None:\n        raise ValueError(x)\n    return x\n\n\n"
 FUNCTIONS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.hidden_checks import HeldOutCall
 from composer_replication.sandbox import Limits, Tree, open_sandbox
-from composer_replication.sandbox.calls import examine_calls, wrong_calls
+from composer_replication.sandbox.grading.calls import examine_calls, wrong_calls
+from composer_replication.types.held_out_checks import HeldOutCall
 
 PLACE = {"python": Path(sys.executable), "python_path": ["."], "limits": Limits()}
 GOLD = """

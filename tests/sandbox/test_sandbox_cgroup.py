@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox.cgroup import USUAL, BoxGroup, Cgroups, find_cgroups
+from composer_replication.sandbox.backends.cgroup import USUAL, BoxGroup, Cgroups, find_cgroups
 
 V1_LINE = "30 25 0:26 / {point} rw,relatime shared:9 - cgroup cgroup rw,{controller}"
 V2_LINE = "31 25 0:27 {root} {point} rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate"
@@ -112,11 +112,11 @@ def test_a_group_that_a_killed_maker_left_is_not_taken_for_a_fresh_one(tmp_path,
     groups = Cgroups(1, tmp_path / "memory", tmp_path / "pids", None)
     made = []
     for _ in range(2):
-        monkeypatch.setattr("composer_replication.sandbox.cgroup._counter", itertools.count())
+        monkeypatch.setattr("composer_replication.sandbox.backends.cgroup._counter", itertools.count())
         made.append(groups.create(17))
     assert made[0].memory != made[1].memory
     made[0].memory.rmdir()
-    monkeypatch.setattr("composer_replication.sandbox.cgroup._counter", itertools.count())
+    monkeypatch.setattr("composer_replication.sandbox.backends.cgroup._counter", itertools.count())
     assert groups.create(17).pids not in (made[0].pids, made[1].pids)
 
 

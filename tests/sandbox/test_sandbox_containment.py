@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError, SandboxUnavailableError
-from composer_replication.sandbox import Ending, Isolation, landlock, open_sandbox
+from composer_replication.sandbox import Ending, Isolation, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
+from composer_replication.sandbox.backends import landlock
+from composer_replication.sandbox.doctor.probes import PROBES
+from composer_replication.sandbox.doctor.selftest import Verdict, self_test
 from composer_replication.sandbox.opening import available
-from composer_replication.sandbox.probes import PROBES
-from composer_replication.sandbox.selftest import Verdict, self_test
+from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
 ISOLATING = available()
 BY_NAME = {probe.name: probe for probe in PROBES}
@@ -115,15 +116,15 @@ def test_the_box_dies_with_its_host(any_box, base, tmp_path):
 def test_this_package_is_hidden_in_the_interpreter(box, base, tmp_path, answer):
     venv.create(tmp_path / "venv", symlinks=True)
     site_packages = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
-    (site_packages / "composer_replication" / "embedded").mkdir(parents=True)
-    (site_packages / "composer_replication" / "embedded" / "gold.py").write_text("answer = 42")
+    (site_packages / "composer_replication" / "quickstart").mkdir(parents=True)
+    (site_packages / "composer_replication" / "quickstart" / "gold.py").write_text("answer = 42")
     (site_packages / "neighbour.py").write_text("value = 1")
     code = """
         import json, os, sys
         sys.path.append(sys.argv[1])
         import neighbour
         try:
-            gold = open(sys.argv[1] + "/composer_replication/embedded/gold.py").read()
+            gold = open(sys.argv[1] + "/composer_replication/quickstart/gold.py").read()
         except OSError:
             gold = None
         os.write(3, json.dumps([neighbour.value, gold, sys.prefix]).encode())

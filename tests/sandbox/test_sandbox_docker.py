@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError, SandboxUnavailableError
-from composer_replication.sandbox import Command, Ending, Limits, Tree, docker
+from composer_replication.sandbox import Command, Ending, Limits, Tree
 from composer_replication.sandbox.attempt import processes_with
-from composer_replication.sandbox.docker import open_docker
-from composer_replication.sandbox.parcel import pack
+from composer_replication.sandbox.backends import docker
+from composer_replication.sandbox.backends.docker import open_docker
 from composer_replication.sandbox.request import BoxReport
+from composer_replication.sandbox.transfer.archive import pack
+from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
 PYTHON = Path(sys.executable)
 BOUND_S = 60.0

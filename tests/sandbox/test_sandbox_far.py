@@ -15,14 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.errors import MissingExtraError, SandboxError, SandboxUnavailableError, TaskError
 from composer_replication.sandbox import Command, Ending, ExecResult, Limits, Tree, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
-from composer_replication.sandbox.far import BOOTSTRAP, INBOX, LEASE, OUTBOX
-from composer_replication.sandbox.linux import arrivals, watch_arrivals
-from composer_replication.sandbox.parcel import pack, unpack
-from composer_replication.sandbox.shipping import archive_of, modules_archive
-from composer_replication.sandbox.wire import command_of, error_facts, order_parcel, raise_error, result_of_parcel, result_parcel
+from composer_replication.sandbox.backends.linux import arrivals, watch_arrivals
+from composer_replication.sandbox.remote.agent import BOOTSTRAP, INBOX, LEASE, OUTBOX
+from composer_replication.sandbox.transfer.archive import pack, unpack
+from composer_replication.sandbox.transfer.messages import (
+    command_of,
+    error_facts,
+    order_parcel,
+    raise_error,
+    result_of_parcel,
+    result_parcel,
+)
+from composer_replication.sandbox.transfer.upload import archive_of, modules_archive
+from composer_replication.types.errors import MissingExtraError, SandboxError, SandboxUnavailableError, TaskError
 
 PYTHON = Path(sys.executable)
 ROOM = Path(sys.modules["composer_replication.sandbox"].__file__).parent
@@ -186,7 +193,7 @@ def test_the_agent_ends_with_its_lease_and_takes_its_boxes_along(base):
 
 
 def test_without_the_extra_the_error_says_so(monkeypatch):
-    monkeypatch.delitem(sys.modules, "composer_replication.sandbox.remote", raising=False)
+    monkeypatch.delitem(sys.modules, "composer_replication.sandbox.remote.client", raising=False)
     monkeypatch.setitem(sys.modules, "swerex", None)
     with pytest.raises(MissingExtraError, match="needs swe-rex") as refused:
         open_sandbox("remote:http://127.0.0.1:1/none")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError, StorageError, TaskError
 from composer_replication.sandbox import Ending, ExecResult, Installation, Isolation, open_sandbox
-from composer_replication.sandbox.grading import GradeCache, grade
+from composer_replication.sandbox.grading.grade import GradeCache, grade
 from composer_replication.types import Deletion, Outcome, TaskSpec, Unscored
+from composer_replication.types.errors import SandboxError, StorageError, TaskError
 
 PYTHON = Path(sys.executable)
 STUB = """

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from composer_replication.sandbox import Command, Limits, Tree
 from composer_replication.sandbox.attempt import processes_with
-from composer_replication.sandbox.docker import _opened, _order
-from composer_replication.sandbox.inside import BOOTSTRAP
-from composer_replication.sandbox.shipping import archive_of
+from composer_replication.sandbox.backends.container_runner import BOOTSTRAP
+from composer_replication.sandbox.backends.docker import _opened, _order
+from composer_replication.sandbox.transfer.upload import archive_of
 
 PYTHON = Path(sys.executable)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from composer_replication.sandbox.literals import Unwritable, decode, encode_argument, encode_result, find, same
+from composer_replication.sandbox.grading.literals import Unwritable, decode, encode_argument, encode_result, find, same
 
 ARGUMENTS = [
     None,

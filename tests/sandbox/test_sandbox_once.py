@@ -9,9 +9,9 @@ import pytest
 
 from composer_replication.envs import TestCache
 from composer_replication.sandbox import Ending
-from composer_replication.sandbox.grading import GradeCache
-from composer_replication.sandbox.once import Once
-from composer_replication.sandbox.pytest_run import TestRun
+from composer_replication.sandbox.grading.grade import GradeCache
+from composer_replication.sandbox.grading.pytest_run import TestRun
+from composer_replication.sandbox.single_flight import Once
 from composer_replication.types import GradeReport
 
 

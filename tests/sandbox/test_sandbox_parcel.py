@@ -8,10 +8,10 @@ import json
 import pytest
 
 from composer_replication.config import SandboxConfig
-from composer_replication.errors import ConfigError, SandboxError, SandboxUnavailableError
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.docker import _opened
-from composer_replication.sandbox.parcel import pack, pack_files, unpack, unpack_files
+from composer_replication.sandbox.backends.docker import _opened
+from composer_replication.sandbox.transfer.archive import pack, pack_files, unpack, unpack_files
+from composer_replication.types.errors import ConfigError, SandboxError, SandboxUnavailableError
 
 FILES = {"a": b"one\n", "gone": None, "b/c": b""}
 FACTS = {"report": {"returncode": 3, "not_kept": ["x (a link)"]}, "changes": pack_files(FILES)[0]}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError, TaskError
 from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, interpreter, open_sandbox
-from composer_replication.sandbox.pytest_run import collect_tests, read_answer, run_pytest, run_pytest_with_coverage
+from composer_replication.sandbox.grading.pytest_run import collect_tests, read_answer, run_pytest, run_pytest_with_coverage
 from composer_replication.types import Outcome
+from composer_replication.types.errors import SandboxError, TaskError
 
 PYTHON = Path(sys.executable)
 

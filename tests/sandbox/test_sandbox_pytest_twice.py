@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import Ending, Limits, Tree, open_sandbox
-from composer_replication.sandbox.pytest_run import TestRun, run_pytest, run_pytest_twice
+from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest, run_pytest_twice
 from composer_replication.types import Outcome
 
 PYTHON = Path(sys.executable)

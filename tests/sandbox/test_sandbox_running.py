@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import ConfigError, SandboxError
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
-from composer_replication.sandbox.orders import ending_of
 from composer_replication.sandbox.request import WARM_FLAGS, BoxReport
+from composer_replication.sandbox.transfer.requests import ending_of
+from composer_replication.types.errors import ConfigError, SandboxError
 
 PYTHON = Path(sys.executable)
 

@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError
 from composer_replication.sandbox import Command, Limits, Tree, open_sandbox, opening
-from composer_replication.sandbox.box import BoxSandbox
+from composer_replication.sandbox.backends.box import BoxSandbox
+from composer_replication.sandbox.backends.pump import Pump
 from composer_replication.sandbox.opening import available
 from composer_replication.sandbox.protocol import Isolation
-from composer_replication.sandbox.pump import Pump
 from composer_replication.sandbox.request import BoxReport, BoxRequest
+from composer_replication.types.errors import SandboxError
 
 PYTHON = Path(sys.executable)
 SHORT_OF_DESCRIPTORS = """
     import contextlib, json, os, resource, sys
     from pathlib import Path
-    from composer_replication.errors import SandboxError
+    from composer_replication.types.errors import SandboxError
     from composer_replication.sandbox import Command, Tree, open_sandbox
-    from composer_replication.sandbox.box import BoxSandbox
+    from composer_replication.sandbox.backends.box import BoxSandbox
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     python, base, running = Path(sys.executable), Path(sys.argv[1]), sys.argv[2] == "running"
     command = Command(argv=(str(python), "-S", "-B", "-c", "print(1)"), python=python)

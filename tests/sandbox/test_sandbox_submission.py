@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox.submission import is_editable, read_submission
+from composer_replication.sandbox.grading.submission import is_editable, read_submission
 from composer_replication.types import TaskSpec
 
 F = "tests/test_calc.py"

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import ConfigError, SourceError, TaskError
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_python, build_tasks
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport
 from composer_replication.tasks.store import Task, load_task, load_tasks
 from composer_replication.types import Outcome
+from composer_replication.types.errors import ConfigError, SourceError, TaskError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox.cgroup import find_cgroups
+from composer_replication.sandbox.backends.cgroup import find_cgroups
 from composer_replication.tasks.store import load_task, load_tasks
 
 WriteProject = Callable[[Mapping[str, str]], Path]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SourceError
 from composer_replication.tasks import BuildOptions, build_tasks
-from composer_replication.tasks.credentials import credentials_in, find_credentials, refuse_credentials
+from composer_replication.tasks.sources.credentials import credentials_in, find_credentials, refuse_credentials
+from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

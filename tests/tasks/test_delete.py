@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_replication.tasks.delete import body_of, delete_bodies, unified_diff
-from composer_replication.tasks.functions import Function, find_functions, split_lines
+from composer_replication.languages.python.delete import body_of, delete_bodies, unified_diff
+from composer_replication.languages.python.functions import Function, find_functions, split_lines
 
 LONG_SIGNATURE = """\
 @a.b(1,

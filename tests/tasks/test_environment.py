@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SourceError
-from composer_replication.tasks.environment import declared_requirements, make_environment
+from composer_replication.tasks.sources.environment import declared_requirements, make_environment
+from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

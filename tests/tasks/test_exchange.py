@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from in_process import composer_here
 
-from composer_replication.errors import TaskError
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.exchange import export_harbor, export_swebench, import_harbor
 from composer_replication.tasks.exchange.pins import pins_of
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import Task, load_task, load_tasks
 from composer_replication.types import to_json
+from composer_replication.types.errors import TaskError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 PYTHON = Path(sys.executable)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import Task, load_tasks

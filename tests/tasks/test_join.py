@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import TaskError
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks import BuildOptions, Task, build_tasks, load_task, load_tasks
 from composer_replication.tasks.join import can_be_joined, join_tasks
+from composer_replication.types.errors import TaskError
 
 SHOP = '''\
 """A shop."""

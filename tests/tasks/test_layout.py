@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SourceError
-from composer_replication.tasks.layout import guess_layout
+from composer_replication.tasks.sources.layout import guess_layout
+from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from composer_replication.languages.python.delete import body_of, delete_bodies
+from composer_replication.languages.python.functions import find_functions
 from composer_replication.sandbox import open_sandbox
-from composer_replication.tasks.delete import body_of, delete_bodies
-from composer_replication.tasks.functions import find_functions
-from composer_replication.tasks.leak import LeakScanner, installed_copies
+from composer_replication.tasks.proofs.leak import LeakScanner, installed_copies
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import ConfigError, SourceError
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.report import BuildReport
 from composer_replication.tasks.store import Task
+from composer_replication.types.errors import ConfigError, SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import ConfigError, SourceError
+from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.python.functions import find_functions
+from composer_replication.languages.python.mutate import mutants_of
 from composer_replication.tasks import BuildOptions, build_tasks
-from composer_replication.tasks.benchmarks import Benchmarks
-from composer_replication.tasks.delete import body_of
-from composer_replication.tasks.difficulty import difficulty_of
-from composer_replication.tasks.functions import find_functions
-from composer_replication.tasks.licence import UNKNOWN, check_licence, licence_of
-from composer_replication.tasks.mutate import mutants_of
-from composer_replication.tasks.source import Source
+from composer_replication.tasks.features.difficulty import difficulty_of
+from composer_replication.tasks.sources.benchmarks import Benchmarks
+from composer_replication.tasks.sources.licence import UNKNOWN, check_licence, licence_of
+from composer_replication.tasks.sources.source import Source
+from composer_replication.types.errors import ConfigError, SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

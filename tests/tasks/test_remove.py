@@ -6,8 +6,8 @@ import ast
 
 import pytest
 
-from composer_replication.tasks.functions import Function, find_functions
-from composer_replication.tasks.remove import remove_functions
+from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.languages.python.remove import remove_functions
 
 SOURCES = {
     "src/shop/__init__.py": b"""\

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import TaskError
 from composer_replication.tasks import BuildOptions, build_tasks, load_tasks
-from composer_replication.tasks.leak import gives_away
+from composer_replication.tasks.proofs.leak import gives_away
 from composer_replication.tasks.rewrite import facts_of
 from composer_replication.tasks.wording import worded
+from composer_replication.types.errors import TaskError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

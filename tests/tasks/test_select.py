@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from composer_replication.sandbox.pytest_run import CoverageByTest
+from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.describe import Feature, describe
-from composer_replication.tasks.functions import Function, find_functions
-from composer_replication.tasks.select import Wanted, choose_candidates, covering_tests
+from composer_replication.tasks.features.select import Wanted, choose_candidates, covering_tests
 
 SOURCE = b"""\
 def feature(x):

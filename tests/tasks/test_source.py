@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from composer_replication.errors import SourceError
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.source import digest_of, fetch_source
+from composer_replication.tasks.sources.source import digest_of, fetch_source
+from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import StorageError, TaskError
 from composer_replication.tasks.store import Task, load_task, load_tasks, publish_task, write_task
 from composer_replication.types import Deletion, TaskSpec
+from composer_replication.types.errors import StorageError, TaskError
 
 SPEC = TaskSpec(
     task_id="tides-slack-12ab",

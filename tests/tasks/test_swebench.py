@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from composer_replication.errors import SourceError
+from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading import grade
-from composer_replication.tasks.functions import Skipped
+from composer_replication.sandbox.grading.grade import grade
+from composer_replication.tasks.exchange.swebench_import import build_instances, read_instances
 from composer_replication.tasks.report import BuildEvent, BuildOptions
 from composer_replication.tasks.store import Task, load_task
-from composer_replication.tasks.swebench import build_instances, read_instances
+from composer_replication.types.errors import SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
 

@@ -6,8 +6,8 @@ import ast
 from itertools import pairwise
 from pathlib import Path
 
+from composer_replication.tasks.features.hidden_tests import withheld_tests, without_tests
 from composer_replication.tasks.store import Task
-from composer_replication.tasks.withhold import withheld_tests, without_tests
 from composer_replication.types import TaskSpec
 
 FILE = "tests/test_shop.py"

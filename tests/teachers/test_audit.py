@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from composer_replication.errors import ConfigError
 from composer_replication.teachers import Audit
+from composer_replication.types.errors import ConfigError
 
 
 def audit(found, drawn, population, chance):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from composer_replication.errors import ConfigError
 from composer_replication.teachers import Gate, Step, Tariff
 from composer_replication.teachers.gate import windows
+from composer_replication.types.errors import ConfigError
 
 CACHED = Tariff(fresh=5.0, answer=25.0, cache_read=0.5, cache_write=5.0, answer_tokens=100.0)
 AUDIT = ("audit",)

@@ -8,7 +8,7 @@ import json
 import pytest
 from teacher_server import Reply, TeacherServer, question_text
 
-from composer_replication.agreement import Answer
+from composer_replication.actions.agreement import Answer
 from composer_replication.teachers import Ledger, Teacher, judge_pairs
 from composer_replication.teachers.judge import JUDGE_CONFIDENCE
 

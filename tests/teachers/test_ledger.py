@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from composer_replication.errors import StorageError
 from composer_replication.teachers import Ledger, Reconciled, request_key
 from composer_replication.teachers.ledger import AskedAlreadyError
+from composer_replication.types.errors import StorageError
 
 
 def test_key_depends_on_everything_and_not_on_order():

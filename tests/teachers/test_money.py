@@ -10,8 +10,8 @@ import pytest
 from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer
 
-from composer_replication.errors import ConfigError, TeacherError
 from composer_replication.teachers import Failure, Ledger, Question, Teacher, TeacherPool
+from composer_replication.types.errors import ConfigError, TeacherError
 
 PRICED = {"usd_per_million_input": 100.0, "usd_per_million_output": 1000.0}
 

@@ -13,9 +13,9 @@ from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer, question_text
 
 from composer_replication.config import TeacherConfig
-from composer_replication.errors import ConfigError
 from composer_replication.teachers import Ledger, Question, Teacher, TeacherPool
 from composer_replication.teachers.pace import Pace
+from composer_replication.types.errors import ConfigError
 
 
 class TimelessLoop(asyncio.SelectorEventLoop):

@@ -16,8 +16,6 @@ from teacher_server import Reply, TeacherServer
 from typer.testing import CliRunner
 
 from composer_replication.cli.plan_cmd import plan as plan_command
-from composer_replication.errors import BudgetExceededError, ConfigError
-from composer_replication.replay_steps import steps_of
 from composer_replication.teacher_replay import replay_in_tiers, replay_trace
 from composer_replication.teachers import (
     Failure,
@@ -32,8 +30,10 @@ from composer_replication.teachers import (
     plan,
     warn_of_cap,
 )
+from composer_replication.teachers.gate_steps import steps_of
 from composer_replication.teachers.planner import EXPECTED, HIGH, LOW, Range
 from composer_replication.teachers.tariff import window_tariff
+from composer_replication.types.errors import BudgetExceededError, ConfigError
 
 PRICES = {"usd_per_million_input": 5.0, "usd_per_million_output": 25.0, "usd_per_million_cache_read": 0.5}
 OWN = '{"name": "read_file", "arguments": {"path": "own.py"}}'

@@ -11,7 +11,6 @@ import pytest
 from asking import ask, questions, teacher
 from teacher_server import Reply, TeacherServer, question_text
 
-from composer_replication.errors import BudgetExceededError, ConfigError, TeacherError
 from composer_replication.teachers import (
     BUDGET,
     Ledger,
@@ -21,6 +20,7 @@ from composer_replication.teachers import (
     cast_vote,
     wire_messages,
 )
+from composer_replication.types.errors import BudgetExceededError, ConfigError, TeacherError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}]
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions import Call, render_action
-from composer_replication.agreement import Answer, Scene, Verdict, choose, cluster_votes, compare, why_no_pair
-from composer_replication.errors import ConfigError
+from composer_replication.actions.agreement import Answer, Scene, Verdict, choose, cluster_votes, compare, why_no_pair
+from composer_replication.actions.calls import Call, render_action
 from composer_replication.teachers import Vote
 from composer_replication.teachers.rewards import (
     Preference,
@@ -20,6 +19,7 @@ from composer_replication.teachers.rewards import (
     weighted_reward,
 )
 from composer_replication.types import Unscored
+from composer_replication.types.errors import ConfigError
 
 
 def vote(teacher, canonical, family="", action=""):

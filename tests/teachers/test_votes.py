@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.agreement import Vote
+from composer_replication.actions.agreement import Vote
 from composer_replication.teachers import BUDGET, TeacherAnswer, cast_vote
 from composer_replication.types import ToolCall
 

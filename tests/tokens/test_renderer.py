@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from composer_replication.errors import ModelError
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
+from composer_replication.types.errors import ModelError
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fix f."}
 TOOL = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions import Call, canonical_action, parse_action, render_action
+from composer_replication.actions.calls import Call, canonical_action, parse_action, render_action
 from composer_replication.tokens import assistant_message, parse_tool_calls
 from composer_replication.types import to_json
 

@@ -34,7 +34,7 @@ from s3_server import environment
 
 from composer_replication.diloco import ObjectStoreAllReduce, Store, open_store
 from composer_replication.diloco.wire import digest
-from composer_replication.errors import ComposerError
+from composer_replication.types.errors import ComposerError
 
 WORLD, ROUNDS, SIZE = 3, 4, 20_000
 DEADLINE_S = 2.0

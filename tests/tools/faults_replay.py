@@ -1,7 +1,7 @@
 """1,000 states replayed through three real servers behind a failing proxy, killed ten times: nothing lost, the books agree.
 
 Two of the servers are `transformers serve` over tiny models with random weights; the third is vLLM, by an interpreter that has
-it, or `composer_replication.embedded.serve`.
+it, or `composer_replication.quickstart.serve`.
 Usage: `python tests/tools/faults_replay.py [STATES [KILLS]] [--vllm PYTHON]`. Ends with one line of JSON; any disagreement is an
 AssertionError.
 """
@@ -27,9 +27,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from faults import Upstream, replay_under_faults  # beside this file
 
-from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-from composer_replication.embedded.teachers import served
-from composer_replication.trainer.models import save_policy
+from composer_replication.loss.forward.models import save_policy
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
+from composer_replication.quickstart.teachers import served
 
 STATES, KILLS, TIMEOUT_S = 1000, 10, 60.0
 START_S = 300.0

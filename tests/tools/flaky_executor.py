@@ -6,7 +6,7 @@ from collections import Counter
 
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.serverless.base import Sight
-from composer_replication.errors import BackendError
+from composer_replication.types.errors import BackendError
 
 
 class FlakyExecutor(LocalProcessExecutor):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from composer_replication.errors import ComposerError
+from composer_replication.types.errors import ComposerError
 
 
 def vector(size: int, seed: int, scale: float = 1.0) -> torch.Tensor:

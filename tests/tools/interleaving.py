@@ -10,7 +10,7 @@ import obstore
 from obstore.store import MemoryStore
 
 from composer_replication.diloco.store import Store
-from composer_replication.errors import ComposerError
+from composer_replication.types.errors import ComposerError
 
 
 class KilledError(ComposerError):

@@ -17,7 +17,7 @@ import torch
 
 from composer_replication.diloco import open_store
 from composer_replication.diloco.store import Store
-from composer_replication.diloco.weights import WeightPublisher, WeightPuller
+from composer_replication.weights import WeightPublisher, WeightPuller
 
 SETTING = {"run": "killed", "shard_bytes": 300, "full_every": 1, "keep": 2, "threads": 1}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from composer_replication.causal_lm import sequence_logprobs
+from composer_replication.loss.forward import sequence_logprobs
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollout.protocol import SampleRequest
-from composer_replication.trainer.models import save_policy
 
 
 @dataclass

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from composer_replication.envs import CodingEnv
 from composer_replication.sandbox import Limits, Sandbox, open_sandbox
-from composer_replication.sandbox.cgroup import find_cgroups
-from composer_replication.sandbox.linux import set_subreaper
+from composer_replication.sandbox.backends.cgroup import find_cgroups
+from composer_replication.sandbox.backends.linux import set_subreaper
 from composer_replication.types import Deletion, TaskSpec, ToolCall, Unscored
 
 ROLLOUTS, WARM_UP, THREADS = 1000, 40, 4

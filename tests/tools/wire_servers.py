@@ -20,9 +20,9 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 
 from composer_replication.config import ModelConfig
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.rollout.protocol import SampleRequest
 from composer_replication.rollout.transformers_engine import TransformersEngine
-from composer_replication.trainer.models import load_policy
 
 
 class Backend:

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from composer_replication.traces.recorder import assistant
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolCall, ToolResult, Unscored
+from composer_replication.types.transcript import Trace, TraceTurn
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 JSON = st.recursive(

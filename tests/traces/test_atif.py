@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from made_traces import traces
 
-from composer_replication.errors import TraceError
 from composer_replication.traces import atif_from_trace, reader_for, write_atif
-from composer_replication.traces.atif import COPIED, trace_from_atif
+from composer_replication.traces.readers.atif import COPIED, trace_from_atif
 from composer_replication.traces.source import Dropped, Problem
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message
+from composer_replication.types.errors import TraceError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 FOREIGN = {
     "schema_version": "ATIF-v1.7",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from made_traces import write_jsonl
 
 from composer_replication.traces import Dropped, reader_for, states_from_traces
-from composer_replication.traces.claude_code import NOTICE, SHARED, SIDE_CHAIN, TWICE, UNANSWERED
-from composer_replication.transcript import Trace
+from composer_replication.traces.readers.claude_code import NOTICE, SHARED, SIDE_CHAIN, TWICE, UNANSWERED
+from composer_replication.types.transcript import Trace
 
 
 def user(uuid, parent, text, **more):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.deeds import Deed, Kind, Replacement, deed_of
+from composer_replication.actions.tool_effects import Deed, Kind, Replacement, deed_of
 from composer_replication.envs.tools import TOOLSETS
 
 ONE = Replacement("a", "b")

@@ -8,10 +8,10 @@ import pytest
 from oracle import FIXTURES, received, shown
 
 from composer_replication.traces import Dropped, Problem, reader_for, states_from_traces
-from composer_replication.traces.claude_code import FILLER, SIDE_CHAIN
-from composer_replication.traces.codex import SUMMARY
-from composer_replication.traces.swe_agent import NO_QUERY
-from composer_replication.transcript import Trace
+from composer_replication.traces.readers.claude_code import FILLER, SIDE_CHAIN
+from composer_replication.traces.readers.codex import SUMMARY
+from composer_replication.traces.readers.swe_agent import NO_QUERY
+from composer_replication.types.transcript import Trace
 
 
 def read(format, path):  # noqa: A002

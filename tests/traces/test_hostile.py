@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_traces import JSON, write_jsonl
 
-from composer_replication.errors import ConfigError
 from composer_replication.traces import Problem, import_traces, read_traces, readers
 from composer_replication.traces import source as files
+from composer_replication.types.errors import ConfigError
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 LINE = {"sessionId": "s", "type": "user", "uuid": "u1", "parentUuid": None, "message": {"role": "user", "content": "hi"}}

@@ -11,8 +11,8 @@ from oracle import FIXTURES
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
-from composer_replication.errors import ConfigError, StorageError, TraceError
 from composer_replication.traces import import_traces, read_traces
+from composer_replication.types.errors import ConfigError, StorageError, TraceError
 
 CALL = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": "{}"}}
 

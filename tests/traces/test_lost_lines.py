@@ -10,7 +10,7 @@ from made_traces import write_jsonl
 from oracle import FIXTURES
 
 from composer_replication.traces import readers, states_from_traces
-from composer_replication.transcript import Trace
+from composer_replication.types.transcript import Trace
 
 
 def states(reader, path):

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from made_traces import traces, write_jsonl
 
-from composer_replication.credentials import secrets_in_log
 from composer_replication.traces import Redactor, import_traces, read_traces
 from composer_replication.traces.recorder import Recorder, native_call
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import Message, ToolResult
+from composer_replication.types.secrets import secrets_in_log
+from composer_replication.types.transcript import Trace, TraceTurn
 
 LETTERS = string.ascii_letters + string.digits
 

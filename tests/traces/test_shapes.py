@@ -7,12 +7,12 @@ import json
 import pytest
 from made_traces import write_jsonl
 
-from composer_replication.errors import ConfigError
 from composer_replication.traces import atif_from_trace, import_traces, read_traces
 from composer_replication.traces.recorder import Recorder, native_call
 from composer_replication.traces.store import trace_to_json
-from composer_replication.transcript import Trace
 from composer_replication.types import Message, StopReason, ToolResult, Trajectory, Turn, to_json
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Trace
 
 GOOD = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
 GONE = object()

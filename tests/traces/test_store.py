@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from made_traces import traces
 
-from composer_replication.errors import ConfigError, StorageError
 from composer_replication.traces import read_traces, states_from_traces, write_traces
 from composer_replication.traces.recorder import Recorder, native_call
 from composer_replication.traces.store import context_from, context_steps, trace_from_json, trace_to_json
-from composer_replication.transcript import Trace
 from composer_replication.types import Message, ToolResult
+from composer_replication.types.errors import ConfigError, StorageError
+from composer_replication.types.transcript import Trace
 
 
 @given(traces())

@@ -11,10 +11,10 @@ from teacher_server import Reply, TeacherServer
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
-from composer_replication.errors import TeacherError
-from composer_replication.trainer.judging import ask_teacher
-from composer_replication.transcript import Trace, TraceTurn
+from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.types import to_json
+from composer_replication.types.errors import TeacherError
+from composer_replication.types.transcript import Trace, TraceTurn
 
 
 def test_a_question_is_paid_for_once(tmp_path):

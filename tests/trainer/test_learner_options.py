@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from composer_replication.batch import build_batch
-from composer_replication.causal_lm import HintLoss
 from composer_replication.config import HintConfig, LossConfig, field_lines, load_config
 from composer_replication.distillation import (
     TAID,
@@ -22,9 +20,11 @@ from composer_replication.distillation import (
     TrustRegionTeacher,
 )
 from composer_replication.loss import LossComponents, compose_loss
+from composer_replication.loss.batch import build_batch
+from composer_replication.loss.forward import HintLoss
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.trainer import learner as learner_module
 from composer_replication.trainer.learner import Learner, hint_loss
-from composer_replication.trainer.models import load_policy
 
 ICEPOP, SIMPO = {"loss.rlvr.importance": "icepop"}, {"loss.replay.variant": "simpo"}
 READ: dict[str, tuple[Any, dict[str, Any], str, Any]] = {

@@ -14,11 +14,11 @@ from teacher_server import Reply, TeacherServer
 from world import name_teachers
 
 from composer_replication.config import RunConfig, load_config, resolve_arm
-from composer_replication.embedded.policy import tiny_tokenizer
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir, deterministic
+from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.pairs_file import FilePairs, file_pairs, shuffled
+from composer_replication.types.errors import ConfigError
 
 TOOL = {
     "type": "function",

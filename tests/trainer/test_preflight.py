@@ -14,12 +14,12 @@ import torch
 from world import World
 
 from composer_replication.config import ModelConfig, load_config
-from composer_replication.errors import ComposerError, ConfigError, TaskError
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import load_tasks
-from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import _split, check_run, fingerprint, prove_solutions
+from composer_replication.types.errors import ComposerError, ConfigError, TaskError
 
 
 def test_a_solution_that_fails_stops_the_run(run_file: Path) -> None:

@@ -15,19 +15,19 @@ from teacher_server import Reply, TeacherServer
 from transformers import GPT2Config, GPT2LMHeadModel
 from world import World, finish, name_teachers
 
-from composer_replication.embedded.language import project_path
-from composer_replication.embedded.policy import tiny_tokenizer
-from composer_replication.embedded.transcripts import call
 from composer_replication.envs.coding import CodingEnv
-from composer_replication.errors import SandboxError
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir
 from composer_replication.observe.curves import families
 from composer_replication.observe.excerpt import excerpt
+from composer_replication.quickstart.language import project_path
+from composer_replication.quickstart.policy import tiny_tokenizer
+from composer_replication.quickstart.transcripts import call
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
-from composer_replication.trainer.models import save_policy
 from composer_replication.trainer.replay import pairs_of_step, verify_pair
 from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
+from composer_replication.types.errors import SandboxError
 
 OLD, WRONG = "raise NotImplementedError", "return -12345"
 SEARCH = call("search", pattern="NotImplementedError")

@@ -11,8 +11,8 @@ import tomli_w
 from world import World, composer, finish
 
 from composer_replication.config import ModelConfig
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, deterministic
-from composer_replication.trainer.models import load_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from wire_servers import Backend, WireServer

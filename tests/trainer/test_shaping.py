@@ -11,10 +11,10 @@ import torch
 from test_learner import learner
 from world import finish
 
-from composer_replication.batch import collate
 from composer_replication.config import RunConfig, load_config
+from composer_replication.loss.batch import collate
 from composer_replication.observe import RunDir
-from composer_replication.trainer.shaping import effort_of, taking_part, weigh
+from composer_replication.trainer.rewards import effort_of, taking_part, weigh
 from composer_replication.types import Group, HintedTurn, Reward, StopReason, ToolCall, Trajectory, Turn, Unscored
 
 THINK_END = 9

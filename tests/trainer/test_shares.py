@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.config.run import CurriculumConfig
-from composer_replication.trainer.actor import Actor
-from composer_replication.trainer.choosing import choose_tasks
-from composer_replication.trainer.shares import TaskShare
+from composer_replication.trainer.collector import Actor
+from composer_replication.trainer.task_sampler import choose_tasks
+from composer_replication.trainer.task_shards import TaskShare
 
 JOBS = st.fixed_dictionaries(
     {"world": st.integers(1, 5), "count": st.integers(1, 3), "window": st.integers(1, 6), "size": st.integers(15, 60)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import Command, Sandbox, Tree, open_sandbox
-from composer_replication.trainer.spending import Spending
+from composer_replication.trainer.cpu_clock import Spending
 
 BURN_S = 0.5
 PYTHON = Path(sys.executable)

@@ -11,11 +11,11 @@ from world import World, finish
 
 from composer_replication.config import load_config
 from composer_replication.hints import insert_hints
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.hint_filter import USELESS, Told, only_useful, teacher_logprobs
 from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.models import load_policy
-from composer_replication.trainer.usefulness import USELESS, Told, only_useful, teacher_logprobs
 from composer_replication.types import Hint, StopReason, Trajectory, Turn
 
 
@@ -75,7 +75,7 @@ def test_a_hint_helps_when_the_bad_action_falls_or_the_better_one_rises(learner:
             asked.extend(questions)
             return scores
 
-        monkeypatch.setattr("composer_replication.trainer.usefulness.teacher_logprobs", answer)
+        monkeypatch.setattr("composer_replication.trainer.hint_filter.teacher_logprobs", answer)
         found = only_useful(told(bad, renderer, "Hint: be good."), others, learner)
         assert (len(found.hinted), len(found.hints), [h.dropped for h in found.untold]) == (kept, kept, [USELESS] * (not kept))
         actions = [bad.turns[0].action_ids] * 2 + ([good.turns[0].action_ids] * 2 if good in others else [])

@@ -11,7 +11,7 @@ from composer_replication.hints import leaks_gold
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.tasks import Task, load_task
 from composer_replication.tasks.join import can_be_joined
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 
 
 def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import tomli_w
 import torch
 
-from composer_replication.embedded.language import project_path
-from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-from composer_replication.embedded.warm_start import imitate
+from composer_replication.loss.forward.models import save_policy
+from composer_replication.quickstart.language import project_path
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
+from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.models import save_policy
 
 # A job in the background of a shell ignores SIGINT, and its children with it: what is tested is a command at a terminal.
 _AT_A_TERMINAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "

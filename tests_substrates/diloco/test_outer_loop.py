@@ -16,7 +16,7 @@ from composer_replication.diloco.codecs import CODECS
 from composer_replication.diloco.fragments import split_into_fragments
 from composer_replication.diloco.manager import MockManager
 from composer_replication.diloco.outer_loop import make_diloco_outer_loop
-from composer_replication.errors import CheckpointError, ConfigError, RoundError
+from composer_replication.types.errors import CheckpointError, ConfigError, RoundError
 
 
 def run(folder, world, rounds, each=lambda replica: None, **options):

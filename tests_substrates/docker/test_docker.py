@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import SandboxError, SandboxUnavailableError
-from composer_replication.sandbox import Command, Ending, Limits, Tree, docker, open_sandbox
-from composer_replication.sandbox.probes import PROBES
-from composer_replication.sandbox.pytest_run import run_pytest
-from composer_replication.sandbox.selftest import Verdict, self_test
+from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
+from composer_replication.sandbox.backends import docker
+from composer_replication.sandbox.doctor.probes import PROBES
+from composer_replication.sandbox.doctor.selftest import Verdict, self_test
+from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
 PYTHON = Path(sys.executable)
 BY_NAME = {probe.name: probe for probe in PROBES}

@@ -15,7 +15,7 @@ from composer_replication.tasks.store import load_tasks
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = ROOT / "composer_replication" / "embedded" / "projects" / "orchard"
+PROJECT = ROOT / "composer_replication" / "quickstart" / "projects" / "orchard"
 DOCS = ROOT / "docs"
 
 

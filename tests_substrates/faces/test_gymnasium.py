@@ -10,10 +10,10 @@ from gymnasium.utils.env_checker import check_env
 
 from composer_replication.envs import CodingEnv, oracle_script
 from composer_replication.envs.tools import TOOLSETS
-from composer_replication.errors import ConfigError, SandboxError
 from composer_replication.types import GradeReport, Unscored
+from composer_replication.types.errors import ConfigError, SandboxError
 
-ID = "composer_replication.envs.faces.gymnasium:CodingTasks-v0"
+ID = "composer_replication.integrations.gymnasium:CodingTasks-v0"
 
 
 @pytest.fixture

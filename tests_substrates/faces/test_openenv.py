@@ -18,9 +18,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
-from composer_replication.envs.faces.openenv import CodingAction, CodingClient, CodingSession
 from composer_replication.envs.suite import TaskSuite
 from composer_replication.envs.tools import TOOLSETS
+from composer_replication.integrations.openenv import CodingAction, CodingClient, CodingSession
 from composer_replication.types import GradeReport, Unscored
 
 COMPOSER = (sys.executable, "-c", "from composer_replication.cli import main; main()")
@@ -28,7 +28,7 @@ SESSIONS = 3
 FRIEND = "https://friend.example"
 HOLDER = """
 import asyncio, sys
-from composer_replication.envs.faces.openenv import CodingClient
+from composer_replication.integrations.openenv import CodingClient
 
 async def hold():
     async with CodingClient(base_url=sys.argv[1]) as client:

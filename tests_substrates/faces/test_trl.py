@@ -16,12 +16,12 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.chat_template_utils import add_response_schema
 
 from composer_replication.envs import oracle_script
-from composer_replication.envs.faces.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
+from composer_replication.integrations.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
+from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
+from composer_replication.recipes.trl.tool_loop import recovered_turns
 from composer_replication.rollout.agent_loop import Rollout
 from composer_replication.rollout.protocol import Budgets, Sample
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
-from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.tool_loop import recovered_turns
 from composer_replication.types import Message, ToolCall, ToolResult
 
 TEACHING_STEPS = 160

@@ -20,9 +20,9 @@ import verifiers.v1 as vf
 from verifiers.v1.runtimes import make_runtime
 
 from composer_replication.envs import oracle_script
-from composer_replication.envs.faces import verifiers as face
-from composer_replication.envs.faces.verifiers import CodingTaskset, CodingTasksetConfig, _changes, _packed
-from composer_replication.sandbox.submission import read_submission
+from composer_replication.integrations import verifiers as face
+from composer_replication.integrations.verifiers import CodingTaskset, CodingTasksetConfig, _changes, _packed
+from composer_replication.sandbox.grading.submission import read_submission
 from composer_replication.tasks.files import tree_files
 
 COMMANDS = Path(sys.executable).parent

@@ -9,8 +9,8 @@ import time
 
 import torch
 
-from composer_replication.errors import ConfigError
 from composer_replication.recipes.mesh.member import Member
+from composer_replication.types.errors import ConfigError
 
 
 class Thing(Member):

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from composer_replication.recipes.mesh.boxes import Rewarder
+from composer_replication.recipes.mesh.sandbox_actors import Rewarder
 
 
 def stop_once(run, name, pid=None):

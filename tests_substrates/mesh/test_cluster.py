@@ -18,8 +18,8 @@ import tomli_w
 from living import children, gone_all
 from world import run_text
 
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir
+from composer_replication.types.errors import ConfigError
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed here", allow_module_level=True)

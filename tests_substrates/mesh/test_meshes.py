@@ -12,8 +12,8 @@ import torch
 from living import gone_all
 from mesh_members import Thing
 
-from composer_replication.errors import BackendError, ConfigError
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
+from composer_replication.types.errors import BackendError, ConfigError
 
 
 async def calls_errors_and_handles_travel(mesh):

@@ -28,7 +28,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.substrates import SUBSTRATES
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 
 STALL_S = 100.0
 """A limit that an actor's start keeps on a busy machine."""

@@ -15,10 +15,10 @@ from monarch._src.actor.actor_mesh import _client_context
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from one_gradient import case
 
-from composer_replication.errors import TeacherError
 from composer_replication.recipes.mesh.errors import WeightsLostError
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.sharding import whole
+from composer_replication.types.errors import TeacherError
 
 
 class Member:

@@ -19,18 +19,18 @@ from watched_trainer import WatchedTrainer
 from world import make_world, run_text
 
 from composer_replication.config import load_config, resolve_arm
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir, Terminal
-from composer_replication.recipes.mesh.boxes import EnvHost, Rewarder
 from composer_replication.recipes.mesh.driver import Driver
 from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.recipes.mesh.ledger import Ledger
+from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder
 from composer_replication.recipes.mesh.trainer import TeacherPool, Trainer
 from composer_replication.recipes.monarch import actors
 from composer_replication.recipes.monarch import mesh as monarch_mesh
 from composer_replication.recipes.monarch.host import Host
 from composer_replication.recipes.monarch.substrate import mesh_of
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
+from composer_replication.types.errors import ConfigError
 
 PLAIN = (Generator, Trainer, Rewarder, TeacherPool, EnvHost)
 HANG_S = 1200

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from monarch_members import Meeting, Member, refuse
 
-from composer_replication.errors import BackendError, ConfigError, TeacherError
 from composer_replication.recipes.mesh.errors import ActorDiedError
 from composer_replication.recipes.monarch.mesh import MonarchMesh
+from composer_replication.types.errors import BackendError, ConfigError, TeacherError
 
 
 def test_a_method_runs_in_the_process_of_its_actor(on_mesh):

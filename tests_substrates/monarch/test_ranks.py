@@ -12,8 +12,8 @@ from monarch_members import Member, Rank
 from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import TeacherError
 from composer_replication.recipes.mesh.errors import ActorDiedError
+from composer_replication.types.errors import TeacherError
 
 GROUP = {"ranks": {"trainer": 2}}
 

@@ -11,7 +11,6 @@ from trl.experimental.sdpo import loss_utils
 from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
-from composer_replication.causal_lm import FusedRows, divergence_of
 from composer_replication.distillation import (
     GeneralizedJSD,
     SampledToken,
@@ -20,7 +19,8 @@ from composer_replication.distillation import (
     generalized_jsd_per_token,
     top_k_jsd_per_token,
 )
-from composer_replication.fused_head import Head, TeacherRows, fused_logprobs, fused_token_loss
+from composer_replication.kernels import Head, TeacherRows, fused_logprobs, fused_token_loss
+from composer_replication.loss.forward import FusedRows, divergence_of
 
 BETAS = [0.0, 0.3, 0.5, 1.0]
 ROWS, HIDDEN, VOCABULARY = 24, 16, 503

@@ -28,7 +28,7 @@ def tasks(tmp_path_factory):
     from composer_replication.tasks.build import build_tasks
     from composer_replication.tasks.report import BuildOptions
 
-    project = ROOT / "composer_replication" / "embedded" / "projects" / "orchard"
+    project = ROOT / "composer_replication" / "quickstart" / "projects" / "orchard"
     out = tmp_path_factory.mktemp("built") / "tasks"
     assert len(build_tasks(str(project), out, BuildOptions(max_tasks=2, packages=("orchard/grafts.py",), jobs=1)).tasks) == 2
     return out
@@ -39,8 +39,8 @@ def policy(tmp_path_factory):
     """Model (float64, on the CPU), tokenizer and folder."""
     import torch
 
-    from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-    from composer_replication.trainer.models import save_policy
+    from composer_replication.loss.forward.models import save_policy
+    from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)

@@ -12,9 +12,9 @@ from prime_rl.trainer.rl.loss import setup_rl_loss_fn
 from prime_rl.utils.config import cli
 
 from composer_replication.config import load_config
-from composer_replication.errors import ConfigError
 from composer_replication.recipes.prime_rl.config import LOSS_FN, validate, write_configs
 from composer_replication.recipes.prime_rl.settings import RUN_FILE
+from composer_replication.types.errors import ConfigError
 
 
 def test_the_written_file_says_what_the_run_says(run_file, tmp_path):

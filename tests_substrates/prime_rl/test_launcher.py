@@ -14,12 +14,12 @@ from prime_rl.configs.orchestrator import OrchestratorConfig
 from prime_rl.configs.trainer import TrainerConfig
 from prime_rl.utils.config import cli
 
-from composer_replication.errors import BackendError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.prime_rl.config import LOSS_FN, write_configs
 from composer_replication.recipes.prime_rl.launcher import orchestrator_command
 from composer_replication.recipes.prime_rl.settings import RUN_FILE
 from composer_replication.recipes.prime_rl.substrate import train
+from composer_replication.types.errors import BackendError
 
 CHECKOUT = Path(os.environ["COMPOSER_PRIME_RL_SRC"]).absolute()
 

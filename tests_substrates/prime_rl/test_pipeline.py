@@ -15,15 +15,15 @@ from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
 from prime_rl.trainer.utils import build_bin_cost
 from rollouts import finalized, group, logprobs_of, pairs_as_rollouts, rollout
 
-from composer_replication.batch import collate
 from composer_replication.distillation import SampledToken
-from composer_replication.errors import BackendError, ConfigError
 from composer_replication.loss import compose_loss
+from composer_replication.loss.batch import collate
 from composer_replication.policy_gradient import group_advantages
 from composer_replication.recipes.prime_rl.algorithm import PAIR
 from composer_replication.recipes.prime_rl.config import LOSS_FN
 from composer_replication.recipes.prime_rl.scoring import REFERENCES, hints_of, shared_pairs
 from composer_replication.recipes.prime_rl.traces import trajectory_of
+from composer_replication.types.errors import BackendError, ConfigError
 
 
 def packed_gradient(model, samples, loss_fn, *, seq_len=1000):

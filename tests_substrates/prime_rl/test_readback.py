@@ -15,7 +15,7 @@ from rollouts import finalized, group, pairs_as_rollouts, rollout
 
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.report import rebuild_report
-from composer_replication.recipes.prime_rl.readback import Readback
+from composer_replication.recipes.prime_rl.import_metrics import Readback
 
 SCORES = {"replay/loss", "replay/margin", "replay/accuracy"}
 

@@ -25,20 +25,21 @@ import pytest
 from typer.testing import CliRunner
 
 from composer_replication.cli import app
-from composer_replication.errors import ComposerError, SandboxError, SandboxUnavailableError, TaskError
-from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox, remote
+from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
-from composer_replication.sandbox.far import LEASE
-from composer_replication.sandbox.grading import grade
-from composer_replication.sandbox.parcel import pack
-from composer_replication.sandbox.probes import PROBES
-from composer_replication.sandbox.pytest_run import run_pytest
-from composer_replication.sandbox.remote import RemoteSandbox
-from composer_replication.sandbox.remote_server import Resolver
-from composer_replication.sandbox.selftest import Verdict, self_test
+from composer_replication.sandbox.doctor.probes import PROBES
+from composer_replication.sandbox.doctor.selftest import Verdict, self_test
+from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.sandbox.remote import client as remote
+from composer_replication.sandbox.remote.agent import LEASE
+from composer_replication.sandbox.remote.client import RemoteSandbox
+from composer_replication.sandbox.remote.server import Resolver
+from composer_replication.sandbox.transfer.archive import pack
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.types import Unscored
+from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError, TaskError
 
 PYTHON = Path(sys.executable)
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +165,7 @@ def test_pytest_runs_as_in_any_box(box, base):
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     out = tmp_path_factory.mktemp("built") / "tasks"
-    project = ROOT / "composer_replication" / "embedded" / "projects" / "orchard"
+    project = ROOT / "composer_replication" / "quickstart" / "projects" / "orchard"
     return build_tasks(str(project), out, BuildOptions(max_tasks=1, packages=("orchard/grafts.py",), jobs=1)), out
 
 
@@ -316,7 +317,9 @@ def test_a_killed_client_leaves_nothing(serve, base):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_client_that_ends_takes_its_agent_along(serve, host):
     """At once: the lease has been given back when the client has ended."""
-    program = "import sys; from composer_replication.sandbox.remote import RemoteSandbox; box = RemoteSandbox(sys.argv[1]); "
+    program = (
+        "import sys; from composer_replication.sandbox.remote.client import RemoteSandbox; box = RemoteSandbox(sys.argv[1]); "
+    )
     program += "print(box._session._folder, flush=True); sys.stdin.read()"
     with serve() as (_, url):
         argv = [sys.executable, "-c", program, f"remote:{url.replace('127.0.0.1', host)}"]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import BackendError, ConfigError
 from composer_replication.replaysim import DJNormalizer
+from composer_replication.types.errors import BackendError, ConfigError
 
 GOOD, OTHER = "read the failing test first", "edit the login handler"
 RAISES = "process:\n  - specified_numeric_field_filter: {text_key: chosen, field_key: no_such_field, min_value: 1}\n"
@@ -106,7 +106,7 @@ def test_a_killed_executor_is_an_error_and_leaves_no_files(pairs, monkeypatch, t
 
 FULL_DISK = """
 import json, sys
-from composer_replication.errors import StorageError
+from composer_replication.types.errors import StorageError
 from composer_replication.replaysim import DJNormalizer
 pairs = json.load(sys.stdin)
 try:

@@ -18,7 +18,7 @@ from composer_replication.diloco.serverless import (
     ServerlessExecutor,
 )
 from composer_replication.diloco.serverless.base import StoreExecutor
-from composer_replication.errors import ReplicaError
+from composer_replication.types.errors import ReplicaError
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 

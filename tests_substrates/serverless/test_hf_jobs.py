@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.diloco.serverless import HFJobsExecutor
-from composer_replication.errors import BackendError, ConfigError, ReplicaError
+from composer_replication.types.errors import BackendError, ConfigError, ReplicaError
 
 JOB = ("m:f", {"rendezvous_uri": "s3://bucket/run"})
 

@@ -13,11 +13,11 @@ from modal_server import TOKEN, ModalServer
 
 from composer_replication.diloco.serverless import ModalExecutor
 from composer_replication.diloco.serverless.launch import plan
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 PROGRAM = """
 from composer_replication.diloco.serverless import ModalExecutor
-from composer_replication.errors import ComposerError
+from composer_replication.types.errors import ComposerError
 try:
     ModalExecutor(image="python:3.11").launch_replicas(1, "m:f", {"rendezvous_uri": "s3://bucket/run"})
 except ComposerError as error:

@@ -13,7 +13,7 @@ from sky import exceptions
 from sky_server import SkyServer
 
 from composer_replication.diloco.serverless import ReplicaStatus, ServerlessExecutor, SkyExecutor
-from composer_replication.errors import BackendError, ConfigError, ReplicaError
+from composer_replication.types.errors import BackendError, ConfigError, ReplicaError
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 

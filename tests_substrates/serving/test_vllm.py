@@ -15,16 +15,16 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from composer_replication.embedded.language import project_path
-from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-from composer_replication.embedded.warm_start import imitate
-from composer_replication.errors import ModelError
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir
+from composer_replication.quickstart.language import project_path
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
+from composer_replication.quickstart.warm_start import imitate
 from composer_replication.rollout.serving import ServingEngine, open_server
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.models import save_policy
+from composer_replication.types.errors import ModelError
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "trainer"))

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from composer_replication.batch import Batch, collate
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import make_self_teacher
-from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
 from composer_replication.loss import compose_loss, sequence_logprobs
-from composer_replication.trainer.models import save_policy
+from composer_replication.loss.batch import Batch, collate
+from composer_replication.loss.forward.models import save_policy
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.types import Group, HintedTurn, Pair, StopReason, Trajectory, Turn
 
 LOSS = LossConfig(

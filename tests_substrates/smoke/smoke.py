@@ -23,7 +23,7 @@ ALWAYS = ("torch", "transformers", "openai")
 
 def tasks(folder: Path) -> Path:
     """A folder with one task."""
-    from composer_replication.embedded.language import project_path
+    from composer_replication.quickstart.language import project_path
     from composer_replication.tasks.build import build_tasks
     from composer_replication.tasks.report import BuildOptions
 
@@ -53,8 +53,8 @@ def trl(folder: Path) -> None:
     from datasets import Dataset
     from trl import GRPOConfig
 
-    from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-    from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
+    from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)
@@ -82,8 +82,8 @@ def trl(folder: Path) -> None:
 
 def openenv(folder: Path) -> None:
     """A session of the server's environment."""
-    from composer_replication.envs.faces.openenv import CodingAction, CodingSession
     from composer_replication.envs.suite import TaskSuite
+    from composer_replication.integrations.openenv import CodingAction, CodingSession
 
     session = CodingSession(TaskSuite(tasks(folder)), itertools.count())
     session.reset()
@@ -92,7 +92,7 @@ def openenv(folder: Path) -> None:
 
 def verifiers(folder: Path) -> None:
     """The taskset loads."""
-    from composer_replication.envs.faces.verifiers import CodingTaskset, CodingTasksetConfig
+    from composer_replication.integrations.verifiers import CodingTaskset, CodingTasksetConfig
 
     assert list(CodingTaskset(CodingTasksetConfig(tasks=tasks(folder))).load())
 
@@ -101,7 +101,7 @@ def gymnasium(folder: Path) -> None:
     """An episode begins."""
     import gymnasium
 
-    env = gymnasium.make("composer_replication.envs.faces.gymnasium:CodingTasks-v0", folder=str(tasks(folder)))
+    env = gymnasium.make("composer_replication.integrations.gymnasium:CodingTasks-v0", folder=str(tasks(folder)))
     observation, _ = env.reset(seed=0)
     assert observation["status"] == "ok"
     env.close()
@@ -111,9 +111,9 @@ def peft(_: Path) -> None:
     """LoRA takes a gradient from the loss."""
     from peft import LoraConfig, get_peft_model
 
-    from composer_replication.batch import build_batch
-    from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
     from composer_replication.loss import compose_loss
+    from composer_replication.loss.batch import build_batch
+    from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     model = tiny_model(tokenizer, 0, hidden=32, layers=2)
@@ -124,8 +124,8 @@ def peft(_: Path) -> None:
 
 def remote(_: Path) -> None:
     """A server that is not there is said to be."""
-    from composer_replication.errors import SandboxError
     from composer_replication.sandbox import open_sandbox
+    from composer_replication.types.errors import SandboxError
 
     said = ""
     try:
@@ -178,7 +178,7 @@ def hf(_: Path) -> None:
 
     os.environ |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_none"}
     from composer_replication.diloco.serverless import HFJobsExecutor
-    from composer_replication.errors import BackendError
+    from composer_replication.types.errors import BackendError
 
     said = ""
     try:
@@ -191,7 +191,7 @@ def hf(_: Path) -> None:
 def sky(folder: Path) -> None:
     """Resources that are none are said to be."""
     from composer_replication.diloco.serverless import SkyExecutor
-    from composer_replication.errors import ConfigError
+    from composer_replication.types.errors import ConfigError
 
     said = ""
     try:
@@ -218,7 +218,7 @@ def diloco(_: Path) -> None:
 
 async def _asked(mesh: Any) -> float:
     """CPU-seconds of an actor that it is given."""
-    from composer_replication.recipes.mesh.boxes import Boxes, EnvHost
+    from composer_replication.recipes.mesh.sandbox_actors import Boxes, EnvHost
 
     boxes = Boxes(tasks={}, pythons={}, limits={}, sandbox="auto", toolset="basic", workers=1)
     try:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from composer_replication.diloco.weights.proofs import Limits, prove, verify
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
+from composer_replication.weights.proofs import Limits, prove, verify
 
 PROMPT, TOKENS = 24, 96
 

@@ -8,7 +8,7 @@ from made_traces import traces
 from oracle import FIXTURES
 
 from composer_replication.traces import atif_from_trace, reader_for
-from composer_replication.transcript import Trace
+from composer_replication.types.transcript import Trace
 
 
 @given(traces())

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from composer_replication.distillation import TAID, EntropyAwareOPD, GeneralizedJSD, triton_divergence
-from composer_replication.fused_head import Head, triton_tokens
+from composer_replication.kernels import Head, triton_tokens
 
 VOCABULARY = 4_096
 HEADS = [

@@ -28,8 +28,8 @@ from composer_replication.distillation import (
     fused_entropy_gated,
 )
 from composer_replication.distillation import triton_divergence as divergence_kernel
-from composer_replication.fused_head import Head, TeacherRows, by_triton, fused_logprobs, fused_token_loss, token_loss
-from composer_replication.fused_head import triton_tokens as token_kernel
+from composer_replication.kernels import Head, TeacherRows, by_triton, fused_logprobs, fused_token_loss, token_loss
+from composer_replication.kernels import triton_tokens as token_kernel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
@@ -201,7 +201,7 @@ def test_on_a_cpu_triton_is_not_even_imported():
 import sys
 import torch
 from composer_replication.distillation import TAID, fused_divergence
-from composer_replication.fused_head import Head, TeacherRows, fused_logprobs
+from composer_replication.kernels import Head, TeacherRows, fused_logprobs
 hidden, head = torch.randn(3, 4), Head(torch.randn(5, 4))
 fused_logprobs(hidden, head, torch.arange(3))
 fused_divergence(hidden, head, [TeacherRows(hidden, head)], TAID(0.5), torch.ones(3))

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
-from composer_replication.batch import collate
 from composer_replication.config import LossConfig
 from composer_replication.loss import LossComponents, compose_loss
-from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer, StepSignals
+from composer_replication.loss.batch import collate
+from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer, StepSignals
 
 
 def rollouts(case: Case, *, logprobs: bool = True) -> Callable[..., dict[str, Any]]:

@@ -11,9 +11,9 @@ import torch
 from trl import GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from composer_replication.batch import collate
-from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.per_sample import PREFIX, gathered, spread
+from composer_replication.loss.batch import collate
+from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
+from composer_replication.recipes.trl.per_sample import PREFIX, gathered, spread
 
 KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages", "num_items_in_batch"}
 

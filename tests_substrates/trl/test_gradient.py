@@ -10,7 +10,6 @@ import pytest
 import torch
 from one_gradient import LOSS, OPTIONS, relative_error
 
-from composer_replication.batch import collate
 from composer_replication.config import (
     HintConfig,
     LossConfig,
@@ -22,9 +21,10 @@ from composer_replication.config import (
     RunConfig,
     TasksConfig,
 )
+from composer_replication.loss.batch import collate
 from composer_replication.policy_gradient import surrogate_of
+from composer_replication.recipes.trl import composer_trainer
 from composer_replication.recipes.trl.options import grpo_options
-from composer_replication.trainer import composer_trainer
 
 CLOSE = 1e-5
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo")

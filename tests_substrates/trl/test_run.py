@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from world import composer, finish  # tests/trainer
 
-from composer_replication.embedded.language import project_path
-from composer_replication.embedded.policy import tiny_model, tiny_tokenizer
-from composer_replication.embedded.warm_start import imitate
+from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir, deterministic
+from composer_replication.quickstart.language import project_path
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
+from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import read_checkpoint
-from composer_replication.trainer.models import save_policy
 
 HANG_S = 600.0
 NON_ZERO = (

@@ -13,7 +13,7 @@ from peft import LoraConfig
 
 from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import AdaptersOffTeacher, EMATeacher, FrozenTeacher
-from composer_replication.errors import CheckpointError, ConfigError
+from composer_replication.types.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -69,8 +69,8 @@ def policy(case, tmp_path_factory):
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory) -> Path:
     """The quickstart's tasks, policy and teachers. COMPOSER_PREPARED names a folder that is kept; it takes minutes to fill."""
-    from composer_replication.embedded.quickstart import prepare
     from composer_replication.observe import Terminal
+    from composer_replication.quickstart.run import prepare
 
     folder = Path(os.environ.get("COMPOSER_PREPARED") or tmp_path_factory.mktemp("quickstart") / "prepared")
     prepare(folder, Terminal(), seed=0, sandbox="auto")

@@ -80,9 +80,9 @@ def test_every_objective_is_averaged_as_here(case, made, objective):
     import engines
     import one_gradient
 
-    from composer_replication.batch import collate
     from composer_replication.config import LossConfig, RlvrConfig
     from composer_replication.loss import compose_loss
+    from composer_replication.loss.batch import collate
     from composer_replication.policy_gradient import surrogate_of
 
     loss = LossConfig(rlvr=RlvrConfig(objective=objective), hint={"weight": 0.0}, replay={"weight": 0.0})
@@ -188,7 +188,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(case, made):
     import engines
     import one_gradient
 
-    from composer_replication.errors import ModelError
+    from composer_replication.types.errors import ModelError
 
     broken = replace(case, advantages=[float("inf"), -1.1, None, 0.6])
     with pytest.raises((ModelError, ValueError), match="finite"):

@@ -27,8 +27,8 @@ def both(case, policy, planned, alone):
     def gradients(rlvr, hint, temperature=1.0, moved=0.0):
         import one_gradient
 
-        from composer_replication.batch import collate
-        from composer_replication.recipes.verl.readback import _measured
+        from composer_replication.loss.batch import collate
+        from composer_replication.recipes.verl.import_metrics import _measured
         from composer_replication.trainer.learner import Learner
 
         loss = one_gradient.LOSS.model_copy(

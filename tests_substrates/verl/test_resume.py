@@ -13,9 +13,9 @@ import pytest
 from living import gone_all
 
 from composer_replication.config import RunConfig, to_toml
-from composer_replication.embedded.quickstart import quickstart_config
-from composer_replication.embedded.teachers import TEACHERS, served
 from composer_replication.observe import RunDir
+from composer_replication.quickstart.run import quickstart_config
+from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.recipes.verl.plan import PLAN
 
 ARM, KILLED_AFTER, STEPS = "three_channels", 3, 4

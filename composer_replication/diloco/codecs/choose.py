@@ -11,7 +11,7 @@ from composer_replication.diloco.codecs.dense import Floats, Integers
 from composer_replication.diloco.codecs.patch import Pulse, patch_length, visible
 from composer_replication.diloco.codecs.protocol import Codec
 from composer_replication.diloco.codecs.top_k import TopK
-from composer_replication.errors import ConfigError, one_of
+from composer_replication.types.errors import ConfigError, one_of
 
 __all__ = ["CODECS", "Auto", "make_codec"]
 

@@ -15,7 +15,7 @@ from composer_replication.diloco.serverless.launch import Launch, chosen, plan
 from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaHandle, ReplicaStatus
 from composer_replication.diloco.serverless.records import Outcome, Records
-from composer_replication.errors import BackendError, ComposerError, ConfigError, ObjectStoreError, ReplicaError
+from composer_replication.types.errors import BackendError, ComposerError, ConfigError, ObjectStoreError, ReplicaError
 
 __all__ = ["Sight", "StoreExecutor"]
 

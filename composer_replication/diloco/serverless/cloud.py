@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from composer_replication.diloco.serverless.base import StoreExecutor
 from composer_replication.diloco.serverless.launch import Launch, secret_values
-from composer_replication.errors import ConfigError, MissingExtraError
+from composer_replication.types.errors import ConfigError, MissingExtraError
 
 __all__ = ["GRACE_S", "INSTALL", "PYTHON_IMAGE", "CloudExecutor", "check_image", "vendor"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["ENTRYPOINT", "RANK_ENV", "Launch", "chosen", "module_and_name", "plan", "secret_values"]
 
@@ -20,7 +20,7 @@ ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 """The module that runs a replica: `python -m` it."""
 RANK_ENV = "REPLICA_RANK"
 """The environment variable with a replica's rank."""
-MEETING = ("composer_replication.diloco.serverless.meeting", "meet")
+MEETING = ("composer_replication.diloco.serverless.barrier_job", "meet")
 """What replicas do when they are given nothing to do."""
 _MOST_ARGUMENTS = 1 << 16
 """Bytes of a command line that every backend takes: Modal's limit, below that of Linux."""

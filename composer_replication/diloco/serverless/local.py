@@ -14,7 +14,7 @@ from composer_replication.diloco.serverless.base import Sight, StoreExecutor
 from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.serverless.replica_entrypoint import CANCELLED, PARENT_ENV, TIMED_OUT
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["LocalProcessExecutor"]
 

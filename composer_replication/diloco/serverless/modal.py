@@ -11,7 +11,7 @@ from composer_replication.diloco.serverless.base import Sight
 from composer_replication.diloco.serverless.cloud import GRACE_S, INSTALL, PYTHON_IMAGE, CloudExecutor, check_image, vendor
 from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
-from composer_replication.errors import BackendError, ConfigError
+from composer_replication.types.errors import BackendError, ConfigError
 
 __all__ = ["ModalExecutor"]
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from composer_replication.errors import BackendError
+from composer_replication.types.errors import BackendError
 
 __all__ = ["OUTAGE_S", "Patience"]
 

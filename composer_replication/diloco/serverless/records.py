@@ -15,7 +15,7 @@ from typing import Any
 
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.store import Store, open_store
-from composer_replication.errors import ObjectStoreError
+from composer_replication.types.errors import ObjectStoreError
 
 __all__ = ["LogWriter", "Outcome", "Records"]
 

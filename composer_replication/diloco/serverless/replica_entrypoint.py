@@ -30,7 +30,7 @@ from composer_replication.diloco.serverless.records import LogWriter, Outcome, R
 from composer_replication.diloco.serverless.replica import Replica
 from composer_replication.diloco.serverless.trainer_process import CALL, END
 from composer_replication.diloco.store import open_store
-from composer_replication.errors import ComposerError, ConfigError, ObjectStoreError
+from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError
 
 __all__ = ["PARENT_ENV", "main"]
 

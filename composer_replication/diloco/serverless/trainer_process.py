@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from composer_replication.diloco.serverless.launch import resolve
-from composer_replication.errors import ComposerError, ConfigError
+from composer_replication.types.errors import ComposerError, ConfigError
 
 __all__ = ["CALL", "END", "main"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer_replication.deeds import Kind
+from composer_replication.actions.tool_effects import Kind
 from composer_replication.hints.detectors.reading import Reading, Step, same_action
 from composer_replication.types import Finding
 

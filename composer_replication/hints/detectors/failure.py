@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from composer_replication.deeds import Deed, Kind
+from composer_replication.actions.tool_effects import Deed, Kind
 from composer_replication.hints.detectors.shell import Command
 from composer_replication.types import ToolResult
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from composer_replication.deeds import Deed, Kind
+from composer_replication.actions.tool_effects import Deed, Kind
 from composer_replication.hints.detectors.reading import Step
 
 __all__ = ["Change", "changes", "patched_paths"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ConfigError
 from composer_replication.hints.detectors.files import Change, changes
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["LintChanged", "changed_lines"]
 

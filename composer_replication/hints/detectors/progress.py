@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer_replication.deeds import Kind
+from composer_replication.actions.tool_effects import Kind
 from composer_replication.hints.detectors.files import patched_paths
 from composer_replication.hints.detectors.reading import Reading, Step, same_action
 from composer_replication.types import Finding

@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match
 from referencing.exceptions import Unresolvable
 
-from composer_replication.actions import too_deep
-from composer_replication.deeds import Kind, deed_of
+from composer_replication.actions.calls import too_deep
+from composer_replication.actions.tool_effects import Kind, deed_of
 from composer_replication.hints.detectors.failure import STATUSES
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding, ToolSchema

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from composer_replication.deeds import Kind
+from composer_replication.actions.tool_effects import Kind
 from composer_replication.hints.detectors.files import Change, changes, patched_paths
 from composer_replication.hints.detectors.reading import Reading, Step
 from composer_replication.types import Finding

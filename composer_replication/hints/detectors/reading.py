@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from composer_replication.actions import canonical_call, too_deep
-from composer_replication.deeds import Deed, Kind, deed_of
+from composer_replication.actions.calls import canonical_call, too_deep
+from composer_replication.actions.tool_effects import Deed, Kind, deed_of
 from composer_replication.hints.detectors.failure import refusal_of, shell_answer, shell_refusal
 from composer_replication.hints.detectors.shell import Command, command_of, condensed
-from composer_replication.transcript import Transcript, TranscriptTurn
 from composer_replication.types import Finding, Message, Reward, ToolCall, ToolResult, ToolSchema
+from composer_replication.types.transcript import Transcript, TranscriptTurn
 
 __all__ = ["Reading", "Step", "same_action"]
 

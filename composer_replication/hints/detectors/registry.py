@@ -7,7 +7,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from composer_replication.errors import ConfigError
 from composer_replication.hints.detectors.execution import (
     CommandFailed,
     EditNotApplied,
@@ -26,8 +25,9 @@ from composer_replication.hints.detectors.protocol import (
 )
 from composer_replication.hints.detectors.quality import ForbiddenPath, SyntaxBroken, TestRegression
 from composer_replication.hints.detectors.reading import Reading
-from composer_replication.transcript import Transcript
 from composer_replication.types import Finding
+from composer_replication.types.errors import ConfigError
+from composer_replication.types.transcript import Transcript
 
 __all__ = [
     "BUILTIN_DETECTORS",

@@ -24,10 +24,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import regex  # type: ignore[import-untyped]  # ships without annotations
 
-from composer_replication.deeds import Kind
-from composer_replication.errors import ConfigError
+from composer_replication.actions.tool_effects import Kind
 from composer_replication.hints.detectors.reading import Reading, Step
 from composer_replication.types import Finding
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["Ask", "JudgeRule", "PatternRule", "StyleRules", "Where", "load_rules"]
 

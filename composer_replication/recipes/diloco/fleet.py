@@ -12,7 +12,9 @@ from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
 from composer_replication.diloco.serverless.records import Records
 from composer_replication.diloco.store import open_store
-from composer_replication.errors import (
+from composer_replication.recipes.diloco.learner_state import Kept
+from composer_replication.recipes.diloco.status import Status, read_status
+from composer_replication.types.errors import (
     BackendError,
     ChannelOffError,
     ComposerError,
@@ -23,8 +25,6 @@ from composer_replication.errors import (
     TeacherError,
     TraceError,
 )
-from composer_replication.recipes.diloco.kept import Kept
-from composer_replication.recipes.diloco.status import Status, read_status
 
 __all__ = ["Fleet", "Seen", "Told"]
 

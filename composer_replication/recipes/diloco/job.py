@@ -7,10 +7,10 @@ from typing import Any
 from composer_replication.config import RunConfig
 from composer_replication.diloco.serverless.protocol import ServerlessExecutor
 from composer_replication.diloco.store import open_store
-from composer_replication.errors import ConfigError
 from composer_replication.observe.files import exclusive, storage_errors
 from composer_replication.recipes.diloco.fleet import Fleet, Seen, Told
-from composer_replication.recipes.diloco.kept import Kept
+from composer_replication.recipes.diloco.learner_state import Kept
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["check_job", "rendezvous_of", "run_job"]
 

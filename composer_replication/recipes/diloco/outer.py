@@ -13,10 +13,10 @@ from composer_replication.diloco.all_reduce import ObjectStoreAllReduce
 from composer_replication.diloco.manager import ObjectStoreManager, RoundReport
 from composer_replication.diloco.outer_loop import OuterLoop, make_diloco_outer_loop
 from composer_replication.diloco.store import Store
-from composer_replication.errors import CheckpointError, ConfigError
 from composer_replication.recipes.diloco.status import Status, write_status
 from composer_replication.trainer.loop import Trainee, wants_replay
 from composer_replication.trainer.replay import pairs_digest
+from composer_replication.types.errors import CheckpointError, ConfigError
 
 __all__ = ["Outer"]
 

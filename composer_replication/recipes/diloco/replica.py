@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig
 from composer_replication.diloco.serverless.replica import this_replica
 from composer_replication.diloco.store import Store, open_store
+from composer_replication.loss.forward import LogprobCache
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.diloco.outer import Outer
@@ -21,8 +21,8 @@ from composer_replication.recipes.diloco.result import put_policy
 from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.loop import Trainee, train_arms, train_steps
 from composer_replication.trainer.open_run import open_run
-from composer_replication.trainer.shares import TaskShare
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.task_shards import TaskShare
 
 __all__ = ["train_replica"]
 

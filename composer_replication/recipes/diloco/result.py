@@ -9,7 +9,7 @@ from pathlib import Path
 
 from composer_replication.config import is_name
 from composer_replication.diloco.store import Store
-from composer_replication.errors import ObjectStoreError, StorageError
+from composer_replication.types.errors import ObjectStoreError, StorageError
 
 __all__ = ["fetch_policy", "put_policy"]
 

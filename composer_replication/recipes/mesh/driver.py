@@ -16,22 +16,22 @@ from typing import Any
 from composer_replication.config import RunConfig
 from composer_replication.observe import Phase, pass_at_1
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.mesh.boxes import Boxes, EnvHost, Rewarder
-from composer_replication.recipes.mesh.crew import Crew
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError, WeightsLostError
 from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.mesh.protocol import Build, Handle, Mesh, Ticket
+from composer_replication.recipes.mesh.sandbox_actors import Boxes, EnvHost, Rewarder
+from composer_replication.recipes.mesh.supervisor import Crew
 from composer_replication.recipes.mesh.trainer import Stepped, TeacherPool, Trainer
 from composer_replication.recipes.mesh.work import Job, Work
 from composer_replication.rollout.collect import first_error
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.actor import refuse_unscored, rollout_metrics, unscored
 from composer_replication.trainer.checkpoint import KEPT
+from composer_replication.trainer.collector import refuse_unscored, rollout_metrics, unscored
 from composer_replication.trainer.loop import LONGER, evaluation, wants_replay
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.trainer.replay import teacher_costs
-from composer_replication.trainer.workshop import Workshop, toolset_of
+from composer_replication.trainer.run_context import Workshop, toolset_of
 from composer_replication.types import Group, Trajectory
 
 __all__ = ["Driver", "Roles"]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from composer_replication.errors import BackendError
+from composer_replication.types.errors import BackendError
 
 __all__ = ["ActorDiedError", "ActorStalledError", "WeightsLostError", "in_time"]
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import CheckpointError
 from composer_replication.observe import files
 from composer_replication.types import Group, to_json, trajectory_from_json
+from composer_replication.types.errors import CheckpointError
 
 __all__ = ["Ledger"]
 

@@ -15,9 +15,10 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from composer_replication.batch import Batch
-from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig
+from composer_replication.loss.batch import Batch
+from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.errors import in_time
 from composer_replication.recipes.mesh.member import Member
@@ -25,14 +26,13 @@ from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
+from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.loop import wants_replay
-from composer_replication.trainer.models import load_policy
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.usefulness import only_useful
-from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, Pair
 
 __all__ = ["Stepped", "TeacherPool", "Trainer"]

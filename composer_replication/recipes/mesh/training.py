@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.mesh.protocol import Mesh
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["check", "train"]
 
@@ -38,7 +38,7 @@ async def train(
     """
     from composer_replication.recipes.mesh.driver import Driver
     from composer_replication.trainer.loop import train_arms
-    from composer_replication.trainer.workshop import Workshop
+    from composer_replication.trainer.run_context import Workshop
 
     workshop = Workshop.open(config, run_dir, terminal)
 

@@ -13,7 +13,7 @@ from composer_replication.recipes.mesh.generator import Order
 from composer_replication.recipes.mesh.ledger import Ledger
 from composer_replication.recipes.mesh.staleness import Pace
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.choosing import choose_tasks
+from composer_replication.trainer.task_sampler import choose_tasks
 from composer_replication.types import Group
 
 __all__ = ["Job", "Work"]

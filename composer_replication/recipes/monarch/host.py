@@ -12,12 +12,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from composer_replication.errors import BackendError
-from composer_replication.recipes.mesh.held import Held, Reply
+from composer_replication.recipes.mesh.actor_shell import Held, Reply
 from composer_replication.recipes.mesh.processes import Process
 from composer_replication.recipes.monarch.library import Actor, Port, endpoint
 from composer_replication.recipes.monarch.processes import settle
 from composer_replication.recipes.monarch.weights import MonarchPort
+from composer_replication.types.errors import BackendError
 
 __all__ = ["Host"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from composer_replication.errors import MissingExtraError
+from composer_replication.types.errors import MissingExtraError
 
 POLL_VARIABLE = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
 """How often Monarch asks whether the processes of actors are there; it reads this when it is first used."""

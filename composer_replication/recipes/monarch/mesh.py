@@ -13,9 +13,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.errors import BackendError, ConfigError
+from composer_replication.recipes.mesh.actor_shell import Reply, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError
-from composer_replication.recipes.mesh.held import Reply, opened
 from composer_replication.recipes.mesh.processes import Process, end, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle
 from composer_replication.recipes.monarch.actors import actor_for
@@ -31,6 +30,7 @@ from composer_replication.recipes.monarch.library import (
     this_host,
 )
 from composer_replication.recipes.monarch.processes import answer, at_home
+from composer_replication.types.errors import BackendError, ConfigError
 
 __all__ = ["MonarchHandle", "MonarchMesh"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.mesh import training
 from composer_replication.recipes.mesh.training import check
+from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from composer_replication.recipes.monarch.mesh import MonarchMesh
@@ -26,8 +26,8 @@ def mesh_of(config: RunConfig) -> MonarchMesh:
     """
     import torch
 
+    from composer_replication.loss.forward.models import resolve_device
     from composer_replication.recipes.monarch.mesh import MonarchMesh
-    from composer_replication.trainer.models import resolve_device
 
     if resolve_device(config.model.device).type == "cuda" and torch.cuda.device_count() < config.substrate.trainers:
         raise ConfigError(

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_replication.errors import BackendError
 from composer_replication.recipes.mesh.errors import WeightsLostError
 from composer_replication.recipes.mesh.processes import Process
 from composer_replication.recipes.mesh.protocol import Ticket
@@ -22,6 +21,7 @@ from composer_replication.recipes.monarch.library import (
     get_rdma_backend,
 )
 from composer_replication.recipes.monarch.processes import answer, at_home
+from composer_replication.types.errors import BackendError
 
 __all__ = ["MonarchPort"]
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.policy_gradient import group_advantages, has_signal
 from composer_replication.recipes.prime_rl.scoring import Hints, Pairs, Score, hints_of, shared_pairs
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, needs_frozen, read_run_file
 from composer_replication.recipes.prime_rl.traces import trajectory_of
 from composer_replication.types import HintedTurn, Trajectory
+from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     ComposerAlgorithm: Any

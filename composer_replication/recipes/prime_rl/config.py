@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
-from composer_replication.errors import ConfigError
 from composer_replication.observe.files import replace_file
 from composer_replication.policy_gradient import surrogate_of
 from composer_replication.recipes.prime_rl.options import is_ours
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, needs_frozen
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["LOSS_FN", "check", "prime_rl_config", "validate", "write_configs"]
 

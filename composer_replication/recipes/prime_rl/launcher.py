@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.errors import ComposerError, ConfigError, MissingExtraError
 from composer_replication.recipes.prime_rl.algorithm import register
+from composer_replication.types.errors import ComposerError, ConfigError, MissingExtraError
 
 __all__ = ["main", "orchestrator_command"]
 

@@ -19,7 +19,6 @@ from typing import TypeAlias
 from transformers import AutoTokenizer
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError
 from composer_replication.hints import HintContext, detectors_named, find_hints, generators_named, insert_hints
 from composer_replication.observe.files import replace_file
 from composer_replication.recipes.prime_rl.signed_advantages import SignedPair, signed_advantages
@@ -27,6 +26,7 @@ from composer_replication.tasks.store import load_tasks
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.pairs_file import file_pairs
 from composer_replication.types import HintedTurn, Pair, Trajectory
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["REFERENCES", "Hints", "Pairs", "Score", "hints_of", "shared_pairs"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from composer_replication.config import RunConfig, load_config
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["FROZEN_URL", "RUN_FILE", "needs_frozen", "read_run_file"]
 

@@ -18,12 +18,12 @@ from openai import APIStatusError, AsyncOpenAI
 from composer_replication.config import load_config
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.suite import shared_suite
-from composer_replication.errors import MissingExtraError
 from composer_replication.recipes.prime_rl.algorithm import PAIR
 from composer_replication.recipes.prime_rl.scoring import shared_pairs
 from composer_replication.recipes.prime_rl.traces import RESULTS
 from composer_replication.traces.recorder import native_call
 from composer_replication.trainer.preflight import limits_of
+from composer_replication.types.errors import MissingExtraError
 
 try:
     import verifiers.v1 as vf

@@ -8,14 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from composer_replication.config import RunConfig, resolve_arm
-from composer_replication.errors import BackendError, ConfigError, MissingExtraError
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.prime_rl.config import check, write_configs
-from composer_replication.recipes.prime_rl.readback import Readback
+from composer_replication.recipes.prime_rl.import_metrics import Readback
 from composer_replication.recipes.program import Program
 from composer_replication.trainer.loop import evaluation, report_arms, tell_result
 from composer_replication.trainer.preflight import NO_SOURCE
+from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 __all__ = ["CHECKOUT", "check", "train"]
 

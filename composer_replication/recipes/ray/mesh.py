@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.errors import BackendError, ConfigError, MissingExtraError
+from composer_replication.recipes.mesh.actor_shell import Held, Reply, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
-from composer_replication.recipes.mesh.held import Held, Reply, opened
 from composer_replication.recipes.mesh.processes import Process, end
 from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
 from composer_replication.recipes.short_folder import short_folder
+from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 try:
     import ray

@@ -21,28 +21,28 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import LossConfig, ReplayConfig, RunConfig
-from composer_replication.errors import ConfigError, ModelError
+from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer, StepSignals
 from composer_replication.recipes.trl.options import make_grpo_config
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.actor import Actor, rollout_metrics
 from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
-from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer, StepSignals
+from composer_replication.trainer.collector import Actor, rollout_metrics
+from composer_replication.trainer.cpu_clock import Spending
 from composer_replication.trainer.learner import make_optimizer
 from composer_replication.trainer.loop import evaluation, wants_replay
-from composer_replication.trainer.models import load_policy, no_progress_bars
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
-from composer_replication.trainer.shaping import taking_part, verdict
+from composer_replication.trainer.rewards import taking_part, verdict
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.trainer.signals import SignalMaker, Signals
-from composer_replication.trainer.spending import Spending
-from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Pair, Trajectory
+from composer_replication.types.errors import ConfigError, ModelError
 
 __all__ = ["TrlArm"]
 

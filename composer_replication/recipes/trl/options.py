@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError, one_of
 from composer_replication.policy_gradient import thresholds
+from composer_replication.types.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from trl import GRPOConfig

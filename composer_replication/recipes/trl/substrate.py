@@ -7,14 +7,14 @@ from contextlib import closing
 
 import torch
 
-from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError
+from composer_replication.loss.forward import LogprobCache
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.options import check
 from composer_replication.trainer.loop import train_arms
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["check", "train"]
 

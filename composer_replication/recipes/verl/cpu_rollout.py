@@ -19,11 +19,11 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from composer_replication.config import ModelConfig
-from composer_replication.errors import ModelError
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
 from composer_replication.rollout.protocol import Sample, SampleRequest
 from composer_replication.rollout.transformers_engine import TransformersEngine
-from composer_replication.trainer.models import load_policy
+from composer_replication.types.errors import ModelError
 
 __all__ = ["CPUReplica", "CPURollout", "CPUServer"]
 

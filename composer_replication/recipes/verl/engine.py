@@ -24,16 +24,16 @@ from verl.utils.device import get_device_name
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from composer_replication.batch import Batch, collate, split
-from composer_replication.causal_lm import Forward, in_lockstep, update_mode
-from composer_replication.causal_lm.rows import PlainRows
-from composer_replication.channels import hint_channel, replay_channel, with_stand_ins
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
-from composer_replication.errors import ModelError
+from composer_replication.loss.batch import Batch, collate, split
+from composer_replication.loss.channels import hint_channel, replay_channel, with_stand_ins
+from composer_replication.loss.forward import Forward, in_lockstep, update_mode
+from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
 from composer_replication.recipes.verl.plan import Plan
 from composer_replication.recipes.verl.policy_loss import kl_loss
 from composer_replication.trainer.learner import hint_loss, merge_metrics, rate_share
+from composer_replication.types.errors import ModelError
 
 __all__ = ["ComposerEngine"]
 

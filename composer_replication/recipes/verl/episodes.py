@@ -20,10 +20,10 @@ from composer_replication.rollout.agent_loop import Rollout, derive_seed
 from composer_replication.rollout.protocol import Budgets
 from composer_replication.rollout.transformers_engine import stop_ids_of
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.actor import EVAL_STEP
-from composer_replication.trainer.shaping import penalties_of
+from composer_replication.trainer.collector import EVAL_STEP
+from composer_replication.trainer.rewards import penalties_of
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.workshop import Workshop
 from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
 
 __all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]

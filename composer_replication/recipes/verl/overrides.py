@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError
+from composer_replication.loss.forward.models import resolve_device
 from composer_replication.policy_gradient import Objective
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
-from composer_replication.trainer.models import resolve_device
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["AGGREGATION", "Files", "check", "command_line", "settings"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.config import RunConfig
-from composer_replication.errors import ConfigError
 from composer_replication.observe import files
+from composer_replication.types.errors import ConfigError
 
 __all__ = ["CPU_ROLLOUT", "PLAN", "Plan", "on_cpu"]
 

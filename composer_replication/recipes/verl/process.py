@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from composer_replication.errors import BackendError
 from composer_replication.recipes.program import Program
 from composer_replication.recipes.verl.plan import Plan
+from composer_replication.types.errors import BackendError
 
 __all__ = ["Main"]
 

@@ -14,30 +14,30 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from composer_replication.causal_lm import LogprobCache
 from composer_replication.config import ModelConfig, RunConfig
-from composer_replication.errors import BackendError, CheckpointError
+from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.models import load_policy, resolve_device
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.short_folder import short_folder
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
+from composer_replication.recipes.verl.import_metrics import Readback
 from composer_replication.recipes.verl.overrides import Files, check, command_line
 from composer_replication.recipes.verl.plan import PLAN, Plan
 from composer_replication.recipes.verl.process import Main
-from composer_replication.recipes.verl.readback import Readback
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.actor import Actor
 from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
+from composer_replication.trainer.collector import Actor
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.loop import evaluation, train_arms, wants_replay
-from composer_replication.trainer.models import load_policy, resolve_device
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
-from composer_replication.trainer.workshop import Workshop
+from composer_replication.trainer.run_context import Workshop
 from composer_replication.types import Pair
+from composer_replication.types.errors import BackendError, CheckpointError
 
 __all__ = ["check", "train"]
 

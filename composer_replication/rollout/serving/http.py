@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import openai
 
-from composer_replication.errors import ConfigError, ModelError
+from composer_replication.types.errors import ConfigError, ModelError
 
 __all__ = ["KEY_VARIABLE", "Http", "RefusedError"]
 

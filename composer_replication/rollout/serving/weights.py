@@ -9,7 +9,7 @@ from typing import Protocol
 
 from safetensors import SafetensorError
 
-from composer_replication.errors import StorageError
+from composer_replication.types.errors import StorageError
 
 __all__ = ["PREFIX", "PolicySource", "keep_only", "write_whole"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from composer_replication.tasks.exchange.harbor import export_harbor
+from composer_replication.tasks.exchange.harbor_export import export_harbor
 from composer_replication.tasks.exchange.harbor_import import Refusal, import_harbor
-from composer_replication.tasks.exchange.swebench import export_swebench
+from composer_replication.tasks.exchange.swebench_export import export_swebench
 
 __all__ = ["Refusal", "export_harbor", "export_swebench", "import_harbor"]

@@ -16,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
-from composer_replication.sandbox.pytest_run import run_pytest
-from composer_replication.sandbox.submission import is_editable
+from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.tasks.files import tree_files
-from composer_replication.tasks.source import digest_of
+from composer_replication.tasks.sources.source import digest_of
 from composer_replication.types import Deletion, Outcome, TaskSpec
 
 __all__ = ["Expressed", "NotExpressibleError", "express"]

@@ -23,10 +23,10 @@ UNSAFE: Final = "unsafe-subprocess"
 def main(tests: Path, workspace: Path, logs: Path) -> int:
     """Grade `workspace` with the task in `tests`; the verdict goes to `logs`."""
     sys.path.insert(0, str(tests / "grader"))
-    from composer_replication.errors import SandboxUnavailableError
     from composer_replication.sandbox import open_sandbox
-    from composer_replication.sandbox.grading import grade
+    from composer_replication.sandbox.grading.grade import grade
     from composer_replication.types import Unscored, task_spec_from_json, to_json
+    from composer_replication.types.errors import SandboxUnavailableError
 
     spec = task_spec_from_json(json.loads((tests / "task.json").read_text("utf-8")))
     try:

@@ -14,17 +14,17 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from composer_replication.errors import SandboxError, TaskError
 from composer_replication.sandbox import Sandbox
-from composer_replication.sandbox.grading import grade
+from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, NotExpressibleError, express
-from composer_replication.tasks.exchange.harbor import SPEC_FILE
+from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
 from composer_replication.tasks.files import copy_tree, tree_files
-from composer_replication.tasks.hidden import numbers_of
-from composer_replication.tasks.solution_checks import checks_of_solution
+from composer_replication.tasks.held_out.checks import numbers_of
+from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Unscored, task_spec_from_json
+from composer_replication.types.errors import SandboxError, TaskError
 
 __all__ = ["Refusal", "import_harbor"]
 

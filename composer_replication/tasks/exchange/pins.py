@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from composer_replication.errors import TaskError
-from composer_replication.tasks.environment import declared_requirements
+from composer_replication.tasks.sources.environment import declared_requirements
 from composer_replication.types import TaskSpec
+from composer_replication.types.errors import TaskError
 
 __all__ = ["Pins", "pins_of"]
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from composer_replication.diloco.serverless import this_replica
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 
 def report(**told) -> dict:

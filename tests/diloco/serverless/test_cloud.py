@@ -10,7 +10,7 @@ import pytest
 from composer_replication.diloco.serverless import HFJobsExecutor, ModalExecutor, SkyExecutor
 from composer_replication.diloco.serverless.cloud import check_image, vendor
 from composer_replication.diloco.serverless.hf_jobs import _refusal
-from composer_replication.errors import BackendError, ConfigError, MissingExtraError
+from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 
 @pytest.mark.parametrize(

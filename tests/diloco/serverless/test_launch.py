@@ -9,7 +9,7 @@ import pytest
 import replicas
 
 from composer_replication.diloco.serverless.launch import ENTRYPOINT, plan, resolve
-from composer_replication.errors import ConfigError
+from composer_replication.types.errors import ConfigError
 
 URI = "s3://bucket/run"
 
@@ -59,7 +59,7 @@ def test_the_command_line_is_the_one_that_is_documented() -> None:
 
 def test_without_a_trainer_replicas_meet() -> None:
     launch = planned(ENTRYPOINT, rank_env="REPLICA_RANK")
-    assert (launch.trainer_module, launch.trainer_fn) == ("composer_replication.diloco.serverless.meeting", "meet")
+    assert (launch.trainer_module, launch.trainer_fn) == ("composer_replication.diloco.serverless.barrier_job", "meet")
 
 
 def test_every_launch_has_a_place_of_its_own() -> None:

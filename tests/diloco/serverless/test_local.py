@@ -14,7 +14,7 @@ import replicas
 
 from composer_replication.diloco.serverless import LocalProcessExecutor, ReplicaHandle, ReplicaStatus, ServerlessExecutor
 from composer_replication.diloco.serverless.records import Records
-from composer_replication.errors import ConfigError, ReplicaError
+from composer_replication.types.errors import ConfigError, ReplicaError
 
 HERE = Path(__file__).parent
 

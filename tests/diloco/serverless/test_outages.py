@@ -9,7 +9,7 @@ import replicas
 from flaky_executor import FlakyExecutor
 
 from composer_replication.diloco.serverless import ReplicaStatus, patience
-from composer_replication.errors import BackendError, ConfigError, ReplicaError
+from composer_replication.types.errors import BackendError, ConfigError, ReplicaError
 
 
 class Flaky(FlakyExecutor):

@@ -9,7 +9,7 @@ import pytest
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.serverless.records import PART_BYTES, LogWriter, Outcome, Records
 from composer_replication.diloco.store import Store, open_store
-from composer_replication.errors import ObjectStoreError
+from composer_replication.types.errors import ObjectStoreError
 
 
 @pytest.fixture

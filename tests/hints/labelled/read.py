@@ -10,8 +10,8 @@ from pathlib import Path
 from labelled.vocabularies import VOCABULARIES
 
 from composer_replication.hints import detect
-from composer_replication.transcript import Trace, TraceTurn
 from composer_replication.types import ToolCall, ToolResult
+from composer_replication.types.transcript import Trace, TraceTurn
 
 FILE = Path(__file__).parent / "turns.jsonl"
 TOOLS = {vocabulary.name: vocabulary.tools for vocabulary in VOCABULARIES}

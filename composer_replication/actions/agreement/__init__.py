@@ -1,0 +1,25 @@
+"""When two actions are the same, and what teachers who are asked the same thing agree on."""
+
+from __future__ import annotations
+
+from composer_replication.actions.agreement.clusters import Choice, Cluster, Vote, choose, cluster_votes, why_no_pair
+from composer_replication.actions.agreement.compare import Scene, compare
+from composer_replication.actions.agreement.reliability import Ballot, family_accuracies
+from composer_replication.actions.agreement.seen import files_seen
+from composer_replication.actions.agreement.verdict import Answer, Verdict
+
+__all__ = [
+    "Answer",
+    "Ballot",
+    "Choice",
+    "Cluster",
+    "Scene",
+    "Verdict",
+    "Vote",
+    "choose",
+    "cluster_votes",
+    "compare",
+    "family_accuracies",
+    "files_seen",
+    "why_no_pair",
+]

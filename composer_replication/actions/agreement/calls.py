@@ -1,0 +1,135 @@
+"""When two tool calls are the same call, told from what they say: names and defaults of arguments, paths, shell words.
+
+Tools of several agents that do one thing are one tool here (`composer_replication.actions.tool_effects`), as far as their arguments say
+nothing that the deed does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from composer_replication.actions.agreement.shell import shell_form
+from composer_replication.actions.calls import Call
+from composer_replication.actions.shell_words import NotUnderstoodError
+from composer_replication.actions.tool_effects import Deed, Kind, deed_of, plain_path
+from composer_replication.types import ToolSchema
+
+__all__ = ["call_form", "path_of", "same_json"]
+
+_SAYS_NOTHING = frozenset({"description", "explanation", "thought", "security_risk"})
+"""Arguments in which a model tells why it makes a call of a tool that `deeds` knows, but a submission."""
+_SPELLINGS = (
+    frozenset({"path", "file_path", "filename", "dir", "directory"}),
+    frozenset({"old", "old_string", "old_str"}),
+    frozenset({"new", "new_string", "new_str", "insert_text"}),
+    frozenset({"content", "file_text"}),
+    frozenset({"patch", "input"}),
+    frozenset({"pattern", "query", "search_term"}),
+)
+"""Names of one argument; a call that has two of them is not understood."""
+_PATH, _OLD, _NEW, _CONTENT, _PATCH, _PATTERN = _SPELLINGS
+_WHOLE: Mapping[Kind, frozenset[str]] = {
+    Kind.READ: _PATH | {"start", "end", "view_range", "command"},
+    Kind.LIST: _PATH,
+    Kind.SEARCH: _PATH | _PATTERN,
+    Kind.EDIT: _PATH | _OLD | _NEW | {"replace_all", "edits", "insert_line", "command"},
+    Kind.WRITE: _PATH | _CONTENT | {"command"},
+    Kind.PATCH: _PATCH,
+    Kind.TEST: frozenset(),
+    Kind.SUBMIT: frozenset(),
+}
+"""Per kind the arguments that its deed holds entirely. Of a call with another one, the tool's own name and arguments count."""
+_COMMAND, _CWD = frozenset({"command", "cmd", "action"}), frozenset({"workdir", "cwd"})
+_NORMALISES = frozenset({"list_files", "search"})
+"""Tools that look for files and show their paths in one way, however the folder is written."""
+
+
+def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[str] = ()) -> tuple[Any, ...] | None:
+    """The call's form, equal for calls that do the same; None for a shell command that is not understood.
+
+    Args:
+        tools: schemas that tell which arguments are required, and what are defaults. Beside these, null and reasons say nothing,
+            where `deeds` knows the tool.
+        folders: see `shell_form`.
+    """
+    arguments = _given(call, tools)
+    deed = deed_of(call.name, arguments)
+    if deed.kind is Kind.SHELL:
+        try:
+            form = shell_form(deed.command, () if deed.cwd else folders)
+        except NotUnderstoodError:
+            return None
+        if any(len(names & arguments.keys()) > 1 for names in (_COMMAND, _CWD)):
+            return None
+        beside = {k: v for k, v in arguments.items() if k not in _COMMAND | _CWD}
+        own = _json([call.name, beside]) if beside else ""
+        return ("shell", own, _shell_of(arguments), plain_path(deed.cwd), form)
+    plain = arguments.keys() <= _WHOLE.get(deed.kind, frozenset()) and not any(len(s & arguments.keys()) > 1 for s in _SPELLINGS)
+    if plain and deed.kind is not Kind.OTHER:
+        return _deed_form(call.name, deed, arguments)
+    return ("call", call.name, _json(arguments))
+
+
+def _shell_of(arguments: Mapping[str, Any]) -> str:
+    """Which shell reads a command that is given as words; nothing for one text, and for what Codex writes for that."""
+    given: Any = next(arguments[name] for name in sorted(_COMMAND) if name in arguments)
+    given = given["command"] if isinstance(given, Mapping) else given
+    if isinstance(given, str) or list(given[:2]) == ["bash", "-lc"]:
+        return ""
+    wrapped = len(given) == 3 and str(given[1]) in ("-c", "-lc")
+    return " ".join(map(str, given[:2])) if wrapped else "none"
+
+
+def path_of(arguments: Mapping[str, Any]) -> str:
+    """The path that a call names, with `..` and closing slash as given (a deed's is shorter); empty for none, and for `.`."""
+    given = next((arguments[name] for name in sorted(_PATH) if arguments.get(name) is not None), "")
+    path = plain_path(given) if isinstance(given, str) else ""
+    return "" if path in (".", "./") else path
+
+
+def _given(call: Call, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+    """The arguments that say something."""
+    schema: Mapping[str, Any] = next(
+        (t["function"].get("parameters", {}) for t in tools if t["function"]["name"] == call.name), {}
+    )
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    kind = deed_of(call.name, call.arguments).kind
+
+    def is_nothing(name: str, value: Any) -> bool:
+        if name in required or kind is Kind.OTHER:
+            return False
+        return value is None or (name in _SAYS_NOTHING and kind is not Kind.SUBMIT)
+
+    return {
+        name: value
+        for name, value in call.arguments.items()
+        if not is_nothing(name, value) and not _is_default(properties.get(name), value)
+    }
+
+
+def _is_default(declared: Any, value: Any) -> bool:
+    return isinstance(declared, Mapping) and "default" in declared and same_json(declared["default"], value)
+
+
+def _deed_form(name: str, deed: Deed, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Tools that show the same differently, or refuse in other cases, keep their names."""
+    own = name if deed.kind in (Kind.LIST, Kind.SEARCH) or "command" in arguments else ""
+    path = path_of(arguments)
+    if name in _NORMALISES:
+        path = path.rstrip("/") or path
+    elif own and not deed.changes:
+        path = str(next((arguments[given] for given in sorted(_PATH) if given in arguments), ""))
+    first, last = deed.lines or (None, None)
+    lines = (1 if first is None else first, last)
+    return (deed.kind.value, own, path, deed.pattern, lines, deed.replacements, deed.insert_after, deed.content)
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Whether two values are the same JSON data: 1, 1.0 and True are three."""
+    return _json(one) == _json(other)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,0 +1,23 @@
+"""Whether a call can be carried out at all, told from the tools that are offered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jsonschema import Draft202012Validator
+
+from composer_replication.actions.calls import Call
+from composer_replication.types import ToolSchema
+
+__all__ = ["problem_of"]
+
+
+def problem_of(call: Call, tools: Sequence[ToolSchema]) -> str:
+    """`unknown tool`, `invalid arguments`, or nothing. Without `tools` every call is valid."""
+    if not tools:
+        return ""
+    schemas = {t["function"]["name"]: t["function"].get("parameters", {}) for t in tools}
+    if call.name not in schemas:
+        return "unknown tool"
+    valid = Draft202012Validator(schemas[call.name]).is_valid(dict(call.arguments))
+    return "" if valid else "invalid arguments"

@@ -1,0 +1,36 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from composer_replication.sandbox import SandboxKind
+from composer_replication.sandbox.opening import check_kind
+from composer_replication.types.errors import ConfigError
+
+__all__ = ["SandboxOption", "marked", "refuse_overwriting"]
+
+_KINDS = "auto, namespaces, bubblewrap, landlock, docker, docker:IMAGE, remote:URL or unsafe-subprocess"
+
+SandboxOption: TypeAlias = Annotated[
+    SandboxKind, typer.Option(metavar="KIND", callback=check_kind, help=f"Where untrusted code runs: {_KINDS}.")
+]
+
+
+def marked(task_id: str, impossible: bool) -> str:
+    """A task's name in a table."""
+    return f"{task_id} (impossible)" if impossible else task_id
+
+
+def refuse_overwriting(read: dict[str, Path | None], written: dict[str, Path | None]) -> None:
+    """Of files by the argument that names them: raises ConfigError when one to be written is read too, or to be written twice."""
+    taken = {path.resolve(): name for name, path in read.items() if path is not None}
+    for name, path in written.items():
+        if path is None:
+            continue
+        other = taken.setdefault(path.resolve(), name)
+        if other != name:
+            raise ConfigError(f"{name} and {other} are the same file, {path}", fix=f"give {name} a file of its own")

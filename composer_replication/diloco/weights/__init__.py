@@ -1,9 +1,0 @@
-"""New weights from a trainer to its generators, through an object store: whole once, then as what has changed."""
-
-from __future__ import annotations
-
-from composer_replication.diloco.weights.publish import Published, WeightPublisher
-from composer_replication.diloco.weights.pull import Pulled, WeightPuller
-from composer_replication.diloco.weights.relay import Relay, RelayClient
-
-__all__ = ["Published", "Pulled", "Relay", "RelayClient", "WeightPublisher", "WeightPuller"]

@@ -1,0 +1,233 @@
+"""A verifiers taskset (its v1 interface, verifiers 0.4): any harness works in any runtime, and our grader judges what is left.
+
+The tree of the task is put into the runtime's working directory, the harness runs its agent there, and the tree that is found
+afterwards is graded in a sandbox of ours: fresh tree, allow-listed files only. verifiers' `subprocess` runtime is no isolation
+at all: the AGENT's commands run as the user who evaluates, and can read the host's files, the tasks' solutions among them. Use
+it for agents you trust, and a container runtime (`docker`, `podman`, `prime`, ...) for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from composer_replication.envs.coding import SYSTEM_PROMPT
+from composer_replication.envs.suite import TaskSuite, shared_suite
+from composer_replication.sandbox import SandboxKind
+from composer_replication.sandbox.changes import LITTER
+from composer_replication.sandbox.grading.grade import grade
+from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.store import Task
+from composer_replication.types import GradeReport, Unscored
+from composer_replication.types.errors import MissingExtraError, SandboxError
+
+try:
+    import verifiers.v1 as vf
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        "the verifiers face needs verifiers, which is not installed", fix="pip install 'composer-replication[verifiers]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["CodingTaskset"]
+
+_ARCHIVE = ".composer-tree.tar"
+_MOST_BYTES, _MOST_MEMBERS = 256 << 20, 100_000
+"""Of what is taken out of a runtime, packed and unpacked: the agent may have made the archive itself."""
+_LARGEST_FILE = 4 << 20
+_PACKING_S = 600.0
+_NOT_STARTED = (126, 127)
+"""What a shell or a container engine says of a command that cannot be started."""
+
+
+class CodingTaskConfig(vf.TaskConfig):
+    """`--env.taskset.task.*`."""
+
+    sandbox: SandboxKind = "auto"
+    """Where the tests run while a workspace is graded."""
+    python: Path | None = None
+    """Runs the tests; the interpreter the tasks were built with when None."""
+
+
+class CodingTasksetConfig(vf.TasksetConfig):
+    """`--env.taskset.*`."""
+
+    tasks: Path = Path("tasks")
+    """Folder of tasks, as `composer tasks build` writes it."""
+    task: CodingTaskConfig = CodingTaskConfig()
+
+
+class CodingData(vf.TaskData):
+    """What travels with a rollout."""
+
+    folder: str
+    task_id: str
+
+
+class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
+    """One task: its tree in, the harness's tree out, our verdict."""
+
+    @property
+    def key(self) -> str:
+        """The same wherever the folder of tasks stands."""
+        task_id: str = self.data.task_id
+        return task_id
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Put the task's tree into the runtime's working directory."""
+        del trace
+        await runtime.write(_ARCHIVE, await asyncio.to_thread(_packed, self._task.repo))
+        await _run(runtime, "tar", "-xf", _ARCHIVE)
+        await _run(runtime, "rm", "-f", _ARCHIVE)
+
+    @vf.reward(weight=1.0)
+    async def tests_pass(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
+        """Our grader's verdict on the tree as it is now; 0 for one that cannot be taken out of a runtime that works.
+
+        The trace gets the metric `cheat_alarm` (1 when the tests of an impossible task passed) and why the reward is not 1, as
+        `info["reasons"]`.
+
+        Raises:
+            SandboxError: our sandbox broke; verifiers' own: the runtime is gone. An error and no reward is recorded.
+        """
+        archive = await _archived(runtime)
+        changes = None if archive is None else await asyncio.to_thread(_changes, archive, self._task)
+        if changes is None:
+            trace.record_metric("cheat_alarm", 0.0)
+            trace.info["reasons"] = [f"the tree was not packed by tar, or is more than {_MOST_BYTES >> 20} MB"]
+            return 0.0
+        report, reward = await asyncio.to_thread(self._graded, changes)
+        trace.record_metric("cheat_alarm", float(report.alarm))
+        trace.info["reasons"] = list(report.reasons)
+        return reward
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Whether the task's own solution scores 1 (0 where the task is impossible, and nothing is rewarded).
+
+        That the untouched tree does not is a check of verifiers' own.
+        """
+        del runtime
+        wanted = 0.0 if self._task.spec.impossible else 1.0
+        _, reward = await asyncio.to_thread(self._graded, self._task.gold_files())
+        return reward == wanted
+
+    @property
+    def _suite(self) -> TaskSuite:
+        return shared_suite(Path(self.data.folder), self.config.sandbox, self.config.python)
+
+    @property
+    def _task(self) -> Task:
+        return self._suite.task(self.data.task_id)
+
+    def _graded(self, changes: Mapping[str, bytes | None]) -> tuple[GradeReport, float]:
+        """The grader's report and its reward. Raises SandboxError when the box broke."""
+        suite, task = self._suite, self._task
+        report = grade(task.spec, task.repo, changes, sandbox=suite.sandbox, python=suite.python)
+        if isinstance(report.reward, Unscored):
+            raise SandboxError(report.reward.reason)
+        return report, report.reward
+
+
+class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
+    """The tasks of a folder: `--env.taskset.id composer_tasks --env.taskset.tasks DIR`."""
+
+    def load(self) -> Iterable[CodingTask]:
+        """Every task, in order of name. Raises as `TaskSuite` does."""
+        folder = self.config.tasks.absolute()
+        suite = shared_suite(folder, self.config.task.sandbox, self.config.task.python)
+        for number, task in enumerate(suite.tasks):
+            spec = task.spec
+            data = CodingData(
+                idx=number,
+                name=spec.task_id,
+                prompt=spec.instruction,
+                system_prompt=SYSTEM_PROMPT,
+                folder=str(folder),
+                task_id=spec.task_id,
+            )
+            yield CodingTask(data, self.config.task)
+
+
+async def _run(runtime: vf.Runtime, *argv: str) -> None:
+    """Raises SandboxError when the command fails in the runtime."""
+    result = await runtime.run(list(argv), {})
+    if result.exit_code != 0:
+        raise SandboxError(f"{' '.join(argv[:2])} failed in the runtime: {result.stderr.strip()[-300:]}")
+
+
+async def _archived(runtime: vf.Runtime) -> bytes | None:
+    """The runtime's tree, packed by its own `tar`; None when it gives none, or too much, and still works.
+
+    `tar` worked in the setup. Where it fails after the agent, or says what the agent wants, that is the agent's doing.
+
+    Raises:
+        vf.SandboxError, OSError, TimeoutError: the runtime is gone.
+    """
+    excluded = [f"--exclude={name}" for name in sorted(LITTER | {_ARCHIVE})]
+    try:
+        async with asyncio.timeout(_PACKING_S):
+            await runtime.run(["tar", "-cf", _ARCHIVE, *excluded, "."], {})
+            archive: bytes = await runtime.read(_ARCHIVE, max_bytes=_MOST_BYTES)
+    except (vf.SandboxError, OSError, TimeoutError):
+        if not await _works(runtime):
+            raise
+        return None
+    return archive
+
+
+async def _works(runtime: vf.Runtime) -> bool:
+    """Whether it still runs commands: one that is there, or it says that one which cannot be there is not.
+
+    The second is for an agent that has removed the first, or the working directory.
+    """
+    if await runtime.alive():
+        return True
+    try:
+        return (await runtime.run([f"/{uuid.uuid4().hex}"], {})).exit_code in _NOT_STARTED
+    except FileNotFoundError:
+        return True
+
+
+def _packed(tree: Path) -> bytes:
+    """The regular files of a tree as an uncompressed tar archive."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for path in tree_files(tree):
+            if (tree / path).is_file() and not (tree / path).is_symlink():
+                tar.add(tree / path, arcname=path, filter=_ownerless)
+    return packed.getvalue()
+
+
+def _ownerless(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _changes(archive: bytes, task: Task) -> dict[str, bytes | None] | None:
+    """An archived tree as changes to the task's: nothing of it is ever written to this machine's disk.
+
+    What is no regular file, or too large to be graded, counts as absent. None for what is no plain `tar` archive (nothing is
+    decompressed) and for more than `_MOST_BYTES` of content (a sparse file has more than its archive) or `_MOST_MEMBERS`.
+    """
+    found: dict[str, bytes | None] = {}
+    room = _MOST_BYTES
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+            for number, member in enumerate(tar):
+                fits = member.isreg() and 0 <= member.size <= _LARGEST_FILE
+                room -= member.size if fits else 0
+                if room < 0 or number >= _MOST_MEMBERS:
+                    return None
+                content = tar.extractfile(member) if fits else None
+                if content is not None:
+                    found[str(PurePosixPath(member.name))] = content.read()
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError):  # what tarfile makes of headers that lie
+        return None
+    return {**dict.fromkeys(tree_files(task.repo)), **found}

@@ -1,0 +1,1 @@
+"""What the framework knows about programming languages; each has a room."""

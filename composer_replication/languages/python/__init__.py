@@ -1,0 +1,1 @@
+"""Find, describe, remove, mutate and call functions in Python source."""

@@ -1,0 +1,12 @@
+"""Compose one loss of three channels from a model and a batch.
+
+`compose_loss` is the interface; `build_batch`, `collate` and `split` make what it reads.
+"""
+
+from __future__ import annotations
+
+from composer_replication.loss.batch import Batch, build_batch, collate, split
+from composer_replication.loss.compose import LossComponents, compose_loss
+from composer_replication.loss.forward import sequence_logprobs
+
+__all__ = ["Batch", "LossComponents", "build_batch", "collate", "compose_loss", "sequence_logprobs", "split"]

@@ -1,0 +1,376 @@
+"""From trajectories, hints and pairs to the tensors that `compose_loss` reads (its module docstring lists the keys).
+
+`collate` never cuts a sequence: what does not fit has to be dealt with before, where it can be counted. The only tokens that
+leave the loss are sampled tokens whose recorded log-prob is not finite; they leave weights and denominator together, and
+`dropped_tokens` counts them. `split` cuts a batch into micro-batches that carry the denominators of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.loss.forward import sequence_logprobs
+from composer_replication.policy_gradient import Objective, sequence_weights
+from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
+from composer_replication.types.errors import ModelError
+
+__all__ = ["Batch", "HintReduction", "build_batch", "collate", "split"]
+
+Batch: TypeAlias = dict[str, Tensor]
+HintReduction: TypeAlias = Literal["turn", "token"]
+
+_ROW_KEYS = (
+    "input_ids",
+    "attention_mask",
+    "response_mask",
+    "labels",
+    "advantages",
+    "old_logprobs",
+    "sampler_logprobs",
+    "ref_logprobs",
+    "rlvr_weights",
+)
+_HINT_KEYS = (
+    "ctx_teacher_input_ids",
+    "ctx_teacher_attention_mask",
+    "student_row",
+    "student_response_idx",
+    "teacher_response_idx",
+    "sdpo_loss_mask",
+)
+_PAIR_KEYS = (
+    *(
+        f"dpo_{side}_{what}"
+        for side in ("chosen", "rejected")
+        for what in ("input_ids", "attention_mask", "response_mask", "ref_logprobs")
+    ),
+    "dpo_weights",
+)
+_DENOMINATORS = {
+    "input_ids": "rlvr_denominator",
+    "ctx_teacher_input_ids": "hint_denominator",
+    "dpo_chosen_input_ids": "replay_denominator",
+}
+
+
+def collate(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[float | None] | None,
+    hints: Sequence[HintedTurn] = (),
+    pairs: Sequence[Pair] = (),
+    *,
+    pad_id: int,
+    objective: Objective = "dapo",
+    max_tokens: int | None = None,
+    hint_reduction: HintReduction = "turn",
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """One batch with the streams and denominators of all three channels; row i is `trajectories[i]`.
+
+    - `advantages`: one per trajectory; None (unscored) gives its tokens weight 0 and leaves it out of the denominator, while
+      its hints still teach. `advantages=None` as a whole makes an imitation batch: no RL keys, cross-entropy on every
+      sampled token.
+    - `objective` and `max_tokens`: see `policy_gradient.sequence_weights`.
+    - `hint_reduction`: the hint denominator is the number of hinted turns ("turn": the mean over turns of the SUM over a
+      turn's tokens) or of compared tokens ("token").
+    - `pairs`: weighted by confidence, divided by their number. Reference log-probs are included when every pair has both.
+
+    Raises ValueError on lengths that disagree, unknown or repeated trajectory ids, hints whose tokens do not stand where
+    they say, empty continuations, and pairs of which only some have reference log-probs.
+    """
+    if advantages is not None and len(advantages) != len(trajectories):
+        raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories")
+    batch: Batch = {}
+    if trajectories:
+        batch |= _rows(trajectories, advantages, pad_id, objective, max_tokens)
+    if hints:
+        batch |= _hints(hints, trajectories, pad_id, hint_reduction)
+    if pairs:
+        batch |= _pairs(pairs, pad_id)
+    return {key: value.to(device) for key, value in batch.items()}
+
+
+def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
+    """Micro-batches of at most `micro_batch_size` rows and as many pairs, each with the whole batch's denominators and its own
+    rows' hints; of `ranks` processes that split the same batch, those of process `rank`.
+
+    Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole.
+    Every rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last
+    ones may hold denominators only. `dropped_tokens` goes to the first part. Raises ValueError when `micro_batch_size` is below
+    1, `rank` is none of `ranks`, a channel's denominator is missing (`collate` sets them), or a key is none of a batch's: which
+    part of it goes where is not known then (`position_ids`, say: rows are padded, not packed).
+    """
+    if micro_batch_size < 1:
+        raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank must be at least 0 and below ranks, got {rank} of {ranks}")
+    unknown = batch.keys() - {*_ROW_KEYS, *_HINT_KEYS, *_PAIR_KEYS, *_DENOMINATORS.values(), "dropped_tokens"}
+    if unknown:
+        raise ValueError(f"a batch has no {', '.join(sorted(unknown))}: leave it out")
+    for key, denominator in _DENOMINATORS.items():
+        if key in batch and denominator not in batch:
+            raise ValueError(f"the batch has {key} but no {denominator}: without it micro-batches do not add up")
+    rows = batch["input_ids"].shape[0] if "input_ids" in batch else 0
+    pairs = batch["dpo_chosen_input_ids"].shape[0] if "dpo_chosen_input_ids" in batch else 0
+    parts = max(1, math.ceil(max(rows, pairs) / micro_batch_size))
+    pairs_each = math.ceil(pairs / parts)
+    result = []
+    for i in range(rank, ranks * math.ceil(parts / ranks), ranks):
+        part: Batch = {key: batch[key] for key in _DENOMINATORS.values() if key in batch}
+        if i == 0 and "dropped_tokens" in batch:
+            part["dropped_tokens"] = batch["dropped_tokens"]
+        start = i * micro_batch_size
+        if start < rows:
+            part |= _take(batch, _ROW_KEYS, slice(start, start + micro_batch_size))
+        part |= _take_hints(batch, start, start + micro_batch_size)
+        if i * pairs_each < pairs:
+            part |= _take(batch, _PAIR_KEYS, slice(i * pairs_each, (i + 1) * pairs_each))
+        result.append(_trim(part))
+    return result
+
+
+# --- the parts of collate --------------------------------------------------------------------------------------------
+
+
+def _rows(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[float | None] | None,
+    pad_id: int,
+    objective: Objective,
+    max_tokens: int | None,
+) -> Batch:
+    ids = [trajectory.context_ids(len(trajectory.turns)) for trajectory in trajectories]
+    input_ids, attention_mask = _pad(ids, pad_id)
+    response_mask = torch.zeros_like(input_ids)
+    old_logprobs = torch.zeros(input_ids.shape)
+    for i, trajectory in enumerate(trajectories):
+        if not trajectory.prompt_ids:
+            raise ValueError(f"trajectory {trajectory.trajectory_id!r} has no prompt: its first token could not be predicted")
+        for number, turn in enumerate(trajectory.turns):
+            if len(turn.logprobs) != len(turn.action_ids):
+                raise ValueError(
+                    f"trajectory {trajectory.trajectory_id!r}, turn {number}: "
+                    f"{len(turn.logprobs)} log-probs for {len(turn.action_ids)} sampled ids"
+                )
+            start = trajectory.action_start(number)
+            where = slice(start, start + len(turn.action_ids))
+            response_mask[i, where] = 1
+            old_logprobs[i, where] = torch.tensor(turn.logprobs)
+    batch = {"input_ids": input_ids, "attention_mask": attention_mask, "response_mask": response_mask}
+    if advantages is None:
+        batch["rlvr_weights"], batch["rlvr_denominator"] = sequence_weights(response_mask, "dapo")
+        return batch
+    finite = torch.isfinite(old_logprobs)
+    scored = torch.tensor([advantage is not None for advantage in advantages])
+    values = torch.tensor([0.0 if advantage is None else advantage for advantage in advantages])
+    in_loss = (response_mask != 0) & scored[:, None] & finite
+    weights, denominator = sequence_weights(in_loss, objective, max_tokens=max_tokens)
+    return batch | {
+        "advantages": values[:, None] * in_loss,
+        "old_logprobs": torch.where(finite, old_logprobs, 0.0),
+        "rlvr_weights": weights,
+        "rlvr_denominator": denominator,
+        "dropped_tokens": ((response_mask != 0) & scored[:, None] & ~finite).sum(),
+    }
+
+
+def _hints(hints: Sequence[HintedTurn], trajectories: Sequence[Trajectory], pad_id: int, reduction: HintReduction) -> Batch:
+    rows = {trajectory.trajectory_id: i for i, trajectory in enumerate(trajectories)}
+    if len(rows) != len(trajectories):
+        raise ValueError("two trajectories have the same trajectory_id, so a hint could belong to either")
+    for hint in hints:
+        _check_hint(hint, rows, trajectories)
+    widest = max(len(hint.action_ids) for hint in hints)
+    offsets = torch.arange(widest)
+    lengths = torch.tensor([[len(hint.action_ids)] for hint in hints])
+    compared = offsets < lengths
+    student_start = torch.tensor([[hint.student_start] for hint in hints])
+    teacher_start = torch.tensor([[hint.teacher_start] for hint in hints])
+    teacher_ids, teacher_mask = _pad([hint.teacher_ids for hint in hints], pad_id)
+    if reduction not in ("turn", "token"):
+        raise ValueError(f"unknown hint_reduction {reduction!r}: expected 'turn' or 'token'")
+    return {
+        "ctx_teacher_input_ids": teacher_ids,
+        "ctx_teacher_attention_mask": teacher_mask,
+        "student_row": torch.tensor([rows[hint.trajectory_id] for hint in hints]),
+        "student_response_idx": torch.where(compared, student_start + offsets, 0),
+        "teacher_response_idx": torch.where(compared, teacher_start + offsets, 0),
+        "sdpo_loss_mask": compared.float(),
+        "hint_denominator": torch.tensor(float(len(hints))) if reduction == "turn" else lengths.sum().float(),
+    }
+
+
+def _check_hint(hint: HintedTurn, rows: Mapping[str, int], trajectories: Sequence[Trajectory]) -> None:
+    where = f"hint for turn {hint.turn} of trajectory {hint.trajectory_id!r}"
+    if hint.trajectory_id not in rows:
+        raise ValueError(f"{where}: no such trajectory in the batch")
+    if not hint.action_ids:
+        raise ValueError(f"{where}: it compares no token")
+    trajectory = trajectories[rows[hint.trajectory_id]]
+    sequences = {
+        "student": (trajectory.context_ids(len(trajectory.turns)), hint.student_start),
+        "teacher": (hint.teacher_ids, hint.teacher_start),
+    }
+    for side, (ids, start) in sequences.items():
+        if start < 1 or tuple(ids[start : start + len(hint.action_ids)]) != tuple(hint.action_ids):
+            raise ValueError(f"{where}: its action ids do not stand at {side}_start={start} of the {side}'s sequence")
+
+
+def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
+    batch: Batch = {
+        "dpo_weights": torch.tensor([pair.confidence for pair in pairs]),
+        "replay_denominator": torch.tensor(float(len(pairs))),
+    }
+    for pair in pairs:
+        if not (pair.prompt_ids and pair.chosen_ids and pair.rejected_ids):
+            raise ValueError(f"pair {pair.pair_id!r}: prompt, chosen and rejected must each have at least one token")
+    for side in ("chosen", "rejected"):
+        continuations = [pair.chosen_ids if side == "chosen" else pair.rejected_ids for pair in pairs]
+        ids, attention_mask = _pad(
+            [(*pair.prompt_ids, *continuation) for pair, continuation in zip(pairs, continuations, strict=True)], pad_id
+        )
+        prompts = torch.tensor([[len(pair.prompt_ids)] for pair in pairs])
+        response_mask = attention_mask * (torch.arange(ids.shape[1]) >= prompts)
+        batch |= {
+            f"dpo_{side}_input_ids": ids,
+            f"dpo_{side}_attention_mask": attention_mask,
+            f"dpo_{side}_response_mask": response_mask,
+        }
+    references = [(pair.ref_chosen_logprob, pair.ref_rejected_logprob) for pair in pairs]
+    known = [(chosen, rejected) for chosen, rejected in references if chosen is not None and rejected is not None]
+    if len(known) == len(pairs):
+        batch["dpo_chosen_ref_logprobs"] = torch.tensor([chosen for chosen, _ in known])
+        batch["dpo_rejected_ref_logprobs"] = torch.tensor([rejected for _, rejected in known])
+    elif any(value is not None for reference in references for value in reference):
+        raise ValueError("only some pairs have both reference log-probs: compute them for all pairs or for none")
+    return batch
+
+
+def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Right-padded ids and attention mask, both int64 [rows, longest]."""
+    longest = max(len(sequence) for sequence in sequences)
+    ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for i, sequence in enumerate(sequences):
+        ids[i, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+        mask[i, : len(sequence)] = 1
+    return ids, mask
+
+
+# --- the parts of split ----------------------------------------------------------------------------------------------
+
+
+def _take(batch: Mapping[str, Tensor], keys: Sequence[str], rows: slice | Tensor) -> Batch:
+    return {key: batch[key][rows] for key in keys if key in batch}
+
+
+def _take_hints(batch: Mapping[str, Tensor], start: int, stop: int) -> Batch:
+    if "ctx_teacher_input_ids" not in batch:
+        return {}
+    turns = batch["ctx_teacher_input_ids"].shape[0]
+    student_row = batch.get("student_row", torch.arange(turns, device=batch["ctx_teacher_input_ids"].device))
+    mine = ((student_row >= start) & (student_row < stop)).nonzero().flatten()
+    if not len(mine):
+        return {}
+    return _take(batch, _HINT_KEYS, mine) | {"student_row": student_row[mine] - start}
+
+
+def _trim(part: Batch) -> Batch:
+    """Cut trailing columns that are padding in every row of their tensor."""
+    families = (
+        ("attention_mask", _ROW_KEYS),
+        ("ctx_teacher_attention_mask", ("ctx_teacher_input_ids", "ctx_teacher_attention_mask")),
+        ("sdpo_loss_mask", ("student_response_idx", "teacher_response_idx", "sdpo_loss_mask")),
+        *(
+            (f"dpo_{side}_attention_mask", tuple(f"dpo_{side}_{x}" for x in ("input_ids", "attention_mask", "response_mask")))
+            for side in ("chosen", "rejected")
+        ),
+    )
+    for mask_key, keys in families:
+        if mask_key in part:
+            used = (part[mask_key] > 0).any(0).nonzero()
+            width = int(used.max()) + 1 if len(used) else 1
+            part |= {key: part[key][:, :width] for key in keys if key in part and part[key].dim() == 2}
+    return part
+
+
+# --- a ready-made batch ----------------------------------------------------------------------------------------------
+
+_QUESTION = "Add a function `clamp(x, low, high)` to utils.py."
+_CHOSEN = "def clamp(x, low, high):\n    return max(low, min(x, high))"
+_REJECTED = "def clamp(x, low, high):\n    return min(low, max(x, high))"
+_HINT = "Hint: the result must never be below `low` or above `high`."
+
+
+def build_batch(tokenizer: Any, device: torch.device | str = "cpu", *, model: nn.Module | None = None) -> Batch:
+    """A small real batch with all three channels' inputs: one conversation, its hinted twin, and one preference pair.
+
+    `tokenizer` is a Hugging Face tokenizer with a chat template and an EOS token. The first channel is cross-entropy on the
+    assistant's answer. The pair's reference log-probs are those of `model` as it is now (evaluation mode, no gradient).
+    Without a model they are those of the UNIFORM policy, -tokens * log(vocabulary size): a real reference, but one that
+    anchors to nothing.
+
+    Raises ModelError when the tokenizer has no chat template or no EOS token.
+    """
+    if getattr(tokenizer, "chat_template", None) is None or tokenizer.eos_token_id is None:
+        raise ModelError(
+            "build_batch needs a tokenizer with a chat template and an EOS token",
+            fix="use an instruction-tuned model, or set tokenizer.chat_template",
+        )
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    prompt, hinted = _prompt_ids(tokenizer, _QUESTION), _prompt_ids(tokenizer, f"{_QUESTION}\n{_HINT}")
+    chosen, rejected = _answer_ids(tokenizer, _CHOSEN), _answer_ids(tokenizer, _REJECTED)
+    messages: tuple[Message, ...] = ({"role": "user", "content": _QUESTION},)
+    turn = Turn(action_ids=chosen, logprobs=(0.0,) * len(chosen), text=_CHOSEN)
+    trajectory = Trajectory(
+        trajectory_id="0/quickstart/0",
+        task_id="quickstart",
+        policy_version=0,
+        messages=messages,
+        tools=(),
+        prompt_ids=prompt,
+        turns=(turn,),
+        stop_reason=StopReason.NO_TOOL_CALL,
+        temperature=1.0,
+        reward=1.0,
+    )
+    hint = HintedTurn(
+        trajectory_id=trajectory.trajectory_id,
+        turn=0,
+        student_start=len(prompt),
+        teacher_ids=hinted + chosen,
+        teacher_start=len(hinted),
+        action_ids=chosen,
+    )
+    pair = Pair(pair_id="quickstart", prompt_ids=prompt, chosen_ids=chosen, rejected_ids=rejected)
+    batch = collate([trajectory], None, [hint], [pair], pad_id=pad_id, hint_reduction="token", device=device)
+    batch["labels"] = torch.where(batch["response_mask"] != 0, batch["input_ids"], -100)
+    for side in ("chosen", "rejected"):
+        batch[f"dpo_{side}_ref_logprobs"] = _reference_logprobs(batch, side, model, len(tokenizer))
+    return batch
+
+
+def _prompt_ids(tokenizer: Any, question: str) -> tuple[int, ...]:
+    text = tokenizer.apply_chat_template([{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _answer_ids(tokenizer: Any, answer: str) -> tuple[int, ...]:
+    return (*tokenizer(answer, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id)
+
+
+@torch.no_grad()
+def _reference_logprobs(batch: Batch, side: str, model: nn.Module | None, vocabulary: int) -> Tensor:
+    mask = batch[f"dpo_{side}_response_mask"]
+    if model is None:
+        return -mask.sum(-1).float() * math.log(vocabulary)
+    training = model.training
+    model.eval()
+    logps = sequence_logprobs(model, batch[f"dpo_{side}_input_ids"], batch[f"dpo_{side}_attention_mask"], mask).sum(-1)
+    model.train(training)
+    return logps

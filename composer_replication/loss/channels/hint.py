@@ -1,0 +1,131 @@
+"""The hint channel: the policy is pulled, at the turn that went wrong, towards what it says with a hint in its context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.distillation import SelfTeacher, TeacherPart
+from composer_replication.loss.channels.common import Result, divisor
+from composer_replication.loss.forward import (
+    Forward,
+    FusedRows,
+    HintLoss,
+    PlainRows,
+    Prefix,
+    common_prefix,
+    divergence_of,
+    evaluating,
+    forward,
+    in_lockstep,
+    read_on_top,
+    read_prefix,
+    why_no_prefix,
+)
+
+__all__ = ["hint_channel"]
+
+
+class _Compared(NamedTuple):
+    """The compared tokens, [n] each: which hinted turn, which row of the students, and where on both sides."""
+
+    turn: Tensor
+    row: Tensor
+    student_at: Tensor
+    teacher_at: Tensor
+    weights: Tensor
+
+
+def hint_channel(
+    model: nn.Module,
+    student: Forward,
+    prefix: Prefix | None,
+    batch: Mapping[str, Tensor],
+    self_teacher: SelfTeacher,
+    loss: HintLoss,
+    temperature: float,
+    weight: float,
+) -> Result:
+    """`weight` times the weighted mean of `loss` over the compared tokens; the metrics are without `weight`.
+
+    `prefix` holds the keys and values of the student's forward pass, where a live teacher may read them. Raises ValueError when a
+    compared position lies outside its sequence or holds different tokens on the two sides.
+    """
+    compared = _compared(batch)
+    shares = compared.weights / divisor(compared.weights, batch.get("hint_denominator"), "hint_denominator")
+    parts = self_teacher.parts(model)
+    teacher = [(part.share, _teacher_rows(part, prefix if part.is_live(model) else None, batch, compared)) for part in parts]
+    rows = student.rows(compared.row, compared.student_at)
+    tokens = batch["input_ids"][compared.row, compared.student_at]
+    value, losses = divergence_of(rows, teacher, tokens, loss, weight * shares, temperature)
+    return value, {
+        "hint/loss": value.item() / weight,
+        "hint/tokens": float(len(shares)),
+        f"hint/{loss.name}/mean": losses.mean().item(),
+    }
+
+
+def _compared(batch: Mapping[str, Tensor]) -> _Compared:
+    teacher_ids, mask = batch["ctx_teacher_input_ids"], batch["sdpo_loss_mask"]
+    turn, k = (mask > 0).nonzero(as_tuple=True)
+    rows = batch.get("student_row")
+    row = turn if rows is None else rows[turn]
+    student_at, teacher_at = batch["student_response_idx"][turn, k], batch["teacher_response_idx"][turn, k]
+    _check_inside(row, student_at, batch["input_ids"], batch.get("attention_mask"), "student_response_idx")
+    _check_inside(turn, teacher_at, teacher_ids, batch.get("ctx_teacher_attention_mask"), "teacher_response_idx")
+    student_tokens, teacher_tokens = batch["input_ids"][row, student_at], teacher_ids[turn, teacher_at]
+    differ = (student_tokens != teacher_tokens).nonzero().flatten().tolist()
+    if differ:
+        i = differ[0]
+        raise ValueError(
+            f"hinted turn {int(turn[i])}, compared token {int(k[i])}: "
+            f"student row {int(row[i])} has token {int(student_tokens[i])} at position {int(student_at[i])}, "
+            f"its teacher row has token {int(teacher_tokens[i])} at position {int(teacher_at[i])} "
+            f"({len(differ)} of {len(turn)} compared tokens differ)"
+        )
+    weights = mask[turn, k].to(torch.promote_types(mask.dtype, torch.float32))
+    return _Compared(turn, row, student_at, teacher_at, weights)
+
+
+def _check_inside(row: Tensor, position: Tensor, ids: Tensor, attention_mask: Tensor | None, key: str) -> None:
+    inside = (row >= 0) & (row < ids.shape[0]) & (position >= 1) & (position < ids.shape[1])
+    if bool(inside.all()) and attention_mask is not None:
+        inside = attention_mask[row, position] != 0
+    if not bool(inside.all()):
+        i = int((~inside).nonzero()[0])
+        raise ValueError(
+            f"{key} points to position {int(position[i])} of row {int(row[i])}, outside that row's tokens (or at its first one)"
+        )
+
+
+def _teacher_rows(
+    part: TeacherPart, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
+) -> FusedRows | PlainRows:
+    """What predicts the compared tokens in the teacher's sequences, without gradient and with dropout off."""
+    ids, mask = batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
+    with evaluating(part.model), part.context():
+        if why_no_prefix(part.model) is not None:
+            return forward(part.model, ids, mask).rows(compared.turn, compared.teacher_at)
+        return _after_prefix(part.model, prefix, batch, compared)
+
+
+def _after_prefix(
+    model: nn.Module, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
+) -> FusedRows | PlainRows:
+    """The same, on top of what the teacher's sequences have in common with their student's row: that is read once per row,
+    however many turns it has, or not at all where the student's own forward pass left it."""
+    students, ids = batch["input_ids"], batch["ctx_teacher_input_ids"]
+    mask = batch.get("ctx_teacher_attention_mask", torch.ones_like(ids))
+    turns = torch.unique(compared.turn)
+    at = torch.searchsorted(turns, compared.turn)  # of each compared token: which of `turns`
+    row = torch.empty_like(turns).index_put((at,), compared.row)
+    first = torch.full_like(turns, ids.shape[1]).scatter_reduce(0, at, compared.teacher_at, "amin")
+    shared = torch.minimum(common_prefix(students[row], ids[turns]), first - 1)
+    if prefix is None:
+        rows, row = torch.unique(row, return_inverse=True)
+        _, prefix = read_prefix(model, students[rows, : max(1, int(shared.max()))], None)
+    tokens = None if in_lockstep(model) else students.numel()  # there the data must not decide how many passes it takes
+    return read_on_top(model, prefix, row, shared, ids[turns], mask[turns], at, compared.teacher_at, tokens_at_once=tokens)

@@ -1,0 +1,195 @@
+"""Forward passes of a Hugging Face causal LM for losses: up to its head where the head can be fused, else to its logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from composer_replication.kernels import Head
+from composer_replication.loss.forward.modes import evaluating, in_lockstep, sharded_units, unwrapped
+from composer_replication.loss.forward.rows import FusedRows, PlainRows
+from composer_replication.types.errors import ModelError
+
+__all__ = ["Forward", "forward", "overheard", "sequence_logprobs", "why_plain"]
+
+
+class Forward:
+    """One forward pass over `input_ids` [B, T]."""
+
+    def __init__(self, output: Tensor, head: Head | None) -> None:
+        self.output = output
+        """[B, T, H] what the head reads, or [B, T, V] logits without a head."""
+        self.head = head
+
+    def rows(self, row: Tensor, position: Tensor) -> FusedRows | PlainRows:
+        """What predicts the tokens AT `position` [n] of `row` [n]: it stands at position - 1."""
+        chosen = self.output[row, position - 1]
+        return PlainRows(chosen) if self.head is None else FusedRows(chosen, self.head)
+
+
+def forward(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, **options: Any) -> Forward:
+    """Run `model` over right-padded `input_ids` [B, T], through all of its wrappers and hooks.
+
+    `options` go to the model (`position_ids`, `past_key_values`, `use_cache`). Raises ModelError when the model reads more tokens
+    than it is given.
+    """
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **options}
+    if why_plain(model) is not None:
+        read = Forward(model(**inputs).logits, None)
+    else:
+        inner = unwrapped(model)
+        with _noting(inner.get_output_embeddings()) as noted:
+            logits = model(**inputs).logits
+        hidden = noted[-1]
+        if in_lockstep(model):  # wrappers wait for the backward pass at what they gave back, not at what was noted inside
+            hidden = hidden + logits[..., :0].sum()
+        read = Forward(hidden, _describe(inner))
+    if read.output.shape[:2] != input_ids.shape:
+        raise ModelError(
+            f"the model reads {read.output.shape[1]} tokens where it is given {input_ids.shape[1]}",
+            fix="use an adapter that adds no tokens, such as LoRA",
+        )
+    return read
+
+
+@contextmanager
+def overheard(model: nn.Module) -> Iterator[list[Forward]]:
+    """Inside, whatever reads rows of tokens by `model` leaves its passes here, as `forward` would give them: a loss can then be
+    formed from a pass that a trainer made for another. Nothing is left where the head cannot be fused, or FSDP2 shards the model.
+    """
+    heard: list[Forward] = []
+    if why_plain(model) is not None or sharded_units(model):
+        yield heard
+        return
+    inner = unwrapped(model)
+    head = _describe(inner)
+
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:  # what a hook returns would replace the output
+        heard.append(Forward(output.last_hidden_state, head))
+
+    whole = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # a peft wrapper has a `base_model` of its own
+    handle = whole.base_model.register_forward_hook(note)
+    try:
+        yield heard
+    finally:
+        handle.remove()
+
+
+def sequence_logprobs(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, response_mask: Tensor, temperature: float = 1.0
+) -> Tensor:
+    """Per-token log-probs [B, T] of the tokens in `response_mask` [B, T] (non-zero = wanted), 0 elsewhere; `sum(-1)` scores
+    a sequence.
+
+    A value "at position p" belongs to the token AT p, and is read from the logits at p - 1. Differentiable; call it under
+    `torch.no_grad()` for a reference policy. Only the wanted rows go through the head. Raises ValueError when position 0 is
+    wanted: it has no predecessor and therefore no log-prob.
+    """
+    wanted = response_mask != 0
+    if wanted[:, :1].any():
+        raise ValueError("response_mask selects position 0, which has no predecessor and therefore no log-prob")
+    row, position = wanted.nonzero(as_tuple=True)
+    scores = forward(model, input_ids, attention_mask).rows(row, position).logprobs(input_ids[row, position], temperature)
+    return scores.logprobs.new_zeros(input_ids.shape).index_put((row, position), scores.logprobs)
+
+
+def why_plain(model: nn.Module) -> str | None:
+    """Why losses on `model` go through its plain logits, or None where its head can be fused.
+
+    The head is described by its weight, bias, scale and soft cap, and the description is PROVED the first time a model is seen:
+    it must give the logits that the model itself gives. An adapter on the head, a quantized head or logits processed in an
+    unknown way therefore stay plain, and so does a head that FSDP2 puts away before its loss is formed.
+
+    Raises ModelError when the model never calls its head.
+    """
+    inner = unwrapped(model)
+    lm_head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    apart = _whole_until_backward(model, lm_head)
+    if apart is not None:
+        return apart
+    known: dict[str, Any] = inner.__dict__.setdefault("_composer_plain_head", {})
+    if "why" not in known or known["head"] is not lm_head:
+        known |= {"head": lm_head, "why": _doubt(model, lm_head)}
+    return cast(str | None, known["why"])
+
+
+@contextmanager
+def _noting(lm_head: nn.Module) -> Iterator[list[Tensor]]:
+    """Inside, the head notes its input and gives one column of it back instead of logits; its hooks still run."""
+    noted: list[Tensor] = []
+    first_column: Callable[..., Tensor] = _FirstColumn.apply
+
+    def note(hidden: Tensor) -> Tensor:
+        noted.append(hidden)
+        return first_column(hidden, *lm_head.parameters())
+
+    before = lm_head.__dict__.get("forward")
+    lm_head.forward = note
+    try:
+        yield noted
+    finally:
+        if before is None:
+            del lm_head.forward
+        else:
+            lm_head.forward = before
+
+
+class _FirstColumn(torch.autograd.Function):
+    """[..., 1] of hidden states [..., H], with the parameters of the head in its graph: DDP looks for them there."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.width, ctx.parameters = hidden.shape[-1], len(parameters)
+        return hidden[..., :1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return (torch.nn.functional.pad(upstream, (0, ctx.width - 1)), *[None] * ctx.parameters)
+
+
+def _describe(inner: Any) -> Head:
+    """The head in the words of the configurations that know a scale or a soft cap: Cohere, Granite, Falcon-H1; Gemma."""
+    lm_head = inner.get_output_embeddings()
+    config = inner.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    return Head(lm_head.weight, lm_head.bias, scale, getattr(config, "final_logit_softcapping", None))
+
+
+def _doubt(model: nn.Module, lm_head: nn.Module | None) -> str | None:
+    if not isinstance(lm_head, nn.Linear) or type(lm_head).forward is not nn.Linear.forward:
+        return f"its output head is a {torch.typename(lm_head)}, not a plain linear layer"
+    if not lm_head.weight.is_floating_point():
+        return f"the weight of its output head is {lm_head.weight.dtype}"
+    ids = torch.tensor([[0, 1]], device=lm_head.weight.device)
+    with evaluating(model):
+        logits = model(input_ids=ids, use_cache=False).logits
+        with _noting(lm_head) as noted:
+            model(input_ids=ids, use_cache=False)
+        if not noted:
+            raise ModelError(
+                "the model never calls its own output head: its forward may be that of a patched model of which it is a copy",
+                fix="copy a model before a trainer patches it, or load it anew",
+            )
+        ours = _describe(unwrapped(model)).logits(noted[-1])
+    tolerance = 2e-2 if logits.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    if ours.shape == logits.shape and torch.allclose(ours.to(logits), logits, rtol=tolerance, atol=tolerance):
+        return None
+    return "its logits are not a linear layer of its hidden states with a known scale and soft cap"
+
+
+def _whole_until_backward(model: nn.Module, lm_head: nn.Module | None) -> str | None:
+    """Let the weight of a sharded head be whole from a forward pass to the backward pass: losses read it there, and FSDP2 reduces
+    its gradient as any other. Returns why it cannot be."""
+    units = [unit for unit in sharded_units(model) if any(module is lm_head for module in unit.modules())]
+    if not units:
+        sharded = lm_head is not None and any(hasattr(parameter, "full_tensor") for parameter in lm_head.parameters())
+        return "its output head is sharded by something else than FSDP2" if sharded else None
+    if len(units) > 1 or units[0] is lm_head:
+        return "FSDP2 shards its output head apart from the whole model"
+    units[0].set_reshard_after_forward(False, recurse=False)  # the default of a root
+    return None

@@ -1,0 +1,165 @@
+"""Loading the policy, and saving it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from composer_replication.config import ModelConfig
+from composer_replication.types.errors import ModelError
+
+__all__ = [
+    "load_model",
+    "load_policy",
+    "load_tokenizer",
+    "load_weights",
+    "no_progress_bars",
+    "resolve_device",
+    "save_policy",
+]
+
+
+# What a damaged config.json becomes inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
+# key/value heads), StrictDataclassError (a field of another type).
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    TypeError,
+    ZeroDivisionError,
+    AttributeError,
+    StrictDataclassError,
+    SafetensorError,
+)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a configuration. Raises ModelError when CUDA is asked for and absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError("model.device is cuda, but torch finds no CUDA device", fix="set model.device to auto or cpu")
+    device = torch.device(name)
+    if device.index is not None:
+        if device.index >= torch.cuda.device_count():
+            raise ModelError(f"model.device is {name}, but torch finds {torch.cuda.device_count()} CUDA devices", fix="lower it")
+        torch.cuda.set_device(device)  # accelerate puts models on the current device
+    return device
+
+
+def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Causal language model and tokenizer of a folder or a Hugging Face id. Errors as in `load_model`."""
+    return load_model(config, AutoModelForCausalLM)
+
+
+def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of a folder or a Hugging Face id.
+
+    Args:
+        auto: one of transformers' `AutoModelFor...` classes; `options` go to its `from_pretrained`.
+
+    Raises:
+        ModelError: it cannot be loaded, or its tokenizer has no chat template or EOS token.
+    """
+    with _loading(config.path):
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(config.path)
+        model = auto.from_pretrained(config.path, dtype=torch.float32, **options)
+    tokenizer = _fit_for_chat(tokenizer, config.path)
+    device = resolve_device(config.device)
+    try:
+        return model.to(device), tokenizer
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{config.path} does not fit on {device}: {error}", fix="free the device, set model.device, or take a smaller model"
+        ) from error
+
+
+def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:
+    """The tokenizer of a folder or a Hugging Face id, and how its model generates where that is said. Errors as `load_model`."""
+    with _loading(path):
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(path)
+    try:
+        return _fit_for_chat(tokenizer, path), GenerationConfig.from_pretrained(path)
+    except OSError:  # it has none
+        return tokenizer, None
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Says of a folder or an id what cannot be loaded from it."""
+    local = Path(path).is_dir()
+    if local:
+        _refuse_incomplete(Path(path))
+    elif path.startswith((".", "/", "~")):
+        raise ModelError(f"no such folder: {path}", fix="give a model folder or a Hugging Face model id")
+    try:
+        with no_progress_bars() if local else nullcontext():  # a download may take long and shows its own
+            yield
+    except _LOAD_ERRORS as error:
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        what = f"the folder {path}" if local else f"{path} (there is no such folder, so it was taken for a model id)"
+        raise ModelError(
+            f"the model cannot be loaded from {what}: {why}",
+            fix="give a folder written by save_pretrained, or a Hugging Face model id that can be downloaded",
+        ) from error
+
+
+def _fit_for_chat(tokenizer: Any, path: str) -> Any:
+    """The tokenizer, which then has a chat template, an EOS token and one for padding."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ModelError(
+            f"the tokenizer of {path} has no chat template",
+            fix="use an instruction-tuned model, or put a chat_template.jinja with tool calls beside its tokenizer",
+        )
+    if tokenizer.eos_token_id is None:
+        raise ModelError(f"the tokenizer of {path} has no EOS token", fix="set eos_token in its configuration")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    return tokenizer
+
+
+def _refuse_incomplete(folder: Path) -> None:
+    """What transformers says of these is hard to read."""
+    for names, what in ((("config.json",), "model"), (("tokenizer.json", "tokenizer_config.json"), "tokenizer")):
+        if not any((folder / name).is_file() for name in names):
+            raise ModelError(
+                f"the model cannot be loaded from the folder {folder}: it holds no {what} (no {' or '.join(names)})",
+                fix="give a folder that model and tokenizer were written to with save_pretrained",
+            )
+
+
+def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others."""
+    with no_progress_bars():
+        return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
+
+
+def save_policy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
+    """Write model and tokenizer as `load_policy` and transformers read them; with `weights` instead of the model's own where
+    those are shared out among processes."""
+    with no_progress_bars():
+        model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars out of the terminal that shows ours."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # without annotations
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

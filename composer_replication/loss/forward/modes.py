@@ -1,0 +1,86 @@
+"""Modes of a model: its wrappers, dropout off for a while, and updates of the policy that sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from composer_replication.types.errors import ModelError
+
+__all__ = ["enable_checkpointing", "evaluating", "in_lockstep", "sharded_units", "unwrapped", "update_mode"]
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """The Hugging Face model inside DistributedDataParallel and other wrappers that keep it as `.module`."""
+    inner: Any = model
+    while not hasattr(inner, "get_output_embeddings") and isinstance(getattr(inner, "module", None), nn.Module):
+        inner = inner.module
+    return inner
+
+
+def in_lockstep(model: nn.Module) -> bool:
+    """Whether all ranks must make the same forward passes of `model` in the same order, because each pass waits for the others':
+    DDP sends buffers around, FSDP2 gathers weights. Raises ModelError on a model under FSDP1."""
+    return bool(sharded_units(model)) or any(isinstance(module, DistributedDataParallel) for module in model.modules())
+
+
+def sharded_units(model: nn.Module) -> list[Any]:
+    """The modules of `model` that FSDP2 gathers and puts away as one, outer ones first. Raises ModelError on one under FSDP1."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes a second
+
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ModelError(
+            "FullyShardedDataParallel (FSDP1) keeps the weight of the output head whole only inside its own forward pass",
+            fix="shard the model by FSDP2: torch.distributed.fsdp.fully_shard",
+        )
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradient and dropout inside; every submodule gets its own mode back."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        torch.clear_autocast_cache()  # older torch takes weights cast in here for a later pass with gradient: pytorch #112583
+
+
+def update_mode(model: nn.Module) -> None:
+    """Dropout off, which would make another policy of the one that sampled; gradient checkpointing on where it was enabled."""
+    model.eval()
+    for module in _checkpointed(model):
+        module.training = True  # it checkpoints nothing otherwise; the modules in it stay as they are
+
+
+def enable_checkpointing(model: nn.Module) -> None:
+    """Let `update_mode` switch on gradient checkpointing.
+
+    Raises ModelError where the model has none.
+    """
+    inner = unwrapped(model)
+    enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable  # before 5.20
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ModelError(str(error), fix="set optimizer.gradient_checkpointing = false") from error
+    for module in _checkpointed(inner):
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):  # a layer that drops without a module for it
+                setattr(module, name, 0.0)
+
+
+def _checkpointed(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]

@@ -1,0 +1,125 @@
+"""Rows of a forward pass that predict chosen tokens, and the losses that are read from them: fused with the head, or plain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from composer_replication.distillation import (
+    Divergence,
+    EntropyGatedOPD,
+    SampledToken,
+    fused_divergence,
+    fused_entropy_gated,
+    sampled_token_per_token,
+)
+from composer_replication.kernels import (
+    Head,
+    TeacherRows,
+    TokenLoss,
+    TokenScores,
+    fused_logprobs,
+    fused_teacher_logprobs,
+    fused_token_loss,
+    upcast,
+)
+from composer_replication.policy_gradient import token_logprobs
+
+__all__ = ["FusedRows", "HintLoss", "PlainRows", "concatenated", "divergence_of"]
+
+HintLoss: TypeAlias = Divergence | SampledToken | EntropyGatedOPD
+"""What the hint channel's student is compared with its teacher by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedRows:
+    """Hidden states and the head that reads them."""
+
+    hidden: Tensor
+    """[n, H]."""
+    head: Head
+
+    def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
+        """The sum of `loss` over the rows, and each row's log-prob and entropy; see `fused_token_loss`."""
+        return fused_token_loss(self.hidden, self.head, targets, loss, temperature=temperature)
+
+    def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
+        """Differentiable log-probs [n] and entropies [n]."""
+        return fused_logprobs(self.hidden, self.head, targets, temperature=temperature)
+
+    def logits(self) -> Tensor:
+        """[n, V], by ordinary operations."""
+        return self.head.logits(self.hidden)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRows:
+    """Logits [n, V], of a head that cannot be fused."""
+
+    values: Tensor
+
+    def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
+        logprobs, entropy = self.logprobs(targets, temperature)
+        return loss(logprobs, slice(0, len(logprobs))).sum(), TokenScores(logprobs.detach(), entropy)
+
+    def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
+        return TokenScores(*token_logprobs(self.values, targets, temperature=temperature))
+
+    def logits(self) -> Tensor:
+        return self.values
+
+
+def concatenated(parts: Sequence[FusedRows | PlainRows]) -> FusedRows | PlainRows:
+    """Rows of one model in one piece."""
+    first = parts[0]
+    if isinstance(first, FusedRows):
+        return FusedRows(torch.cat([part.hidden for part in parts if isinstance(part, FusedRows)]), first.head)
+    return PlainRows(torch.cat([part.logits() for part in parts]))
+
+
+def divergence_of(
+    student: FusedRows | PlainRows,
+    teacher: Sequence[tuple[float, FusedRows | PlainRows]],
+    tokens: Tensor,
+    loss: HintLoss,
+    weights: Tensor,
+    temperature: float,
+) -> tuple[Tensor, Tensor]:
+    """Sum of `weights` [n] times the loss of the student's rows against the teacher's, and what they differ by, [n].
+
+    `tokens` [n] are those that the rows predict. The teacher's logits are the weighted sum of its parts'. One plain side makes
+    both plain.
+    """
+    parts = [TeacherRows(rows.hidden, rows.head, share) for share, rows in teacher if isinstance(rows, FusedRows)]
+    fused = len(parts) == len(teacher)
+    if isinstance(loss, EntropyGatedOPD):
+        if isinstance(student, FusedRows) and fused and loss.alpha != 0:
+            return fused_entropy_gated(student.hidden, student.head, parts, tokens, loss, weights, temperature=temperature)
+        value, found = divergence_of(student, teacher, tokens, SampledToken(), weights, temperature)
+        if loss.alpha == 0:
+            return value, found
+        gated, added = divergence_of(student, teacher, tokens, loss.gated, weights, temperature)
+        return value + loss.alpha * gated, found + loss.alpha * added
+    if isinstance(loss, SampledToken):
+        taught = (
+            fused_teacher_logprobs(parts, tokens, temperature=temperature)
+            if fused
+            else token_logprobs(_mixed(teacher), tokens, temperature=temperature)[0]
+        )
+        value, scores = student.token_loss(
+            tokens, lambda logprobs, rows: weights[rows] * sampled_token_per_token(logprobs, taught[rows]), temperature
+        )
+        return value, scores.logprobs - taught
+    if isinstance(student, FusedRows) and fused:
+        return fused_divergence(student.hidden, student.head, parts, loss, weights, temperature=temperature)
+    losses = loss.per_token(upcast(student.logits()) / temperature, _mixed(teacher) / temperature)
+    return torch.where(weights == 0, 0.0, weights * losses).sum(), losses.detach()
+
+
+def _mixed(teacher: Sequence[tuple[float, FusedRows | PlainRows]]) -> Tensor:
+    """Logits [n, V] of a teacher in parts, without gradient."""
+    return torch.stack([share * upcast(rows.logits()) for share, rows in teacher]).sum(0).detach()

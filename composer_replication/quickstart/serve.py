@@ -1,0 +1,198 @@
+"""An OpenAI-compatible HTTP endpoint over local models: `python -m composer_replication.quickstart.serve NAME=FOLDER ...`.
+
+`POST /v1/chat/completions` with tools and tool calls, `GET /v1/models`, `GET /health`. Requests that arrive together are sampled
+as one batch. Prints `listening on http://127.0.0.1:PORT/v1` once it is ready and ends when its standard input is closed, so it
+never outlives whoever started it. Listens on the loopback interface only.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import uuid
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+from composer_replication.config import ModelConfig
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.rollout.protocol import Sample, SampleRequest
+from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.tokens import ChatRenderer, parse_tool_calls
+from composer_replication.types import Message, ToolCall
+from composer_replication.types.errors import ComposerError
+
+__all__ = ["ModelServer", "main"]
+
+_MAX_TOKENS = 256
+_MAX_BATCH = 64
+
+
+@dataclass(slots=True)
+class _Job:
+    request: SampleRequest
+    answered: threading.Event = field(default_factory=threading.Event)
+    sample: Sample | None = None
+    error: str = ""
+
+
+class ModelServer:
+    """One model, one thread that samples for everybody who asks."""
+
+    def __init__(self, folder: str) -> None:
+        model, tokenizer = load_policy(ModelConfig(path=folder, device="cpu"))
+        self.renderer = ChatRenderer(tokenizer)
+        self._engine = TransformersEngine(model, tokenizer)
+        self._jobs: queue.Queue[_Job] = queue.Queue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The response to a chat-completions request, greedily. Raises ValueError or KeyError."""
+        messages = [_message(m) for m in body["messages"]]
+        prompt = self.renderer.prompt_ids(messages, body.get("tools") or ())
+        limit = min(int(body.get("max_tokens") or _MAX_TOKENS), _MAX_TOKENS, self._engine.context_window - len(prompt))
+        if limit < 1:
+            raise ValueError(f"the prompt has {len(prompt)} tokens, the context window {self._engine.context_window}")
+        job = _Job(SampleRequest(session=uuid.uuid4().hex, new_ids=prompt, max_new_tokens=limit, seed=int(body.get("seed") or 0)))
+        self._jobs.put(job)
+        job.answered.wait()
+        if job.sample is None:
+            raise ValueError(f"the model could not answer: {job.error}")
+        return self._response(body, job.sample, len(prompt))
+
+    def _work(self) -> None:
+        while True:
+            jobs = [self._jobs.get()]
+            while len(jobs) < _MAX_BATCH:
+                try:
+                    jobs.append(self._jobs.get(timeout=0.02))
+                except queue.Empty:
+                    break
+            try:
+                samples = self._engine.sample([j.request for j in jobs], temperature=0.0)
+                for job, sample in zip(jobs, samples, strict=True):
+                    job.sample = sample
+            except (ComposerError, RuntimeError) as error:
+                for job in jobs:
+                    job.error = str(error)
+            finally:
+                self._engine.close([j.request.session for j in jobs])
+                for job in jobs:
+                    job.answered.set()
+
+    def _response(self, body: dict[str, Any], sample: Sample, prompt_tokens: int) -> dict[str, Any]:
+        content, calls = parse_tool_calls(self.renderer.decode(sample.ids), turn=0)
+        wire = [_wire(c) for c in calls if c.error is None]
+        message: dict[str, Any] = {"role": "assistant", "content": content or None}
+        if wire:
+            message["tool_calls"] = wire
+        reason = "tool_calls" if wire else "stop" if sample.finished else "length"
+        used = {"prompt_tokens": prompt_tokens, "completion_tokens": len(sample.ids)}
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": body["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+            "usage": used | {"total_tokens": sum(used.values())},
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    models: ClassVar[dict[str, ModelServer]] = {}
+
+    def do_GET(self) -> None:
+        """Health and the list of models."""
+        if self.path == "/health":
+            self._answer(200, {"status": "ok"})
+        elif self.path == "/v1/models":
+            self._answer(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        else:
+            self._refuse(404, f"no such path {self.path}")
+
+    def do_POST(self) -> None:
+        """Chat completions."""
+        if self.path != "/v1/chat/completions":
+            self._refuse(404, f"no such path {self.path}")
+            return
+        try:
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            server = self.models.get(body["model"])
+            if server is None:
+                self._refuse(404, f"no model {body['model']!r}; known: {', '.join(self.models)}")
+                return
+            self._answer(200, server.complete(body))
+        except (ValueError, KeyError, TypeError) as error:
+            self._refuse(400, f"{type(error).__name__}: {error}")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
+        """Say nothing: a run's terminal is not an access log."""
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer(status, {"error": {"message": message, "type": "invalid_request_error"}})
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class Server(ThreadingHTTPServer):
+    """A thread for every connection."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    """Connections may wait to be accepted: a replay opens all of its own at once, and the standard 5 resets most of them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+
+def _message(wire: dict[str, Any]) -> Message:
+    """A message of the HTTP interface in the form chat templates read: arguments as a dict, content never null."""
+    message = Message(role=wire["role"], content=wire.get("content") or "")
+    if wire.get("tool_calls"):
+        calls = []
+        for call in wire["tool_calls"]:
+            function = call["function"]
+            arguments = function["arguments"]
+            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+            calls.append({"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": parsed}})
+        message["tool_calls"] = calls
+    if "tool_call_id" in wire:
+        message["tool_call_id"] = wire["tool_call_id"]
+    return message
+
+
+def _wire(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def main(arguments: list[str]) -> int:
+    """Serve `NAME=FOLDER` models on a free port until standard input closes."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        _Handler.models = {name: ModelServer(folder) for name, _, folder in (a.partition("=") for a in arguments)}
+    except ComposerError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    server = Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdout.write(f"listening on http://127.0.0.1:{server.server_address[1]}/v1\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    server.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""The actors that run untrusted code: environments and the grader. They need no torch, and are replaced in about a second.
+
+Generators share them: an environment actor runs the tools and tests of several generators' episodes, with one cache of test runs,
+and the rewarder gives all verdicts, with one cache of verdicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from composer_replication.envs.coding import CodingEnv, TestCache
+from composer_replication.envs.tools import Toolset
+from composer_replication.recipes.mesh.member import Member
+from composer_replication.recipes.mesh.protocol import Port
+from composer_replication.sandbox import Limits, open_sandbox
+from composer_replication.sandbox.grading.grade import GradeCache, grade
+from composer_replication.tasks.store import Task
+from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
+
+__all__ = ["Boxes", "EnvHost", "Rewarder"]
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """What runs in boxes, and how."""
+
+    tasks: Mapping[str, Task]
+    """By task id, as `pythons` and `limits` are."""
+    pythons: Mapping[str, Path]
+    limits: Mapping[str, Limits]
+    sandbox: str
+    """The kind."""
+    toolset: Toolset
+    workers: int
+    """Tools, tests or grades at a time, in one actor."""
+
+
+class _Boxed(Member):
+    """An actor with a sandbox."""
+
+    def __init__(self, boxes: Boxes) -> None:
+        self.boxes = boxes
+        self.sandbox = open_sandbox(boxes.sandbox)
+        self._threads = ThreadPoolExecutor(boxes.workers, "box")
+
+    async def cpu_s(self) -> float:
+        """Those in boxes too."""
+        return await Member.cpu_s(self) + self.sandbox.cpu_s
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class EnvHost(_Boxed):
+    """Episodes of coding tasks. One call at a time for each episode; episodes may overlap."""
+
+    role = "env"
+
+    def __init__(self, port: Port, boxes: Boxes) -> None:  # noqa: ARG002  every actor is given one
+        super().__init__(boxes)
+        self._runs = TestCache()
+        self._episodes: dict[str, CodingEnv] = {}
+
+    async def reset(self, episode: str, task_id: str) -> tuple[tuple[Message, ...], tuple[ToolSchema, ...]]:
+        """Begin an episode: opening messages and tools."""
+        env = CodingEnv(
+            self.boxes.tasks[task_id],
+            sandbox=self.sandbox,
+            python=self.boxes.pythons[task_id],
+            limits=self.boxes.limits[task_id],
+            test_cache=self._runs,
+            toolset=self.boxes.toolset,
+        )
+        self._episodes[episode] = env
+        return await self._in_thread(env.reset), env.tools
+
+    async def step(self, episode: str, call: ToolCall) -> tuple[ToolResult, bool]:
+        """Carry out a tool call; and whether the agent has submitted. Raises SandboxError when the box broke."""
+        env = self._episodes[episode]
+        return await self._in_thread(partial(env.step, call)), env.done
+
+    async def end(self, episode: str) -> dict[str, bytes | None]:
+        """End an episode: what there is to grade, as `sandbox.grading.grade` takes it."""
+        return self._episodes.pop(episode).submission
+
+    async def forget(self, order: str) -> None:
+        """End every episode of an order that nobody waits for."""
+        for episode in [name for name in self._episodes if name.startswith(f"{order}:")]:
+            del self._episodes[episode]
+
+
+class Rewarder(_Boxed):
+    """Gives verdicts. An infrastructure fault is `Unscored`, never a zero."""
+
+    role = "rewarder"
+
+    def __init__(self, port: Port, boxes: Boxes, verdicts: Path) -> None:  # noqa: ARG002  every actor is given one
+        super().__init__(boxes)
+        self._verdicts = GradeCache(verdicts)
+
+    async def grade(self, task_id: str, submission: Mapping[str, bytes | None]) -> GradeReport:
+        """Grade what an episode left behind, in a fresh tree. Raises TaskError or StorageError, as `sandbox.grading.grade`."""
+        task = self.boxes.tasks[task_id]
+        arguments: dict[str, Any] = {"sandbox": self.sandbox, "python": self.boxes.pythons[task_id]}
+        arguments |= {"limits": self.boxes.limits[task_id], "cache": self._verdicts}
+        return await self._in_thread(partial(grade, task.spec, task.repo, submission, **arguments))

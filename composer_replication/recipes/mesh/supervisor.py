@@ -1,0 +1,152 @@
+"""The actors of a run and their supervision: whoever dies or stands still is replaced, also while it is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError, in_time
+from composer_replication.recipes.mesh.protocol import Build, Handle, Mesh
+from composer_replication.types.errors import BackendError
+
+__all__ = ["MOST_DEATHS", "Crew"]
+
+MOST_DEATHS = 5
+"""Deaths of one actor without a step in between, after which the run stops: something kills it."""
+
+
+@dataclass(slots=True)
+class Crew:
+    """Hires actors and keeps their present handles.
+
+    Raises (all methods that wait):
+        BackendError: an actor dies again and again, or cannot be built any more.
+    """
+
+    mesh: Mesh
+    on_replaced: Callable[[ActorDiedError, float], None]
+    """Told of a death, and the seconds from its notice until the successor was built."""
+    stall_s: float
+    """Seconds after which who does not answer counts as dead: a process that is stopped, a call that does not return."""
+    handles: dict[str, Handle] = field(default_factory=dict)
+    replaced: Counter[str] = field(default_factory=Counter)
+    """Replacements by name."""
+    gone: set[str] = field(default_factory=set)
+    """Who is dead and not yet replaced."""
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _deaths: Counter[str] = field(default_factory=Counter)
+    _stalled: dict[str, ActorStalledError] = field(default_factory=dict)
+    """Who was found to stand still and is not yet replaced."""
+    _cpu: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    async def hire(self, actors: Mapping[str, tuple[Build, Sequence[Any]]]) -> None:
+        """Start actors at the same time."""
+        async with asyncio.TaskGroup() as group:
+            for name, (build, args) in actors.items():
+                group.create_task(self._hire(name, build, args))
+
+    async def look_after(self) -> None:
+        """Replace who dies or stands still, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name in self.handles:
+                group.create_task(self._watch(name))
+
+    async def get(self, name: str) -> Handle:
+        """The living actor of this name; waits while it is being replaced."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: name not in self.gone)
+            return self.handles[name]
+
+    async def call(self, handle: Handle, method: str, *args: Any) -> Any:
+        """As `Handle.call`. Raises ActorStalledError too, after `stall_s`."""
+        return await in_time(
+            handle.call(method, *args), self.stall_s, f"{handle.name} did not finish `{method}`", actor=handle.name
+        )
+
+    async def successor(self, dead: ActorDiedError, used: Mapping[str, Handle]) -> None:
+        """Wait until the actor that a call has found dead or standing still is not the one that was `used` any more. Raises the
+        error when it names none of them."""
+        if dead.actor not in used:
+            raise dead
+        async with self._changed:
+            if isinstance(dead, ActorStalledError) and self.handles[dead.actor] is used[dead.actor]:
+                self._stalled[dead.actor] = dead
+                self._changed.notify_all()
+            await self._changed.wait_for(lambda: self.handles[dead.actor] is not used[dead.actor])
+
+    def progress(self) -> None:
+        """A step was taken: whoever died until now has been worth replacing."""
+        self._deaths.clear()
+
+    async def cpu_s(self) -> float:
+        """CPU-seconds of all actors, the dead ones as far as they were asked."""
+        await asyncio.gather(*(self._ask_cpu(name) for name in self.handles))
+        return sum(self._cpu.values())
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    async def _hire(self, name: str, build: Build, args: Sequence[Any]) -> None:
+        self.handles[name] = await in_time(self.mesh.spawn(name, build, *args), self.stall_s, f"{name} was not built", actor=name)
+
+    async def _watch(self, name: str) -> None:
+        while True:
+            try:
+                await self._until_dead(self.handles[name])
+            except ActorDiedError as dead:
+                await self._replace(name, dead)
+
+    async def _until_dead(self, handle: Handle) -> None:
+        """Raises ActorDiedError when it has died, does not answer, or was found to stand still."""
+        ways = [asyncio.ensure_future(way) for way in (handle.call("watch"), self._feel(handle), self._told(handle.name))]
+        try:
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+        await done.pop()
+
+    async def _feel(self, handle: Handle) -> None:
+        while True:
+            await asyncio.sleep(self.stall_s / 4)
+            await in_time(handle.call("pulse"), self.stall_s, f"{handle.name} did not answer", actor=handle.name)
+
+    async def _told(self, name: str) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: name in self._stalled)
+            raise self._stalled[name]
+
+    async def _replace(self, name: str, dead: ActorDiedError) -> None:
+        began = time.monotonic()
+        self.gone.add(name)
+        while True:
+            self._deaths[name] += 1
+            if self._deaths[name] > MOST_DEATHS:
+                raise BackendError(
+                    f"{name} died {self._deaths[name]} times without a step in between: {dead.message}",
+                    fix=dead.fix or "see whether memory runs out on its machine; then continue with --resume",
+                ) from dead
+            try:
+                anew = self.mesh.replace(self.handles[name])
+                successor = await in_time(anew, self.stall_s, f"{name} was not built anew", actor=name)
+                break
+            except ActorDiedError as error:
+                dead = error
+        async with self._changed:
+            self.handles[name] = successor
+            self.replaced[name] += 1
+            self.gone.remove(name)
+            self._stalled.pop(name, None)
+            self._changed.notify_all()
+        self.on_replaced(dead, time.monotonic() - began)
+
+    async def _ask_cpu(self, name: str) -> None:
+        try:
+            asked = self.handles[name].call_all("cpu_s")
+            self._cpu[name, self.replaced[name]] = sum(await in_time(asked, self.stall_s, "", actor=name))
+        except ActorDiedError:
+            return  # what it had spent when it was last asked stays counted

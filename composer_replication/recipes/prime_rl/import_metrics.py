@@ -1,0 +1,275 @@
+"""What PRIME-RL wrote as the metrics, trajectories and evaluations of a run.
+
+Counts and rewards come from the traces that its orchestrator keeps of every step, the trainer's measures from its `metrics.jsonl`
+under the names that ours have. A rollout that broke has no reward and is in no mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from composer_replication.config import RunConfig
+from composer_replication.observe import RunDir, Terminal, mean_and_se
+from composer_replication.observe.files import read_lines
+from composer_replication.recipes.prime_rl.algorithm import DROPPED, PAIR
+from composer_replication.recipes.prime_rl.traces import task_id_of, trajectory_of
+from composer_replication.trainer.preflight import NO_SOURCE
+from composer_replication.types import Trajectory
+from composer_replication.types.errors import BackendError
+
+__all__ = ["Readback", "measured"]
+
+_NAMES = {
+    "rlvr/loss/mean": "rlvr/loss",
+    "rlvr/clip_frac/mean": "rlvr/clip_frac",
+    "rlvr/kl_k3/mean": "rlvr/kl_k3",
+    "rlvr/ratio/max/max": "rlvr/ratio/max",
+    "rlvr/importance/mean/mean": "rlvr/importance/mean",
+    "rlvr/importance/max/max": "rlvr/importance/max",
+    "rlvr/kl_ref/mean/mean": "rlvr/kl_ref/mean",
+    "entropy/all/mean": "rlvr/entropy/mean",
+    "mismatch_kl/all/mean": "mismatch/kl/mean",
+    "ref_kl/mean": "hint/kl/mean",
+    "optim/grad_norm": "optimizer/grad_norm",
+    "optim/lr": "optimizer/learning_rate",
+    "time/forward_backward": "time/update_s",
+}
+"""The trainer's own name -> ours. Means are over sequences."""
+_PROOFS = {"hint/turns": "ref_kl/mean", "replay/pairs": "nll/mean"}
+"""What the orchestrator gave a step -> what the trainer measures where that has reached it."""
+_STEPPED = "optim/grad_norm"
+"""What the trainer measures of every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """A record of one rollout."""
+
+    group: str
+    task: str
+    reward: float | None
+    """None: it broke."""
+    tokens: int
+    """Sampled."""
+    turns: int
+    pair: bool
+    """It is a preference pair, which is no rollout of the policy."""
+    metrics: Mapping[str, float]
+    dropped: Mapping[str, int]
+    """Error turns of its group that got no hint, by reason."""
+    trajectory: Trajectory | None
+
+
+class Readback:
+    """Records one arm, once PRIME-RL is done with it.
+
+    Args:
+        outputs: its `output_dir`.
+    """
+
+    def __init__(self, config: RunConfig, arm: str, run_dir: RunDir, terminal: Terminal, outputs: Path) -> None:
+        self.config, self.arm, self.run_dir, self.terminal = config, arm, run_dir, terminal
+        self.outputs = outputs
+        self.rollouts = 0
+        """Recorded so far, evaluation and those that broke included."""
+        self.tokens = 0
+        """Sampled in them."""
+        self._untold = 0
+
+    def record(self) -> None:
+        """Every step that PRIME-RL has measured, in the place of what is recorded of the arm.
+
+        Raises:
+            StorageError: the run directory cannot be written, or a file of PRIME-RL cannot be read.
+            BackendError: a trace is none as PRIME-RL 0.8 keeps it; or hints or pairs did not reach the trainer, which is said
+                when all is recorded.
+        """
+        found, traces, given = measured(self.outputs), self._traces(), defaultdict[str, list[int]](list)
+        self.run_dir.truncate_after(self.arm, -1)
+        for step in sorted(found.keys() | traces):
+            metrics = self._evaluation(step) | self._step(step)
+            trained = bool(metrics.keys() - {name for name in metrics if name.startswith("eval/")})
+            told = found.get(step, {})
+            for name in _PROOFS:
+                if metrics.get(name) and _STEPPED in told:
+                    given[name].append(step)
+            metrics |= {ours: told[theirs] for theirs, ours in _NAMES.items() if theirs in told}
+            metrics |= {"rollout/total": float(self.rollouts), "rollout/tokens_total": float(self.tokens)}
+            self.run_dir.log_metrics(self.arm, step, metrics)
+            if trained:
+                self.terminal.step(self.arm, step, self.config.steps, metrics, self._off(metrics))
+        if self._untold:
+            self.terminal.note(f"{self.arm}: {self._untold} rollouts have no log-probs and are not among the trajectories")
+        # over the run, not by step: what overflows a batch is among the traces of its step, and in the batch of the next
+        lost = {name: steps for name, steps in given.items() if all(_PROOFS[name] not in told for told in found.values())}
+        if lost:
+            said = "; ".join(f"{name} of step {', '.join(map(str, steps))}" for name, steps in lost.items())
+            raise BackendError(
+                f"{self.arm}: PRIME-RL's trainer has not measured what it was given: {said}",
+                fix=f"look for {' and '.join(_PROOFS[name] for name in lost)} in the metrics of {self.outputs}",
+            )
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _traces(self) -> set[int]:
+        return {int(path.name.removeprefix("step_")) for path in self.outputs.rglob("rollouts/step_*")}
+
+    def _read(self, step: int, kind: str, subset: str) -> list[_Rollout]:
+        paths = sorted(self.outputs.rglob(f"rollouts/step_{step}/{kind}/{subset}/traces.jsonl"))
+        return [rollout for path in paths for rollout in _rollouts(path, self.config.rollout.temperature)]
+
+    def _evaluation(self, step: int) -> dict[str, float]:
+        every = self._count(self._read(step, "eval", "all"))
+        if not every:
+            return {}
+        passed = defaultdict[str, list[float]](list)
+        for rollout in every:
+            if rollout.reward is not None:
+                passed[rollout.task or rollout.group].append(float(rollout.reward >= 1.0))
+        self.run_dir.write_evaluation(self.arm, step, self._told(every))
+        mean, se = mean_and_se([sum(values) / len(values) for values in passed.values()])
+        return {"eval/pass_at_1": mean, "eval/pass_at_1_se": se, "eval/unscored": float(_broken(every))}
+
+    def _step(self, step: int) -> dict[str, float]:
+        arrived = self._count([one for one in self._read(step, "train", "all") if not one.pair])
+        trained = self._read(step, "train", "effective")
+        rollouts, pairs = [one for one in trained if not one.pair], [one for one in trained if one.pair]
+        if not trained:
+            return {}
+        self.run_dir.write_trajectories(self.arm, step, self._told(rollouts))
+        metrics = _of_rollouts(rollouts) if rollouts else {}
+        metrics["reward/unscored"] = float(_broken(arrived))
+        if self.config.loss.hint.weight > 0:
+            groups = {one.group: one.dropped for one in rollouts}
+            metrics |= {name: _total(rollouts, name) for name in ("hint/turns", "hint/tokens", "hint/unread")}
+            metrics["hint/dropped"] = float(sum(sum(dropped.values()) for dropped in groups.values()))
+        if pairs:
+            metrics["replay/pairs"] = _total(pairs, "replay/pairs")
+            for name in ("replay/loss", "replay/margin", "replay/accuracy"):
+                metrics[name] = _total(pairs, name) / len(pairs)
+        return metrics
+
+    def _count(self, rollouts: list[_Rollout]) -> list[_Rollout]:
+        self.rollouts += len(rollouts)
+        self.tokens += sum(one.tokens for one in rollouts)
+        return rollouts
+
+    def _told(self, rollouts: Sequence[_Rollout]) -> list[Trajectory]:
+        told = [one.trajectory for one in rollouts if one.trajectory is not None]
+        self._untold += len(rollouts) - len(told)
+        return told
+
+    def _off(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        """Why a channel has nothing to show in a step."""
+        loss, off = self.config.loss, {}
+        if metrics.get("rlvr/frac_zero_std", 1.0) == 1.0:
+            off["rlvr"] = "every advantage is 0: no group has rewards that differ"
+        if not metrics.get("hint/turns"):
+            dropped = f"{metrics.get('hint/dropped', 0.0):g} error turns without a hint"
+            if unread := metrics.get("hint/unread"):
+                dropped += f", {unread:g} branches that cannot be read"
+            off["hint"] = "its weight is 0" if loss.hint.weight == 0 else f"no hints in this step ({dropped})"
+        if not metrics.get("replay/pairs"):
+            why = "no pairs in this step" if loss.replay.pairs is not None else f"no pairs: {NO_SOURCE}"
+            off["replay"] = "its weight is 0" if loss.replay.weight == 0 else why
+        return off
+
+
+def measured(outputs: Path) -> dict[int, dict[str, float]]:
+    """What trainer and orchestrator wrote into their `metrics.jsonl`, by step; numbers only."""
+    steps: dict[int, dict[str, float]] = defaultdict(dict)
+    for path in sorted(outputs.rglob("metrics.jsonl")):
+        for row in read_lines(path):
+            numbers = {k: float(v) for k, v in row.items() if isinstance(v, int | float) and k not in ("step", "time")}
+            steps[int(row["step"])] |= numbers
+    return dict(steps)
+
+
+def _of_rollouts(rollouts: Sequence[_Rollout]) -> dict[str, float]:
+    """As `trainer.actor.rollout_metrics`."""
+    groups = defaultdict[str, list[float]](list)
+    for one in rollouts:
+        if one.reward is not None:
+            groups[one.group].append(one.reward)
+    mean, se = mean_and_se([sum(rewards) / len(rewards) for rewards in groups.values()])
+    return {
+        "reward/mean": mean,
+        "reward/mean_se": se,
+        "rlvr/frac_zero_std": sum(len(set(rewards)) < 2 for rewards in groups.values()) / max(1, len(groups)),
+        "rlvr/tokens": float(sum(one.tokens for one in rollouts)),
+        "rollout/turns/mean": sum(one.turns for one in rollouts) / len(rollouts),
+        "rollout/tokens/mean": sum(one.tokens for one in rollouts) / len(rollouts),
+    }
+
+
+def _total(rollouts: Iterable[_Rollout], name: str) -> float:
+    return float(sum(one.metrics.get(name) or 0.0 for one in rollouts))
+
+
+def _broken(rollouts: Iterable[_Rollout]) -> int:
+    return sum(one.reward is None for one in rollouts)
+
+
+def _rollouts(path: Path, temperature: float) -> Iterator[_Rollout]:
+    for number, record in enumerate(read_lines(path), start=1):
+        try:
+            yield _rollout(record, temperature)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BackendError(
+                f"{path}, line {number}: no rollout as PRIME-RL 0.8 keeps it: {error!r}", fix="use its release v0.8.0"
+            ) from error
+
+
+def _rollout(record: Mapping[str, Any], temperature: float) -> _Rollout:
+    info, nodes = record["info"], record["nodes"]
+    rewards = [one for one in record["rewards"].values() if one["score"] is not None]
+    reward = None if record["errors"] else float(sum(one["score"] * one["weight"] for one in rewards))
+    trace = _trace(record, reward or 0.0)
+    trajectory = None
+    if reward is not None and PAIR not in info:
+        trajectory = trajectory_of(trace, _last_path([_node(node) for node in nodes]))
+    if trajectory is not None:
+        trajectory = dataclasses.replace(trajectory, policy_version=int(info["policy_version"]), temperature=temperature)
+    return _Rollout(
+        group=str(info["group_id"]),
+        task=task_id_of(trace),
+        reward=reward,
+        tokens=sum(sum(node["mask"]) for node in nodes if node["sampled"]),
+        turns=sum(bool(node["sampled"]) for node in nodes),
+        pair=PAIR in info,
+        metrics=record["metrics"],
+        dropped=info.get(DROPPED, {}),
+        trajectory=trajectory,
+    )
+
+
+def _trace(record: Mapping[str, Any], reward: float) -> Any:
+    """A record as `traces.trajectory_of` reads a trace."""
+    task = SimpleNamespace(data=SimpleNamespace(task_id=record["task"]["data"].get("task_id")))
+    tools = [SimpleNamespace(**tool) for tool in record["tools"]]
+    return SimpleNamespace(
+        id=record["id"], task=task, tools=tools, info=record["info"], stop_condition=record["stop_condition"], reward=reward
+    )
+
+
+def _node(node: Mapping[str, Any]) -> Any:
+    message = dict(node["message"])
+    message["tool_calls"] = [SimpleNamespace(**call) for call in message.get("tool_calls") or ()]
+    if isinstance(message.get("content"), list):
+        message["content"] = [SimpleNamespace(**part) for part in message["content"]]
+    return SimpleNamespace(**{**node, "message": SimpleNamespace(**message)})
+
+
+def _last_path(nodes: Sequence[Any]) -> list[Any]:
+    """From the root to the node that came last: what the policy had seen in the end."""
+    path, at = [], len(nodes) - 1 if nodes else None
+    while at is not None:
+        path.append(nodes[at])
+        at = nodes[at].parent
+    return path[::-1]

@@ -1,0 +1,65 @@
+"""What moves with the policy that TRL trains: self-teacher, TAID's clock and the step's metrics."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+
+from composer_replication.trainer.learner import merge_metrics
+from composer_replication.types.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
+
+__all__ = ["Follower", "state_path"]
+
+_STATE_FILE = "composer.pt"
+
+
+def state_path(checkpoint: str) -> str:
+    """Where a checkpoint of TRL's has what moves. Raises CheckpointError when it has none."""
+    path = os.path.join(checkpoint, _STATE_FILE)
+    if not os.path.isfile(path):
+        raise CheckpointError(f"{path} is missing: the self-teacher cannot go on", fix="resume from another checkpoint")
+    return path
+
+
+class Follower(TrainerCallback):
+    """Moves them after every step; self-teacher and clock are kept in TRL's checkpoints."""
+
+    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the callback's signature
+        trainer, parts = self.trainer, self.trainer.parts
+        trainer.channel_metrics = merge_metrics([part.metrics for part in parts])
+        trainer.off = {
+            channel: why
+            for channel, why in (parts[0].off.items() if parts else ())
+            if channel != "rlvr" and all(channel in part.off for part in parts)
+        }
+        if trainer.self_teacher is not None:
+            trainer.self_teacher.update(trainer.accelerator.unwrap_model(trainer.model))
+        if trainer.taid is not None:
+            trainer.channel_metrics["hint/taid_t"] = trainer.taid.t
+            own = torch.tensor(trainer.channel_metrics.get("hint/loss", 0.0), device=args.device)
+            whole = trainer.accelerator.reduce(own, reduction="sum")  # one clock for all processes
+            trainer.taid.update_t(float(whole), global_step=state.global_step)
+        parts.clear()
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        found = self.trainer.state_of_teachers()
+        if found and state.is_world_process_zero:
+            torch.save(found, os.path.join(args.output_dir, f"checkpoint-{state.global_step}", _STATE_FILE))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        wanted = self.trainer.state_of_teachers()
+        if self.trainer.resumed_from is None or not wanted:
+            return
+        found = torch.load(state_path(self.trainer.resumed_from), map_location=args.device, weights_only=True)
+        for name, owner in (("self_teacher", self.trainer.self_teacher), ("taid", self.trainer.taid)):
+            if name in wanted and owner is not None:
+                owner.load_state_dict(found[name])

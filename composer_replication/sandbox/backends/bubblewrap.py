@@ -1,0 +1,89 @@
+"""The same overlay as `namespaces`, with the last step done by bubblewrap (`bwrap`) where it is installed."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+from composer_replication.sandbox.backends.namespaces import BOX_UID, ETC_FILES, SYSTEM_FOLDERS, enter_user_namespace
+from composer_replication.sandbox.backends.stage import Stage, mount_stage
+from composer_replication.sandbox.backends.supervisor import (
+    SETUP_ERRORS,
+    Started,
+    exec_command,
+    exit_with,
+    fork,
+    join_cgroups,
+    open_cgroups,
+)
+from composer_replication.sandbox.request import BoxFds, BoxRequest
+
+__all__ = ["start"]
+
+
+def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
+    """Lay out the tree and start bwrap over it. Raises OSError."""
+    cgroups = open_cgroups(request.cgroup_procs)
+    enter_user_namespace(0)
+    stage = mount_stage(request.scratch)
+    changes = stage.lay_out(request)
+    argv = _arguments(stage, request)
+
+    def command() -> NoReturn:
+        try:
+            os.setsid()
+            join_cgroups(cgroups)
+            exec_command(request, fds.streams, argv, {}, "/")
+        except SETUP_ERRORS as error:
+            exit_with(error_fd, error)
+
+    return Started(pid=fork(command), changes=changes, returncode=_returncode, finish=stage.disk_full)
+
+
+def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
+    top = os.path.dirname(stage.root)
+    tmp, empty, etc = f"{top}/tmp", f"{top}/empty", f"{top}/etc"
+    for folder in (tmp, empty, etc):
+        os.mkdir(folder)
+    argv = [request.program, "--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(BOX_UID), "--gid", str(BOX_UID)]
+    argv += ["--cap-drop", "ALL", "--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
+    for name in SYSTEM_FOLDERS:
+        if os.path.islink(f"/{name}"):
+            argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        elif os.path.isdir(f"/{name}"):
+            argv += ["--ro-bind", f"/{name}", f"/{name}"]
+    for name, content in ETC_FILES.items():
+        with open(f"{etc}/{name}", "w", encoding="ascii") as file:
+            file.write(content)
+        argv += ["--ro-bind", f"{etc}/{name}", f"/etc/{name}"]
+    argv += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
+    argv += [
+        "--proc",
+        "/proc",
+        "--remount-ro",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--remount-ro",
+        "/dev",
+        "--bind",
+        tmp,
+        "/tmp",
+        "--bind",
+        tmp,
+        "/dev/shm",
+    ]
+    for path in request.binds:
+        argv += ["--ro-bind", path, path]
+    for path in request.masks:
+        argv += ["--ro-bind", empty, path]
+    argv += ["--bind", stage.repo, "/repo", "--remount-ro", "/", "--chdir", "/repo"]
+    for name, value in request.env.items():
+        argv += ["--setenv", name, value]
+    return [*argv, "--", *request.argv]
+
+
+def _returncode(status: int) -> int:
+    """bwrap reports a signal as 128 + its number."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if 128 < code <= 128 + 64 else code

@@ -1,0 +1,186 @@
+"""The fork server behind every sandbox: a small single-threaded process that keeps a few boxes waiting for their commands.
+
+A box is made of dozens of system calls between fork and exec. Made in the training process, with its threads and gigabytes,
+they could deadlock; made by a fresh interpreter per box, they would cost a start-up of 20 to 40 ms each time. Most of them are
+made before the command is there, and a new box takes the place of each that is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import struct
+import sys
+import time
+import types
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from composer_replication.sandbox.backends import bubblewrap, landlock, namespaces, unsafe
+from composer_replication.sandbox.backends.cgroup import BoxGroup, Cgroups, Meter
+from composer_replication.sandbox.backends.supervisor import (
+    SETUP_ERRORS,
+    Backend,
+    Started,
+    read_request,
+    receive_order,
+    supervise,
+)
+from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
+
+__all__ = ["BOOTSTRAP", "become", "main"]
+
+Groups: TypeAlias = tuple[int, str, str, str | None] | None
+"""`Cgroups.as_plain`, where there are any."""
+
+_BACKENDS: dict[str, Backend] = {"bubblewrap": bubblewrap.start, "landlock": landlock.start, "unsafe-subprocess": unsafe.start}
+"""What makes a box when its command is there; a box of `namespaces` waits for its command."""
+
+_NEWS = struct.Struct("ci")
+_TAKEN, _DONE = b"t", b"d"
+"""What a box tells the launcher, with its process id."""
+_LOOK_ROUND_MS = 1000
+
+_PRELOADED = "pytest"
+"""What nearly every program of a box imports first; costs ten times the start of the interpreter."""
+
+
+def main(
+    connection: int, scratch: str, *, held: int, backend: str, ready: int, groups: Groups, owner: int, warm: bool
+) -> WarmProgram | None:
+    """Keep `ready` boxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
+
+    All of them receive from the one connection, and whichever gets an order serves it. `held` locks `scratch`, so that nobody
+    takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are written for:
+    pytest is imported before the first box is forked, and in a box's process the program to turn into is returned.
+    """
+    for fd in (connection, held):
+        os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if warm:
+        _preload()
+    gc.disable()
+    gc.freeze()
+    news, news_end = os.pipe()
+    poll = select.poll()
+    poll.register(connection, 0)  # its end is always reported
+    poll.register(news, select.POLLIN)
+    cgroups = Cgroups.from_plain(*groups) if groups else None
+    if cgroups is not None:
+        cgroups.sweep()  # of a launcher that was killed
+    waiting: set[int] = set()
+    wanted = ready
+    while True:
+        while len(waiting) < wanted:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _serve_one(connection, news_end, backend, scratch, cgroups, owner)
+                except WarmProgram as program:
+                    return program
+                sys.stderr.flush()
+                os._exit(0)
+            waiting.add(pid)
+        events = dict(poll.poll(_LOOK_ROUND_MS))
+        if connection in events:
+            break
+        heard = list(_NEWS.iter_unpack(os.read(news, _NEWS.size * ready))) if news in events else []
+        waiting -= {pid for _, pid in heard} | set(_buried(os.WNOHANG, cgroups, owner))
+        done = any(what == _DONE for what, _ in heard)
+        wanted = ready if done or not waiting else len(waiting)  # a box is made between two commands, not beside one
+    os.close(connection)
+    list(_buried(0, cgroups, owner))
+    shutil.rmtree(scratch, ignore_errors=True)
+    return None
+
+
+def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
+    """Prepare a box, wait for an order, and serve it."""
+    os.setsid()
+    group: BoxGroup | None = None
+    meter: Meter | None = None
+    start: Backend
+    try:
+        if cgroups is not None:
+            group = cgroups.create(owner)
+            meter = group.meter()
+        start = _BACKENDS[backend] if backend in _BACKENDS else namespaces.prepare(scratch, group.procs if group else []).start
+    except SETUP_ERRORS as error:
+        start = _refusing(str(error))
+    received = receive_order(connection, len(BoxFds._fields))
+    if not received:
+        return
+    os.close(connection)
+    fds = BoxFds(*received)
+
+    def start_and_tell(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
+        started = start(request, fds, error_fd)
+        os.write(news, _NEWS.pack(_TAKEN, os.getpid()))  # not before: the launcher would wake up beside the box
+        return started
+
+    supervise(start_and_tell, read_request(fds.request), fds, group, meter)
+    os.write(news, _NEWS.pack(_DONE, os.getpid()))
+
+
+def _buried(how: int, cgroups: Cgroups | None, owner: int) -> Iterator[int]:
+    """Collect the processes that have ended (with 0 for `how`: wait for all of them), and remove their control groups."""
+    with contextlib.suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, how)[0]) != 0:
+            if cgroups is not None:
+                cgroups.remove_of(owner, pid)
+            yield pid
+
+
+def _refusing(reason: str) -> Backend:
+    """What says why there is no box, when it is asked to start a command."""
+
+    def refuse(_request: BoxRequest, _fds: BoxFds, _error_fd: int) -> Started:
+        raise OSError(reason)
+
+    return refuse
+
+
+def _preload() -> None:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_PRELOADED)
+        for name in importlib.import_module("_pytest.config").default_plugins:
+            importlib.import_module(f"_pytest.{name}")
+
+
+def become(program: WarmProgram) -> types.ModuleType:
+    """Make this process look like a fresh interpreter: the returned `__main__` is where the program's source is to run."""
+    main_module = types.ModuleType("__main__")
+    sys.modules["__main__"] = main_module
+    package = __name__.partition(".")[0]
+    for name in [n for n in sys.modules if n.partition(".")[0] == package]:
+        del sys.modules[name]
+    sys.argv = program.argv
+    sys.path[:] = [entry for entry in sys.path if os.path.exists(entry) or entry.endswith(".zip")]
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    time.tzset()
+    gc.enable()
+    return main_module
+
+
+BOOTSTRAP = """
+import sys
+sys.path.insert(0, {root!r})
+from composer_replication.sandbox import launcher
+sys.path.remove({root!r})
+program = launcher.main(
+    {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}
+)
+if program is not None:
+    place = launcher.become(program).__dict__
+    source = program.source
+    del sys, launcher, program
+    exec(compile(source, "<string>", "exec"), place)
+"""
+"""The launcher's `__main__`: a box's program runs at its top level, with none of the launcher's frames below it."""

@@ -1,0 +1,1 @@
+"""Try to break out of a sandbox and report what was blocked."""

@@ -1,0 +1,74 @@
+"""The containment self-test: every probe against one sandbox, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from composer_replication.sandbox.attempt import open_attempt
+from composer_replication.sandbox.doctor.probes import PROBES, Probe
+from composer_replication.sandbox.protocol import Sandbox
+from composer_replication.types.errors import SandboxError
+
+__all__ = ["Elsewhere", "Finding", "Verdict", "escapes", "self_test"]
+
+
+class Verdict(StrEnum):
+    """What became of a probe."""
+
+    BLOCKED = "blocked"
+    ADMITTED = "not blocked, as admitted"
+    """It got through where `Isolation.missing` says that nothing is enforced."""
+    OPEN = "NOT blocked"
+    BROKEN = "not tested"
+    """The box broke, and nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One probe's result."""
+
+    probe: str
+    tries: str
+    verdict: Verdict
+    detail: tuple[str, ...] = ()
+    """What got through, or why nothing is known."""
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """A sandbox whose boxes are on another machine, where the bait has to be laid out: here nothing would be in their reach."""
+
+    def escapes(self, probe: str) -> list[str]:
+        """What the probe of that name gets hold of there. Raises SandboxError."""
+        ...
+
+
+def self_test(sandbox: Sandbox, probes: Sequence[Probe] = PROBES) -> Iterator[Finding]:
+    """What became of each probe."""
+    for probe in probes:
+        yield _try_out(sandbox, probe)
+
+
+def escapes(sandbox: Sandbox, probe: Probe) -> list[str]:
+    """What a probe gets hold of as a program that is started and, where the sandbox does that, as one forked from a running
+    interpreter. Raises SandboxError."""
+    got: list[str] = []
+    for warm in (False, True):
+        with open_attempt(sandbox, warm=warm) as attempt:
+            got += probe.run(attempt)
+    return got
+
+
+def _try_out(sandbox: Sandbox, probe: Probe) -> Finding:
+    try:
+        got = sandbox.escapes(probe.name) if isinstance(sandbox, Elsewhere) else escapes(sandbox, probe)
+    except SandboxError as error:
+        return Finding(probe=probe.name, tries=probe.tries, verdict=Verdict.BROKEN, detail=(error.message,))
+    verdict = Verdict.BLOCKED
+    if got:
+        admitted = any(phrase.startswith(probe.excuses) for phrase in sandbox.isolation.missing) if probe.excuses else False
+        verdict = Verdict.ADMITTED if admitted else Verdict.OPEN
+    return Finding(probe=probe.name, tries=probe.tries, verdict=verdict, detail=tuple(dict.fromkeys(got)))

@@ -1,0 +1,1 @@
+"""Grade a workspace: submission, tests, held-out calls and anti-tests."""

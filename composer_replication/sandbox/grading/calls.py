@@ -1,0 +1,137 @@
+"""Calls of a project's code made in a box and judged outside of it, where the code under test cannot see what is expected."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from composer_replication.sandbox.grading.literals import same
+from composer_replication.sandbox.grading.pytest_run import MOST_JUDGED, TestRun, read_answer, run_pytest_observed
+from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
+from composer_replication.sandbox.request import WARM_FLAGS
+from composer_replication.types.held_out_checks import HeldOutCall
+
+__all__ = ["Recorded", "examine_calls", "record_calls", "wrong_calls"]
+
+Recorded: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
+"""Target -> different calls of it in order: arguments as JSON, and the test file that made the first such call."""
+_ANSWER_BYTES = 64 << 20
+
+
+def record_calls(
+    sandbox: Sandbox,
+    tree: Tree,
+    *,
+    python: Path,
+    python_path: Sequence[str],
+    sources: Sequence[str],
+    limits: Limits,
+    extra_args: Sequence[str] = (),
+    per_target: int = 24,
+) -> tuple[TestRun, Recorded]:
+    """Run all tests, and write down which functions in `sources` they call themselves, with arguments that can be written down.
+
+    Raises:
+        SandboxError: the box broke.
+    """
+    observer = {
+        "programs": [_text("literals"), _text("calls_recorder")],
+        "options": {"sources": list(sources), "limit": per_target},
+    }
+    run, seen = run_pytest_observed(
+        sandbox, tree, python=python, python_path=python_path, limits=limits, extra_args=extra_args, observer=observer
+    )
+    return run, {target: [(arguments, file) for arguments, file in calls] for target, calls in (seen or {}).items()}
+
+
+def examine_calls(
+    sandbox: Sandbox,
+    tree: Tree,
+    calls: Sequence[tuple[str, str]],
+    *,
+    python: Path,
+    python_path: Sequence[str],
+    limits: Limits,
+    hash_seed: int | None = None,
+) -> list[dict[str, Any]] | None:
+    """Make calls (target, arguments) of code that is trusted, and say what each did and ran (`calls_driver.examine`).
+
+    `hash_seed` is another than the boxes' own 0. None when the program did not get to its end. Raises SandboxError.
+    """
+    env = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
+    return _make(sandbox, tree, calls, python, python_path, limits, env, examine=True)[1]
+
+
+def wrong_calls(
+    sandbox: Sandbox, tree: Tree, calls: Sequence[HeldOutCall], *, python: Path, python_path: Sequence[str], limits: Limits
+) -> tuple[list[int], Ending]:
+    """Numbers of the calls that do not do what is expected, all of them when the program did not get to its end; and its ending.
+
+    Raises SandboxError.
+    """
+    made = [(call.target, call.arguments) for call in calls]
+    result, answers = _make(sandbox, tree, made, python, python_path, limits, {}, examine=False)
+    if answers is None or len(answers) != len(calls):
+        return list(range(len(calls))), result.ending
+    pairs = zip(calls, answers, strict=True)
+    return [n for n, (call, answer) in enumerate(pairs) if not _is_right(json.loads(call.expected), answer)], result.ending
+
+
+def _is_right(expected: Mapping[str, Any], answer: Any) -> bool:
+    """Whatever the box sent is judged, so anything may be in it.
+
+    An exception is right with exactly the bases of the expected one, from itself on: it may be a subclass, but not of others too.
+    """
+    if not isinstance(answer, dict) or answer.keys() != expected.keys():
+        return False
+    try:
+        if "raises" in expected:
+            wanted = expected["raises"]
+            return bool(answer["raises"][-len(wanted) :] == wanted)
+        after = answer["after"]
+        return same(expected["returns"], answer["returns"]) and all(
+            same(value, after[position]) for position, value in expected["after"].items()
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _make(
+    sandbox: Sandbox,
+    tree: Tree,
+    calls: Sequence[tuple[str, str]],
+    python: Path,
+    python_path: Sequence[str],
+    limits: Limits,
+    env: Mapping[str, str],
+    *,
+    examine: bool,
+) -> tuple[ExecResult, list[Any] | None]:
+    nonce = secrets.token_hex(16)
+    orders = {"nonce": nonce, "python_path": list(python_path), "calls": list(calls), "examine": examine}
+    command = Command(
+        argv=(str(python), *WARM_FLAGS, _program()),
+        python=python,
+        stdin=json.dumps(orders).encode(),
+        env=env,
+        limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
+    )
+    result = sandbox.run(tree, command)
+    answer = read_answer(result, nonce) if examine else read_answer(result, nonce, MOST_JUDGED)
+    return result, answer if isinstance(answer, list) else None
+
+
+@cache
+def _text(module: str) -> str:
+    return Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+
+
+@cache
+def _program() -> str:
+    texts = (_text("literals"), _text("calls_driver"))
+    return f"for text in {texts!r}:\n    exec(compile(text, '<string>', 'exec'))"

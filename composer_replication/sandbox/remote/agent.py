@@ -1,0 +1,174 @@
+"""The far end of a remote sandbox: a process beside the server, which serves orders out of a folder in this machine's own boxes.
+
+The server only puts files into the folder and takes them out. The agent lives as long as its lease, a file that the near end
+touches, and never longer than the server. Its guardian, of which it is a child, waits until every box has gone and removes the
+folder: whoever is killed, and however, nothing is left.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_replication.sandbox.backends import linux
+from composer_replication.sandbox.backends.container_runner import lay_out
+from composer_replication.sandbox.doctor.probes import PROBES
+from composer_replication.sandbox.doctor.selftest import escapes
+from composer_replication.sandbox.opening import open_sandbox
+from composer_replication.sandbox.protocol import Tree
+from composer_replication.sandbox.scratch import make_scratch
+from composer_replication.sandbox.transfer.archive import pack, unpack
+from composer_replication.sandbox.transfer.messages import Parcel, command_of, error_facts, result_parcel
+from composer_replication.sandbox.transfer.requests import PYTHON_ENVIRONMENT
+from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError
+
+__all__ = ["BOOTSTRAP", "INBOX", "LEASE", "OUTBOX", "begin", "main"]
+
+INBOX, OUTBOX, LEASE = "inbox", "outbox", "lease"
+"""In the agent's folder: where orders are put, where answers are taken from, and the file that keeps the agent alive."""
+
+BOOTSTRAP = """
+import base64, os, sys
+if sys.platform != "linux" or sys.version_info < (3, 11):
+    sys.exit("%s is Python %s on %s" % (sys.executable, sys.version.split()[0], sys.platform))
+archive = os.memfd_create("modules")
+with open(archive, "wb", closefd=False) as file:
+    file.write(base64.b64decode("".join(sys.argv[2:])))
+path = "/proc/self/fd/%d" % archive
+sys.path.insert(0, path)
+from composer_replication.sandbox.remote.agent import begin
+print(begin(path, float(sys.argv[1])))
+"""
+"""The program the server starts: seconds of the lease and the archive of modules, in pieces, are its arguments."""
+
+_AGENT = """
+import sys
+sys.path.insert(0, {program!r})
+from composer_replication.sandbox.remote.agent import main
+main({folder!r}, news={news}, server={server}, lease_s={lease_s})
+"""
+_LOOK_MS = 1000
+
+
+def begin(archive: str, lease_s: float) -> str:
+    """Start the agent beside the process that started this one, and return its folder. Raises OSError."""
+    folder, held = make_scratch()
+    program, inbox = f"{folder}/program", f"{folder}/{INBOX}"
+    with zipfile.ZipFile(archive) as modules:
+        modules.extractall(program)
+    for path in (inbox, f"{folder}/{OUTBOX}"):
+        os.mkdir(path)
+    Path(folder, LEASE).touch()
+    news, server = linux.watch_arrivals(inbox), os.pidfd_open(os.getppid())
+    source = _AGENT.format(program=program, folder=folder, news=news, server=server, lease_s=lease_s)
+    subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", source],
+        pass_fds=[held, news, server],  # `held` is held by being open
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={**PYTHON_ENVIRONMENT, "PATH": os.environ.get("PATH", os.defpath), "TMPDIR": tempfile.gettempdir()},
+        start_new_session=True,
+    )
+    return folder
+
+
+def main(folder: str, *, news: int, server: int, lease_s: float) -> None:
+    """Be the guardian of an agent; see the module. `news` tells of arrivals, `server` of the server's end."""
+    linux.set_subreaper()
+    if os.fork() == 0:
+        try:
+            _Agent(Path(folder), lease_s).serve(news, server)
+        finally:
+            os._exit(0)  # whatever its threads are waiting for: its boxes end because it does
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Agent:
+    """Serves orders, a thread for each."""
+
+    def __init__(self, folder: Path, lease_s: float) -> None:
+        self._folder = folder
+        self._lease_s = lease_s
+
+    def serve(self, news: int, server: int) -> None:
+        """Until the lease has run out or was given back, or the server has ended."""
+        poll = select.poll()
+        for fd in (news, server):
+            poll.register(fd, select.POLLIN)
+        touched, deadline = 0, 0.0
+        while True:
+            events = dict(poll.poll(_LOOK_MS))
+            try:
+                last = os.stat(self._folder / LEASE).st_mtime_ns
+            except FileNotFoundError:
+                return
+            if last != touched:
+                touched, deadline = last, time.monotonic() + self._lease_s
+            if server in events or time.monotonic() > deadline:
+                return
+            for name in linux.arrivals(news) if news in events else ():
+                threading.Thread(target=self._serve, args=(name,), daemon=True).start()
+
+    def _serve(self, name: str) -> None:
+        """Answer the order `inbox/name` in `outbox/name`, as text."""
+        staged, answered = self._folder / f"answer-{name}", False
+        try:
+            staged.write_bytes(base64.b64encode(pack(*self._answer_to(name))))
+            staged.rename(self._folder / OUTBOX / name)
+            answered = True
+        finally:
+            if not answered:  # no memory or disk, most likely: the near end learns that the agent has gone, instead of waiting
+                os._exit(1)
+
+    def _answer_to(self, name: str) -> Parcel:
+        path = self._folder / INBOX / name
+        try:
+            with path.open("rb") as file:
+                facts, blobs = unpack(file)
+            path.unlink()
+            return self._answer(name, facts, blobs)
+        except ComposerError as error:
+            return error_facts(error), []
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            return error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
+
+    def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Parcel:
+        """Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on an order of another shape."""
+        sandbox = open_sandbox()
+        if facts["ask"] == "open":
+            python = Path(sys.executable)
+            if "pytest" not in sandbox.installation(python).modules:
+                raise SandboxUnavailableError(f"{python} has no pytest", fix=f"on that machine: {python} -m pip install pytest")
+            return {"isolation": dataclasses.asdict(sandbox.isolation), "python": str(python)}, []
+        if facts["ask"] == "installation":
+            found = dataclasses.asdict(sandbox.installation(Path(facts["python"])))
+            return {**found, "modules": sorted(found["modules"])}, []
+        if facts["ask"] == "probe":
+            (probe,) = (probe for probe in PROBES if probe.name == facts["probe"])
+            return {"got": escapes(sandbox, probe)}, []
+        command, files, changes = command_of(facts, blobs)
+        base = self._folder / f"base-{name}"
+        base.mkdir()
+        try:
+            lay_out(files, base)
+            return result_parcel(sandbox.run(Tree(base=base, changes=changes), command))
+        finally:
+            shutil.rmtree(base, ignore_errors=True)

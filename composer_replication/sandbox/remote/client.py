@@ -1,0 +1,354 @@
+"""The box on another machine: a SWE-ReX server carries orders there, and an agent of ours runs them in that machine's own boxes.
+
+The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so it is only ever asked for short ones: to start the
+agent (`far`), to take a file, to hand one out. Whatever fails on the way is a `SandboxError`, and the next command starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import base64
+import contextlib
+import dataclasses
+import io
+import os
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Tree
+from composer_replication.sandbox.remote.agent import BOOTSTRAP, INBOX, LEASE, OUTBOX
+from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.sandbox.transfer.archive import pack, unpack
+from composer_replication.sandbox.transfer.messages import Parcel, order_parcel, raise_error, result_of_parcel
+from composer_replication.sandbox.transfer.requests import check_paths
+from composer_replication.sandbox.transfer.upload import archive_of, modules_archive, most_bytes, one_line
+from composer_replication.types.errors import ComposerError, MissingExtraError, SandboxError, SandboxUnavailableError
+
+try:
+    import aiohttp
+    from swerex.runtime import abstract
+
+    from composer_replication.sandbox.remote.server import SHORT, Server
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        "the remote sandbox needs swe-rex, which is not installed", fix="pip install 'composer-replication[remote]'"
+    ) from error
+
+__all__ = ["KEY_VARIABLE", "PYTHON_VARIABLE", "RemoteSandbox"]
+
+KEY_VARIABLE, PYTHON_VARIABLE = "COMPOSER_REMOTE_KEY", "COMPOSER_REMOTE_PYTHON"
+"""Environment variables: the server's `--auth-token`, and the far interpreter that is our agent's and, by default, the tests'."""
+
+LEASE_S = 30.0
+"""How long the agent and its boxes outlive a client that says nothing."""
+_REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
+"""Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
+_NONSENSE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""What reading a reply raises that is none."""
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
+_ARGUMENT = 1 << 16
+"""Of the characters Linux allows for one argument of a program, 131,071."""
+_PENDING, _GONE = 3, 4
+_TAKE = f"""
+cd "$1/{OUTBOX}" 2>/dev/null || {{ rm -rf "$1"; exit {_GONE}; }}
+touch -c "../{LEASE}"
+[ -e "$2" ] || exit {_PENDING}
+cat "$2" && rm -f "$2"
+"""
+"""Hands out an answer. An agent that has gone has no outbox, and what was put into its inbox since is removed."""
+
+T = TypeVar("T")
+
+
+class _Session:
+    """One agent on the far machine, from its start until it is left alone."""
+
+    def __init__(self, url: str, key: str, python: str) -> None:
+        self._server = Server(url, key)
+        self._url = url
+        self._owner = os.getpid()
+        self.usable = True
+        """False: the next command starts an agent of its own."""
+        self._folder = self._call(self._begin(python))
+        self._beating = asyncio.run_coroutine_threadsafe(self._beat(), _loop(self._owner))
+        atexit.register(self.leave)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it can be used, in this process: a fork has no thread that keeps the lease."""
+        return self.usable and self._owner == os.getpid()
+
+    def _lost(self) -> None:
+        """Its lease ends the agent, if there still is one."""
+        atexit.unregister(self.leave)
+        self.usable = False
+        self._beating.cancel()
+
+    def leave(self) -> None:
+        """Tell the agent to end; where that fails, its lease ends it."""
+        if self._owner != os.getpid():
+            return
+        self._lost()
+        with contextlib.suppress(SandboxError):
+            self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
+
+    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
+        """The agent's answer, of at most so many bytes.
+
+        Raises:
+            SandboxError: what the agent answered with, or no answer came, and the session is not usable any more.
+            TaskError: what the agent answered with.
+        """
+        try:
+            with _understood(self._url), scratch_folder() as folder:
+                (folder / "order").write_bytes(pack({**facts, "ask": what}, blobs))
+                answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s, most))
+                taken = unpack(io.BytesIO(answer))
+        except OSError as error:
+            raise SandboxError(f"an order for {self._url} cannot be written here: {error}", fix="free some space") from error
+        except SandboxError:
+            self._lost()
+            raise
+        raise_error(taken[0], self._url)
+        return taken
+
+    async def _begin(self, python: str) -> str:
+        """Start an agent; its folder."""
+        archive = base64.b64encode(_program()).decode()
+        pieces = [archive[at : at + _ARGUMENT] for at in range(0, len(archive), _ARGUMENT)]
+        reply = await self._execute(python, "-I", "-S", "-B", "-W", "ignore", "-c", BOOTSTRAP, str(LEASE_S), *pieces)
+        folder = str(reply.stdout).strip()
+        if reply.exit_code != 0 or not os.path.isabs(folder):
+            raise SandboxUnavailableError(
+                f"the agent does not start at {self._url}: {one_line(reply.stderr)[-300:] or 'it says nothing'}",
+                fix=f"install Python 3.11 or newer on that machine (Linux), and name it in {PYTHON_VARIABLE} here",
+            )
+        return folder
+
+    async def _exchange(self, order: Path, name: str, deadline: float, most: int) -> bytes:
+        """Put the order into the agent's inbox and wait for what it puts into its outbox."""
+        target = f"{self._folder}/{INBOX}/{name}"
+        async with asyncio.timeout(_REQUEST_S):
+            await self._server.upload(order, target)
+        wait = _FIRST_LOOK_S
+        while True:
+            reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name, most=SHORT + 4 * most // 3)
+            if reply.exit_code == 0:
+                return base64.b64decode(reply.stdout, validate=True)
+            if reply.exit_code == _GONE:
+                raise SandboxError(f"the agent at {self._url} has ended", fix="try again; it is started anew")
+            if reply.exit_code != _PENDING:
+                raise SandboxError(f"an answer cannot be taken from {self._url}: {one_line(reply.stderr)}")
+            if time.monotonic() > deadline:
+                raise SandboxError(f"the agent at {self._url} does not answer; that machine may be overloaded", fix="try again")
+            await asyncio.sleep(wait)
+            wait = min(1.5 * wait, _LONGEST_LOOK_S)
+
+    async def _beat(self) -> None:
+        """Renew the lease. A server that does not answer is noticed by the commands."""
+        while True:
+            await asyncio.sleep(LEASE_S / 6)
+            with contextlib.suppress(SandboxError, aiohttp.ClientError, TimeoutError, *_NONSENSE):
+                await self._execute("touch", "-c", f"{self._folder}/{LEASE}")
+
+    async def _execute(self, *argv: str, most: int = SHORT) -> abstract.CommandResponse:
+        async with asyncio.timeout(_REQUEST_S):
+            return await self._server.execute(argv, most)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. Raises SandboxError, which never carries the request: its headers have the key."""
+        future = asyncio.run_coroutine_threadsafe(work, _loop(self._owner))
+        fault: SandboxError
+        try:
+            return future.result()
+        except aiohttp.ClientResponseError as error:
+            fault = _refusal(self._url, error.status)
+        except aiohttp.ClientError as error:
+            fix = "start it there (swerex-remote --host HOST --port PORT --auth-token KEY), or correct the address"
+            fault = SandboxUnavailableError(f"the server {self._url} does not answer: {one_line(str(error))}", fix=fix)
+        except TimeoutError:
+            fix = "see whether that machine or the way there is overloaded"
+            fault = SandboxUnavailableError(f"the server {self._url} did not answer within {_REQUEST_S:g} s", fix=fix)
+        except _NONSENSE as error:
+            fault = SandboxError(f"the reply of {self._url} makes no sense ({one_line(str(error))[:200]})", fix="is it SWE-ReX?")
+        finally:
+            future.cancel()
+        raise fault
+
+
+@contextlib.contextmanager
+def _understood(url: str) -> Iterator[None]:
+    """Raises SandboxError where what an agent answered is of another shape than ours."""
+    try:
+        yield
+    except _NONSENSE as error:
+        raise SandboxError(f"the answer of {url} is torn ({error})", fix="try again") from error
+
+
+def _refusal(url: str, status: int) -> SandboxUnavailableError:
+    if status in (401, 403):
+        fix = f"put the server's --auth-token into the environment variable {KEY_VARIABLE}"
+        return SandboxUnavailableError(f"the server {url} refuses the key", fix=fix)
+    return SandboxUnavailableError(f"the server {url} answers with status {status}", fix="is it a SWE-ReX server of version 1?")
+
+
+class RemoteSandbox:
+    """A `Sandbox` whose boxes are on the machine of a SWE-ReX server.
+
+    Args:
+        kind: what it is asked for as: `remote:` and the server's address, http or https.
+
+    Raises:
+        SandboxUnavailableError: no key, an address that is none, a server that cannot be reached or refuses the key, or a machine
+            without a Python for the agent, without pytest in it, or without isolation.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._url = kind.partition(":")[2].rstrip("/")
+        try:
+            place = urlsplit(self._url)
+        except ValueError as error:
+            raise SandboxUnavailableError(f"{self._url} is no address: {error}", fix="write remote:http://HOST:PORT") from error
+        if place.username is not None or place.query or place.fragment:
+            raise SandboxUnavailableError("the address of a remote sandbox is no place for a key", fix=f"use {KEY_VARIABLE}")
+        self._key = os.environ.get(KEY_VARIABLE, "")
+        if not self._key:
+            fix = f"put the server's --auth-token into the environment variable {KEY_VARIABLE}"
+            raise SandboxUnavailableError(f"there is no key for {self._url}", fix=fix)
+        self._lock = threading.Lock()
+        self._cpu_s = 0.0
+        self._installations: dict[str, Installation] = {}
+        self._attempts: dict[int, Future[_Session]] = {}
+        """The attempt at a new agent that is under way in a process: a fork has not the thread that makes it."""
+        self._session, found = self._open()
+        with _understood(self._url):
+            self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
+            self.python = Path(found["python"])
+        """The interpreter of the far machine for who names none."""
+        self._there = found
+
+    @property
+    def cpu_s(self) -> float:
+        """See `Sandbox.cpu_s`."""
+        return self._cpu_s
+
+    def run(self, tree: Tree, command: Command) -> ExecResult:
+        """See `Sandbox.run`."""
+        check_paths(tree.changes)
+        order = order_parcel(tree, command, archive_of(tree)[0])
+        facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
+        with _understood(self._url):
+            result = result_of_parcel(facts, blobs)
+            if max(map(len, (result.stdout, result.stderr, result.channel))) > command.limits.output_bytes:
+                raise ValueError("more output than was asked for")
+        with self._lock:
+            self._cpu_s += result.cpu_s
+        return result
+
+    def installation(self, python: Path) -> Installation:
+        """See `Sandbox.installation`; of this machine boxes see nothing."""
+        if (known := self._installations.get(str(python))) is None:
+            facts, _ = self._ask("installation", {"python": str(python)}, (), _GRACE_S)
+            with _understood(self._url):
+                known = Installation(
+                    binds=(),
+                    masks=(),
+                    pytest_plugins=tuple((str(name), str(module)) for name, module in facts["pytest_plugins"]),
+                    version=(int(facts["version"][0]), int(facts["version"][1])),
+                    modules=frozenset(map(str, facts["modules"])),
+                )
+            self._installations[str(python)] = known
+        return known
+
+    def escapes(self, probe: str) -> list[str]:
+        """See `selftest.Elsewhere`."""
+        facts, _ = self._ask("probe", {"probe": probe}, (), _PROBE_S)
+        with _understood(self._url):
+            return [str(what) for what in facts["got"]]
+
+    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
+        """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
+        return self._current().ask(what, facts, blobs, most_s, most)
+
+    def _current(self) -> _Session:
+        """The agent, or a new one when the last has been lost: of all who need it at once one starts it, and its failure is
+        everybody's. Raises SandboxError and TaskError."""
+        with self._lock:
+            if self._session.ours:
+                return self._session
+            attempt = self._attempts.get(os.getpid())
+            mine = attempt is None
+            attempt = self._attempts.setdefault(os.getpid(), Future())
+        if mine:
+            self._reopen(attempt)
+        try:
+            return attempt.result()
+        except CancelledError:  # whoever made the attempt was interrupted, which is nobody else's affair
+            return self._current()
+
+    def _reopen(self, attempt: Future[_Session]) -> None:
+        """Let `attempt` have a new agent, or what went wrong."""
+        opened: _Session | None = None
+        fault: ComposerError | None = None
+        try:
+            opened = self._reopened()
+        except ComposerError as error:
+            fault = error
+        finally:
+            with self._lock:
+                self._session = opened or self._session
+                del self._attempts[os.getpid()]
+            if fault is not None:
+                attempt.set_exception(fault)
+            elif opened is not None:
+                attempt.set_result(opened)
+            else:
+                attempt.cancel()
+
+    def _reopened(self) -> _Session:
+        session, found = self._open()
+        if found == self._there:
+            return session
+        session.leave()
+        raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
+
+    def _open(self) -> tuple[_Session, dict[str, Any]]:
+        session = _Session(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))
+        try:
+            return session, session.ask("open", {}, (), _GRACE_S)[0]
+        except BaseException:
+            session.leave()
+            raise
+
+
+def _isolation(kind: str, host: str, scheme: str, found: Mapping[str, Any]) -> Isolation:
+    there = Isolation(**{**found, "missing": tuple(found["missing"])})
+    open_way = scheme == "http" and host not in ("127.0.0.1", "::1", "localhost")
+    return dataclasses.replace(
+        there,
+        name=kind,
+        network=f"{there.name} there: {there.network}",
+        missing=(*there.missing, *(("secrecy of key, code and results on the way (http)",) if open_way else ())),
+    )
+
+
+@cache
+def _program() -> bytes:
+    """Return the archive of modules that the agent runs from."""
+    return modules_archive("sandbox/remote/agent.py")
+
+
+@cache
+def _loop(_process: int) -> asyncio.AbstractEventLoop:
+    """The running loop of a thread of this process's own: callers may have loops of theirs."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="composer-remote", daemon=True).start()
+    return loop

@@ -1,0 +1,1 @@
+"""How trees, commands and results travel into containers and to other machines."""

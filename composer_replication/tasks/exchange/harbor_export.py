@@ -1,0 +1,136 @@
+"""Export to Harbor task directories (https://harborframework.com/docs/tasks), which are graded without network.
+
+task.toml, instruction.md      what Harbor reads; the verifier gets an environment of its own and of the agent's only /app
+environment/                   Dockerfile and repo/, the task's tree, which becomes /app
+solution/                      solve.sh and files/, copied over /app
+tests/                         test.sh; repo/, task.json with the hidden checks, and grader/, this package's own, so that there is
+                               only one; the agent's container never has this folder
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from composer_replication.sandbox.transfer.import_closure import PACKAGE, import_closure
+from composer_replication.tasks.exchange import harbor_grade
+from composer_replication.tasks.exchange.pins import Pins, pins_of
+from composer_replication.tasks.files import copy_tree, storage_errors
+from composer_replication.tasks.store import Task
+from composer_replication.types import TaskSpec, to_json
+
+__all__ = ["GRADE_FILE", "SPEC_FILE", "export_harbor"]
+
+SPEC_FILE = "task.json"
+GRADE_FILE = "grade.py"
+_ORGANISATION = "composer-replication"
+_LEFT_OUT = frozenset({"sandbox/remote/client.py", "sandbox/remote/server.py"})
+"""Need a library, and are imported only where a box on another machine is asked for."""
+_AGENT_S, _BUILD_S, _VERIFIER_SPARE_S = 1800.0, 900.0, 60.0
+
+_DOCKERFILE = """\
+FROM python:{python}-slim
+RUN python -m pip install --no-cache-dir {requirements}
+ENV PYTHONDONTWRITEBYTECODE=1
+COPY repo /app
+WORKDIR /app
+"""
+_SOLVE = """\
+#!/bin/sh
+set -eu
+cp -R "$(dirname "$0")/files/." /app/
+"""
+_TEST = """\
+#!/bin/sh
+set -eu
+exec python3 -I -B "$(dirname "$0")/grade.py" "$(dirname "$0")" /app /logs/verifier
+"""
+
+
+def export_harbor(tasks: Sequence[Task], out: Path, *, python: Path) -> list[Path]:
+    """Write one directory per task below `out`, replacing those of the same name; returns them.
+
+    Args:
+        python: what the tests run with here; its version and the versions of what the tree declares go into the image.
+
+    Raises:
+        TaskError: a task is damaged, or `python` does not run.
+        StorageError: `out` cannot be written.
+    """
+    written = []
+    for task in tasks:
+        root = out / task.spec.task_id.replace("/", "__")
+        with storage_errors(out):
+            shutil.rmtree(root, ignore_errors=True)
+            for part in ("environment", "solution", "tests"):
+                (root / part).mkdir(parents=True)
+            _write(root, task, pins_of(task.spec, task.repo, python))
+        written.append(root)
+    return written
+
+
+def _write(root: Path, task: Task, pins: Pins) -> None:
+    spec = task.spec
+    (root / "task.toml").write_text(tomli_w.dumps(_config(spec)), "utf-8")
+    (root / "instruction.md").write_text(f"{spec.instruction}\n\nThe repository is in /app.\n", "utf-8")
+    requirements = " ".join(pins.requirements)
+    (root / "environment" / "Dockerfile").write_text(_DOCKERFILE.format(python=pins.python, requirements=requirements), "utf-8")
+    copy_tree(task.repo, root / "environment" / "repo")
+    for path, content in task.gold_files().items():
+        gold = root / "solution" / "files" / path
+        gold.parent.mkdir(parents=True, exist_ok=True)
+        gold.write_bytes(content)
+    _script(root / "solution" / "solve.sh", _SOLVE)
+    _script(root / "tests" / "test.sh", _TEST)
+    (root / "tests" / SPEC_FILE).write_text(json.dumps(to_json(spec), indent=1) + "\n", "utf-8")
+    copy_tree(task.repo, root / "tests" / "repo")
+    shutil.copy(harbor_grade.__file__, root / "tests" / GRADE_FILE)
+    grader = root / "tests" / "grader" / PACKAGE.name
+    for path in _grader_files():
+        (grader / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PACKAGE / path, grader / path)
+
+
+def _grader_files() -> tuple[str, ...]:
+    """Return the files of this package that grade a task: the sandbox, and what it imports."""
+    sandbox = [path.relative_to(PACKAGE).as_posix() for path in (PACKAGE / "sandbox").rglob("*.py")]
+    return import_closure(sandbox, packages=True, left_out=_LEFT_OUT)
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
+    path.chmod(0o755)
+
+
+def _config(spec: TaskSpec) -> dict[str, Any]:
+    lines = sum(deletion.lines for deletion in spec.deleted)
+    return {
+        "schema_version": "1.4",
+        "artifacts": ["/app"],
+        "task": {
+            "name": f"{_ORGANISATION}/{spec.task_id.replace('/', '__')}",
+            "description": spec.instruction,
+            "keywords": ["python", "feature-deletion"],
+        },
+        "metadata": {
+            "source": spec.source,
+            "source_digest": spec.source_digest,
+            "deleted": [f"{deletion.path}::{deletion.qualname}" for deletion in spec.deleted],
+            "deleted_lines": lines,
+            "fail_to_pass": len(spec.fail_to_pass),
+            "pass_to_pass": len(spec.pass_to_pass),
+        },
+        "verifier": {
+            # tests and held-out calls; what was killed from outside is run again
+            "timeout_sec": (4 if spec.hidden.calls else 2) * spec.test_timeout_s + _VERIFIER_SPARE_S,
+            "environment_mode": "separate",
+            "network_mode": "no-network",
+        },
+        "agent": {"timeout_sec": _AGENT_S},
+        "environment": {"build_timeout_sec": _BUILD_S, "network_mode": "no-network"},
+    }

@@ -1,0 +1,272 @@
+"""The second source: SWE-bench-style instances, turned into tasks by reverting their gold patch.
+
+A row says which commit of a repository a patch solved an issue in, and which tests tell (`patch`, `test_patch`, `FAIL_TO_PASS`,
+`PASS_TO_PASS`; 2310.06770, section 2). Its tree with both patches is the solved one; the task's is the same without the gold
+patch, its tests in place. That is a reversion, not a feature deletion, and `provenance` says so. What a row claims about its
+tests is believed only as far as real runs confirm it here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from composer_replication.languages.python.functions import Skipped
+from composer_replication.sandbox import open_sandbox
+from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.opening import far_python
+from composer_replication.sandbox.protocol import Sandbox
+from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.files import storage_errors, write_whole
+from composer_replication.tasks.held_out.checks import numbers_of
+from composer_replication.tasks.held_out.solution_checks import checks_of_solution
+from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
+from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
+from composer_replication.tasks.sources.layout import guess_layout
+from composer_replication.tasks.sources.source import Source, digest_of, fetch_source
+from composer_replication.tasks.store import Task, load_task, publish_task, write_task
+from composer_replication.types import Outcome, TaskSpec, Unscored
+from composer_replication.types.errors import SandboxError, SourceError, TaskError, one_of
+
+__all__ = ["Instance", "build_instances", "read_instances", "revert", "task_id_of"]
+
+_COLUMNS = ("instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "problem_statement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One row."""
+
+    instance_id: str
+    repo: str
+    base_commit: str
+    patch: str
+    test_patch: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    problem_statement: str
+
+
+def read_instances(file: Path) -> Iterator[Instance]:
+    """The rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
+
+    Raises:
+        SourceError: the file cannot be read, or a row lacks a column.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{file} cannot be read: {error}", fix="name a JSONL file with the columns of SWE-bench") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            values = {name.lower(): row[name] for name in _COLUMNS}
+            for name in ("fail_to_pass", "pass_to_pass"):
+                tests = json.loads(values[name]) if isinstance(values[name], str) else values[name]
+                values[name] = tuple(map(str, tests))
+            yield Instance(repo=str(row.get("repo", "")), **values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourceError(
+                f"{file}:{number} is no instance ({error!r})", fix=f"each row needs the columns {', '.join(_COLUMNS)}"
+            ) from error
+
+
+def build_instances(
+    file: Path, out: Path, *, only: str = "", checkout: str = "", options: BuildOptions, progress: Progress
+) -> tuple[list[Task], list[Skipped]]:
+    """The tasks of a file's instances below `out`, and why others are none; those already there are not built again.
+
+    Args:
+        only: the id of one instance; empty for all.
+        checkout: as in `revert`; the row's `repo` when empty.
+        options: of these, `max_tasks`, `python`, `sandbox`, `task_timeout_s` and `allow_credentials` count.
+
+    Raises:
+        SourceError: there is no such file or instance.
+        SandboxError: no sandbox is available, or the box broke.
+        StorageError: `out` cannot be written.
+    """
+    known = list(read_instances(file))
+    instances = [instance for instance in known if only in ("", instance.instance_id)]
+    if not known:
+        raise SourceError(f"{file} has no instance", fix="name a JSONL file with the columns of SWE-bench")
+    if not instances:
+        raise SourceError(f"{file} has no instance {only}", fix=one_of(only, (instance.instance_id for instance in known)))
+    sandbox = open_sandbox(options.sandbox)
+    python = (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
+    tasks: list[Task] = []
+    dropped: list[Skipped] = []
+    for instance in instances:
+        progress(BuildEvent("validating", len(tasks) + len(dropped), len(instances), len(tasks), options.max_tasks, len(dropped)))
+        if len(tasks) == options.max_tasks:
+            break
+        try:
+            tasks.append(
+                _built(out / task_id_of(instance))
+                or revert(instance, checkout or instance.repo, out, sandbox=sandbox, python=python, options=options)
+            )
+        except SourceError as error:
+            dropped.append(Skipped(instance.instance_id, error.message))
+    record = {
+        "source": file.name,
+        "python": str(python),
+        "tasks": [task.spec.task_id for task in tasks],
+        "dropped": [asdict(entry) for entry in dropped],
+    }
+    write_whole(out / "build.json", json.dumps(record, indent=1).encode() + b"\n")
+    return tasks, dropped
+
+
+def _built(root: Path) -> Task | None:
+    """The intact task at `root`, from an earlier call."""
+    try:
+        return load_task(root)
+    except TaskError:
+        return None
+
+
+def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, python: Path, options: BuildOptions) -> Task:
+    """Write the task of one instance below `out`, proven with the grader: gold code 1 and untouched tree 0, twice each.
+
+    Pass-to-pass tests that do not pass every time are left out, and what remains is proven again, with its hidden checks.
+
+    Args:
+        checkout: a git URL, or the path of a repository that has the commit.
+
+    Raises:
+        SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
+            code around it holds credentials, or a fail-to-pass test or hidden check does not hold every time.
+        SandboxError: the box broke.
+        StorageError: the task cannot be written.
+    """
+    with scratch_folder() as scratch:
+        url = Path(checkout).resolve().as_uri() if Path(checkout).is_dir() else checkout
+        source = fetch_source(f"{url}@{instance.base_commit}", scratch / "solved")
+        _apply(source.tree, instance.test_patch, f"the test patch of {instance.instance_id}")
+        paths = _paths(instance)
+        before = {path: _content(source.tree / path) for path in paths}
+        _apply(source.tree, instance.patch, f"the patch of {instance.instance_id}")
+        gone = [path for path in paths if not (source.tree / path).is_file()]
+        if gone or not paths:
+            what = f"removes {gone[0]}" if gone else "changes no file"
+            raise SourceError(f"the patch of {instance.instance_id} {what}", fix="leave the instance out: it cannot be reverted")
+        spec = _spec(instance, source, paths, options.task_timeout_s)
+        _refuse_credentials(instance, source.tree, options.allow_credentials)
+        facts: dict[str, Any] = {
+            "kind": "reversion of a gold patch",
+            "instance_id": instance.instance_id,
+            "base_commit": instance.base_commit,
+            "fail_to_pass_claimed": len(instance.fail_to_pass),
+            "pass_to_pass_claimed": len(instance.pass_to_pass),
+        }
+        staged = out / ".build" / "staged" / spec.task_id
+        task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts | {"flaky_tests": 0})
+        unsteady = _prove(task, sandbox, python)
+        spec = replace(spec, pass_to_pass=tuple(i for i in spec.pass_to_pass if i not in unsteady))
+        spec = replace(spec, hidden=checks_of_solution(spec, task.repo, task.gold_files(), sandbox=sandbox, python=python))
+        facts |= {"flaky_tests": len(unsteady), **numbers_of(spec.hidden)}
+        if spec != task.spec:
+            task = write_task(spec, staged, pristine=source.tree, deleted=before, provenance=facts)
+            _prove(task, sandbox, python)
+        publish_task(staged, out / spec.task_id)
+    return load_task(out / spec.task_id)
+
+
+def _refuse_credentials(instance: Instance, tree: Path, allowed: tuple[str, ...]) -> None:
+    """Raises SourceError when a line of the patch holds what looks like one, or the code beside it one for certain."""
+    found, added = find_credentials(tree, allowed), set(instance.patch.split("\n"))
+    for credential in found:
+        if f"+{_line(tree, credential)}" in added:
+            raise SourceError(
+                f"the patch of {instance.instance_id} holds a credential: {credential}",
+                fix=f"leave the instance out; if it is made up: --allow-credentials {credential.path}",
+            )
+    refuse_credentials(found, guess_layout(tree).tests, f"the tree of {instance.instance_id}")
+
+
+def _line(tree: Path, credential: Credential) -> str:
+    return (tree / credential.path).read_bytes().decode(errors="replace").split("\n")[credential.line - 1]
+
+
+def task_id_of(instance: Instance) -> str:
+    """The instance's id, fit for a folder's name. Raises SourceError for one of which nothing is left."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
+    if not name.strip(".-"):
+        raise SourceError(f"{instance.instance_id!r} is no name for a task", fix="give the instance another id")
+    return name
+
+
+def _paths(instance: Instance) -> list[str]:
+    """What the gold patch touches, and where it takes files from."""
+    names = re.findall(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", instance.patch, flags=re.MULTILINE)
+    return sorted(set(names))
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _apply(tree: Path, patch: str, what: str) -> None:
+    if not patch.strip():
+        return
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    with storage_errors(tree):
+        done = subprocess.run(
+            ["git", "apply", "--whitespace=nowarn", "-"], cwd=tree, input=patch.encode(), capture_output=True, env=environment
+        )
+    if done.returncode != 0:
+        said = (done.stderr.decode(errors="replace").strip().splitlines() or ["git gave no reason"])[0]
+        raise SourceError(f"{what} does not apply: {said}", fix="check base_commit and the checkout")
+
+
+def _spec(instance: Instance, source: Source, paths: list[str], timeout_s: float) -> TaskSpec:
+    layout = guess_layout(source.tree)
+    named = {test_id.partition("::")[0] for test_id in (*instance.fail_to_pass, *instance.pass_to_pass)}
+    return TaskSpec(
+        task_id=task_id_of(instance),
+        source=f"{instance.repo or source.name}@{instance.base_commit}",
+        source_digest=digest_of(source.tree),
+        instruction=instance.problem_statement.strip(),
+        deleted=(),
+        fail_to_pass=tuple(sorted(instance.fail_to_pass)),
+        pass_to_pass=tuple(sorted(instance.pass_to_pass)),
+        editable=tuple(dict.fromkeys([*layout.editable, *(p for p in paths if p not in named)])),
+        python_path=layout.python_path,
+        test_timeout_s=timeout_s,
+    )
+
+
+def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
+    """Grade the gold code and the untouched tree, twice each; the pass-to-pass tests that did not always pass.
+
+    Raises:
+        SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.
+        SandboxError: the box broke.
+    """
+    spec, unsteady = task.spec, set[str]()
+    for files in (task.gold_files(), {}) * 2:
+        report = grade(spec, task.repo, files, sandbox=sandbox, python=python)
+        if isinstance(report.reward, Unscored):
+            raise SandboxError(f"instance {spec.task_id} could not be graded: {report.reward.reason}")
+        passed = {i for i, outcome in report.outcomes.items() if outcome is Outcome.PASSED}
+        wrong = [i for i in spec.fail_to_pass if (i in passed) is not bool(files)]
+        if wrong or not spec.fail_to_pass:
+            what = "does not pass with" if files else "passes without"
+            found = f"{wrong[0]} {what} its patch" if wrong else "it names no fail-to-pass test"
+            raise SourceError(
+                f"instance {spec.task_id} does not hold here: {found}",
+                fix="name an interpreter that has what its tests need: --python PATH",
+            )
+        if files and report.hidden_broken:
+            raise SourceError(f"instance {spec.task_id} does not hold here: {report.reasons[0]}", fix="leave the instance out")
+        unsteady |= set(spec.pass_to_pass) - passed
+    return frozenset(unsteady)

@@ -1,0 +1,1 @@
+"""Which functions to delete, and which tests the agent sees."""

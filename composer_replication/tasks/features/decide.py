@@ -1,0 +1,162 @@
+"""Deciding candidates: in a fixed order, a few at once, each once, whatever interrupts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from composer_replication.languages.python.functions import Skipped
+from composer_replication.tasks.features.select import Candidate
+from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
+from composer_replication.tasks.proofs.validate import Validator, Verdict
+from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
+from composer_replication.tasks.store import load_task, publish_task
+from composer_replication.types.errors import TaskError
+
+__all__ = ["VERDICTS", "Decider"]
+
+VERDICTS = "verdicts.jsonl"
+"""The file of a build's state with a line for each decided candidate."""
+
+
+class Decider:
+    """Decides candidates in order with a few threads, and publishes tasks as their turn comes.
+
+    Args:
+        out: where tasks are published.
+        state: where verdicts are kept; those of an earlier, interrupted call are used again.
+        deadline: of `time.monotonic()`, after which no candidate is begun.
+
+    Raises:
+        TaskError: `state` is another release's.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        state: Path,
+        *,
+        validator: Validator,
+        candidates: list[Candidate],
+        options: BuildOptions,
+        tell: Progress,
+        deadline: float | None,
+    ) -> None:
+        self._out, self._state, self._validator, self._candidates = out, state, validator, candidates
+        self._options, self._tell, self._deadline = options, tell, deadline
+        self.tasks: list[str] = []
+        self.dropped: list[Skipped] = []
+        self.without_calls = 0
+        self._verdicts_file = state / VERDICTS
+        self._known = {verdict.candidate: verdict for verdict in self._read_verdicts()}
+        self._most = None if options.max_tasks is None else max(options.max_tasks, self._already_there())
+
+    def decide_all(self) -> str:
+        """Returns why candidates are left: `max_tasks`, `budget` or nothing.
+
+        Raises:
+            SandboxError: the box broke.
+            StorageError: a task or verdict cannot be written.
+        """
+        stopped = self._decide()
+        shutil.rmtree(self._validator.staging, ignore_errors=True)
+        return stopped
+
+    def _decide(self) -> str:
+        for verdict in self._verdicts():
+            if verdict is None:
+                return "budget"
+            if verdict.dropped:
+                self.dropped.append(Skipped(verdict.candidate, verdict.dropped))
+            else:
+                self._publish(verdict.task_id)
+                self.tasks.append(verdict.task_id)
+                self.without_calls += verdict.held_out_calls == 0
+            self._report()
+            if len(self.tasks) == self._most:
+                return "" if len(self.tasks) + len(self.dropped) == len(self._candidates) else "max_tasks"
+        return ""
+
+    def _already_there(self) -> int:
+        """Tasks up to the last one that an earlier call published: fewer cannot be asked for, since none is taken away."""
+        known = [verdict for c in self._candidates if (verdict := self._known.get(c.key)) and not verdict.dropped]
+        return max((n for n, verdict in enumerate(known, 1) if (self._out / verdict.task_id).exists()), default=0)
+
+    def _verdicts(self) -> Iterator[Verdict | None]:
+        """In order of candidates; None when the budget ends before one is begun."""
+        self._report()
+        waiting: deque[Future[Verdict] | Verdict | None] = deque()
+        upcoming = iter(self._candidates)
+        executor = ThreadPoolExecutor(self._options.jobs, thread_name_prefix="validate")
+        try:
+            while True:
+                while len(waiting) < 2 * self._options.jobs and (candidate := next(upcoming, None)) is not None:
+                    waiting.append(self._begin(executor, candidate))
+                if not waiting:
+                    return
+                head = waiting.popleft()
+                if isinstance(head, Future):
+                    head = head.result()
+                    self._remember(head)
+                yield head
+        finally:
+            executor.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, executor: ThreadPoolExecutor, candidate: Candidate) -> Future[Verdict] | Verdict | None:
+        known = self._known.get(candidate.key)
+        if known is not None and (known.dropped or self._is_intact(known.task_id)):
+            return known
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return None
+        return executor.submit(self._validator.validate, candidate)
+
+    def _is_intact(self, task_id: str) -> bool:
+        for folder in (self._out, self._validator.staging):
+            if (folder / task_id).exists():
+                try:
+                    load_task(folder / task_id)
+                except TaskError:
+                    continue
+                return True
+        return False
+
+    def _publish(self, task_id: str) -> None:
+        staged = self._validator.staging / task_id
+        if staged.exists():
+            publish_task(staged, self._out / task_id)
+
+    def _remember(self, verdict: Verdict) -> None:
+        line = json.dumps(verdict.to_json()) + "\n"
+        with storage_errors(self._state), self._verdicts_file.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def _read_verdicts(self) -> Iterator[Verdict]:
+        """Decided candidates; a last line that a killed build left torn is cut off. Raises TaskError for another release's."""
+        if not self._verdicts_file.exists():
+            return
+        data = self._verdicts_file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            write_whole(self._verdicts_file, whole)
+        for line in whole.splitlines():
+            try:
+                yield Verdict(**json.loads(line))
+            except (TypeError, ValueError) as error:
+                raise foreign_state(self._verdicts_file) from error
+
+    def _report(self) -> None:
+        self._tell(
+            BuildEvent(
+                "validating",
+                done=len(self.tasks) + len(self.dropped),
+                total=len(self._candidates),
+                tasks=len(self.tasks),
+                wanted=self._most,
+                dropped=len(self.dropped),
+            )
+        )

@@ -1,0 +1,168 @@
+"""What to delete: functions that tests cover, alone, in groups that belong together, or as whole features."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from composer_replication.languages.python.functions import Function, Skipped
+from composer_replication.sandbox.grading.pytest_run import CoverageByTest
+from composer_replication.tasks.features.difficulty import difficulty_of
+
+__all__ = ["Candidate", "Wanted", "choose_candidates", "covering_tests"]
+
+_MOST_IN_COMMON = 0.8
+"""Groups with a greater share of their functions in common (Jaccard) are the same exercise twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Functions to delete together, and the tests that run at least one of their bodies."""
+
+    functions: tuple[Function, ...]
+    """The feature first, then its helpers or siblings."""
+    tests: frozenset[str]
+
+    @property
+    def key(self) -> str:
+        """Names the same deletion in every build of the same tree."""
+        return " ".join(sorted(function.key for function in self.functions))
+
+    @property
+    def difficulty(self) -> float:
+        """See `difficulty_of`."""
+        return difficulty_of(self.functions, len(self.tests))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which deletions are asked for."""
+
+    fewest: int = 1
+    most: int = 1
+    """Functions deleted together."""
+    whole_features: bool = False
+    """Every function that only the feature's tests reach, however many files it takes, instead of the closest few."""
+    easiest: float = 0.0
+    hardest: float = 1.0
+    """Bounds of the difficulty."""
+
+
+def covering_tests(function: Function, coverage: CoverageByTest, passing: Set[str]) -> frozenset[str]:
+    """The tests among `passing` that execute a line of the function's body."""
+    lines = coverage.get(function.path, {})
+    found = (lines.get(line, frozenset()) for line in range(function.first_line, function.last_line + 1))
+    return frozenset().union(*found) & passing
+
+
+def choose_candidates(
+    functions: Sequence[Function], coverage: CoverageByTest, passing: Set[str], *, wanted: Wanted | None = None, seed: int = 0
+) -> tuple[list[Candidate], list[Skipped]]:
+    """For each covered function and each size asked for, the function with those that belong to it.
+
+    A function's group holds its helpers (functions whose covering tests are a subset of its own, in any file) and its siblings
+    (functions of the same class or module that share covering tests); those closest in the call graph come first. Sizes
+    alternate and the order within a size is drawn with `seed`, so that any number of first candidates is a fair mix.
+    """
+    wanted = wanted or Wanted()
+    covers = {function.key: covering_tests(function, coverage, passing) for function in functions}
+    skipped = [Skipped(function.key, "no passing test runs its body") for function in functions if not covers[function.key]]
+    covered = [function for function in functions if covers[function.key]]
+    rng = random.Random(seed)
+    by_size: list[list[Candidate]] = []
+    sizes = _groups(covered, covers, wanted)
+    grouped = {member.key for groups in sizes for group in groups for member in group}
+    skipped += [Skipped(f.key, "in no group of the size asked for (--size)") for f in covered if f.key not in grouped]
+    for groups in sizes:
+        chosen = [
+            Candidate(functions=group, tests=frozenset().union(*(covers[member.key] for member in group))) for group in groups
+        ]
+        rng.shuffle(chosen)
+        by_size.append(chosen)
+    mixed = [candidate for row in zip_longest(*by_size) for candidate in row if candidate is not None]
+    return _without_repeats(mixed, wanted, skipped), skipped
+
+
+def _groups(
+    covered: Sequence[Function], covers: Mapping[str, frozenset[str]], wanted: Wanted
+) -> list[list[tuple[Function, ...]]]:
+    """Distinct groups, one list for each size."""
+    seen: set[frozenset[str]] = set()
+    sizes: dict[int, list[tuple[Function, ...]]] = {size: [] for size in range(wanted.fewest, wanted.most + 1)}
+    graph = _call_graph(covered)
+    for function in covered:
+        alone = wanted.most == 1 and not wanted.whole_features
+        companions = [] if alone else _companions(function, covered, covers, graph, wanted)
+        found = range(wanted.fewest, min(wanted.most, len(companions) + 1) + 1)
+        for size in [len(companions) + 1] if wanted.whole_features else found:
+            group = (function, *companions[: size - 1])
+            names = frozenset(member.key for member in group)
+            if size in sizes and names not in seen:
+                seen.add(names)
+                sizes[size].append(group)
+    return list(sizes.values())
+
+
+def _companions(
+    feature: Function,
+    covered: Sequence[Function],
+    covers: Mapping[str, frozenset[str]],
+    graph: Mapping[str, Set[str]],
+    wanted: Wanted,
+) -> list[Function]:
+    """Helpers and, unless whole features are wanted, siblings of `feature`, closest first."""
+    own = covers[feature.key]
+    scope = feature.qualname.rpartition(".")[0]
+    distance = _distances(feature.key, graph)
+    ranked = []
+    for other in covered:
+        theirs = covers[other.key]
+        sibling = other.path == feature.path and other.qualname.rpartition(".")[0] == scope
+        helper = theirs <= own
+        if other is feature or not (helper or (sibling and theirs & own and not wanted.whole_features)):
+            continue
+        overlap = len(theirs & own) / len(theirs | own)
+        ranked.append(((distance.get(other.key, len(covered)), not helper, not sibling, -overlap, other.key), other))
+    return [other for _, other in sorted(ranked, key=lambda item: item[0])]
+
+
+def _call_graph(functions: Sequence[Function]) -> dict[str, frozenset[str]]:
+    """Key -> keys of the functions it may call: calls are known by their last name only."""
+    named: dict[str, set[str]] = {}
+    for function in functions:
+        named.setdefault(function.qualname.rpartition(".")[2], set()).add(function.key)
+    return {function.key: frozenset().union(*(named.get(name, ()) for name in function.calls)) for function in functions}
+
+
+def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
+    """Steps from `start` in the call graph, of what can be reached."""
+    found = {start: 0}
+    frontier = {start}
+    step = 0
+    while frontier:
+        step += 1
+        frontier = set().union(*(graph[key] for key in frontier)) - found.keys()
+        found.update(dict.fromkeys(frontier, step))
+    return found
+
+
+def _without_repeats(candidates: Sequence[Candidate], wanted: Wanted, skipped: list[Skipped]) -> list[Candidate]:
+    """Those of the wanted difficulty, and of groups with nearly the same functions the first; the others go to `skipped`."""
+    kept: list[Candidate] = []
+    holders: dict[str, list[int]] = {}
+    for candidate in candidates:
+        if not wanted.easiest <= candidate.difficulty <= wanted.hardest:
+            skipped.append(Skipped(candidate.key, "easier or harder than asked for"))
+            continue
+        size = len(candidate.functions)
+        common = Counter(number for function in candidate.functions for number in holders.get(function.key, ()))
+        if any(n >= _MOST_IN_COMMON * (size + len(kept[i].functions) - n) for i, n in common.items()):
+            skipped.append(Skipped(candidate.key, "nearly the functions of another group"))
+            continue
+        for function in candidate.functions:
+            holders.setdefault(function.key, []).append(len(kept))
+        kept.append(candidate)
+    return kept

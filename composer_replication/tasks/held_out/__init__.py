@@ -1,0 +1,1 @@
+"""Checks that a grader runs and the agent never sees."""

@@ -1,0 +1,90 @@
+"""Hidden checks for tasks that come with a solution instead of being deleted here: asked of what the solution changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from composer_replication.languages.python.delete import body_of
+from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
+from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.files import copy_tree, storage_errors
+from composer_replication.tasks.held_out.checks import make_hidden_book, prove_calls, without_broken
+from composer_replication.tasks.sources.layout import Layout, guess_layout
+from composer_replication.types import TaskSpec, Unscored
+from composer_replication.types.errors import SandboxError, SourceError
+from composer_replication.types.held_out_checks import HeldOutChecks
+
+__all__ = ["checks_of_solution"]
+
+
+def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *, sandbox: Sandbox, python: Path) -> HeldOutChecks:
+    """What the solved tree satisfies, and as far as it is a call, the tree `repo` without the solution does not.
+
+    Args:
+        spec: the task, whose tests are known to hold.
+        gold: the solution, by POSIX path.
+
+    Returns:
+        None of a kind where the tests call no function with arguments that can be written down, or have no expectation to turn
+        around; none at all where no Python package is found in the tree.
+
+    Raises:
+        SandboxError: the box broke.
+        StorageError: the solved tree cannot be written.
+    """
+    with scratch_folder() as scratch:
+        solved = scratch / "solved"
+        copy_tree(repo, solved)
+        with storage_errors(solved):
+            for path, content in gold.items():
+                (solved / path).parent.mkdir(parents=True, exist_ok=True)
+                (solved / path).write_bytes(content)
+        try:
+            layout = _layout(spec, solved)
+        except SourceError:
+            return HeldOutChecks()
+        tests = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
+        book = make_hidden_book(
+            sandbox, solved, python=python, layout=layout, passing=tests, timeout_s=spec.test_timeout_s, seed=0
+        )
+    checks = book.for_task(_changed(repo, gold), frozenset(spec.fail_to_pass), seed=spec.task_id)
+    limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
+    if checks.calls:
+        tree = Tree(base=repo)
+        checks = prove_calls(checks, sandbox, tree, python=python, python_path=spec.python_path, limits=limits)
+    while checks != HeldOutChecks():
+        report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
+        if isinstance(report.reward, Unscored):
+            raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
+        if not report.hidden_broken:
+            break
+        checks = without_broken(checks, report.hidden_broken)
+    return checks
+
+
+def _layout(spec: TaskSpec, solved: Path) -> Layout:
+    """Of the task's own tests only, and of sources that a submission may change. Raises SourceError."""
+    layout = guess_layout(solved)
+    tests = {test_id.partition("::")[0] for test_id in (*spec.fail_to_pass, *spec.pass_to_pass)}
+    sources = tuple(path for path in layout.sources if is_editable(spec, path))
+    return replace(layout, tests=tuple(sorted(tests)), sources=sources, python_path=spec.python_path)
+
+
+def _changed(repo: Path, gold: Mapping[str, bytes]) -> list[Function]:
+    """The functions whose bodies the solution brings or changes; where there are none, all of the files that it changes."""
+    found: list[Function] = []
+    everything: list[Function] = []
+    for path, content in gold.items():
+        if not path.endswith(".py"):
+            continue
+        source = (repo / path).read_bytes() if (repo / path).is_file() else b""
+        before = {function.key: body_of(source, function) for function in find_functions(path, source)[0]}
+        functions = find_functions(path, content)[0]
+        found += [function for function in functions if before.get(function.key) != body_of(content, function)]
+        everything += functions
+    return found or everything

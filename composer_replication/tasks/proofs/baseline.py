@@ -1,0 +1,173 @@
+"""The intact project: do its tests pass, twice, and which lines does each of them run?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from composer_replication.sandbox.grading.pytest_run import CoverageByTest, TestRun, run_pytest, run_pytest_with_coverage
+from composer_replication.sandbox.protocol import Command, Ending, Limits, Sandbox, Tree
+from composer_replication.tasks.sources.layout import Layout
+from composer_replication.types import Outcome
+from composer_replication.types.errors import SourceError
+
+__all__ = ["Baseline", "baseline_from_json", "baseline_to_json", "measure_baseline"]
+
+_MIN_PASSING = 0.5
+_NAMED = 3
+_PYTEST_FOUND_NOTHING = 5
+_NEUTRAL = frozenset({Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What the project's own tests do before anything is deleted."""
+
+    passing: frozenset[str]
+    """Ids that passed in both runs."""
+    flaky: tuple[str, ...]
+    """Ids that passed in one of them only."""
+    failing: tuple[str, ...]
+    """Ids that failed, and files that could not be imported, as `id: why`."""
+    skipped: int
+    coverage: CoverageByTest
+    """Of the sources only."""
+
+
+def measure_baseline(
+    sandbox: Sandbox, tree: Path, *, python: Path, layout: Layout, timeout_s: float, installed: bool = False
+) -> Baseline:
+    """Run all tests twice, once with coverage per test.
+
+    Args:
+        timeout_s: wall-clock and CPU limit of each run, in seconds.
+        installed: the project's dependencies were installed for this build, so that is no longer the advice.
+
+    Raises:
+        SourceError: the tests hang, are absent, or fewer than half of them pass.
+        SandboxError: the box broke.
+        TaskError: `python` has no pytest or no coverage.
+    """
+    limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)
+    whole = Tree(base=tree)
+    first, coverage = run_pytest_with_coverage(
+        sandbox, whole, python=python, python_path=layout.python_path, limits=limits, extra_args=layout.tests
+    )
+    _check_ending(first, limits)
+    if not first.outcomes and not first.collect_errors:
+        raise _nothing_ran(sandbox, whole, python, layout)
+    second = run_pytest(
+        sandbox, whole, python=python, test_ids=(), python_path=layout.python_path, limits=limits, extra_args=layout.tests
+    )
+    _check_ending(second, limits)
+    ids = {test_id for test_id in (*first.outcomes, *second.outcomes) if _is_usable(test_id, layout)}
+    passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second)]
+    failing = [f"{i}: {first.failures.get(i, o)}" for i, o in first.outcomes.items() if o not in (Outcome.PASSED, *_NEUTRAL)]
+    baseline = Baseline(
+        passing=frozenset(passed[0] & passed[1]),
+        flaky=tuple(sorted(passed[0] ^ passed[1])),
+        failing=(*first.collect_errors, *sorted(failing)),
+        skipped=sum(outcome in _NEUTRAL for outcome in first.outcomes.values()),
+        coverage={path: lines for path, lines in coverage.items() if path in layout.sources},
+    )
+    _check_health(baseline, python, installed)
+    return baseline
+
+
+def _is_usable(test_id: str, layout: Layout) -> bool:
+    """False for doctests of the sources themselves, whose file the agent may edit, and ids that cannot be written down."""
+    return test_id.partition("::")[0] not in layout.sources and "\0" not in test_id and test_id.isprintable()
+
+
+def _check_ending(run: TestRun, limits: Limits) -> None:
+    match run.ending:
+        case Ending.EXITED:
+            return
+        case Ending.TIMEOUT:
+            message = f"the project's tests did not finish within {limits.wall_s:g} s"
+            fix = "raise --timeout SECONDS, or name fewer tests with --tests PATH"
+        case Ending.OUT_OF_MEMORY:
+            message, fix = f"the project's tests need more than {limits.memory_mb} MB of memory", "name fewer tests: --tests PATH"
+        case Ending.OUTPUT_LIMIT:
+            message, fix = f"the project's tests write more than {limits.disk_mb} MB to disk", "name fewer tests: --tests PATH"
+        case _:
+            message, fix = f"the project's tests crash (exit status {run.returncode})", "name other tests: --tests PATH"
+    raise SourceError(message, fix=fix)
+
+
+def _nothing_ran(sandbox: Sandbox, tree: Tree, python: Path, layout: Layout) -> SourceError:
+    """Ask pytest itself, in plain words, why there is not a single outcome."""
+    argv = (str(python), "-s", "-B", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *layout.tests)
+    result = sandbox.run(tree, Command(argv=argv, python=python, env={"PYTHONPATH": ":".join(layout.python_path)}))
+    lines = [line.strip() for line in (result.stdout + b"\n" + result.stderr).decode(errors="replace").splitlines()]
+    said = [line for line in lines if line]
+    if result.returncode in (0, _PYTEST_FOUND_NOTHING) or not said:
+        return SourceError("pytest found no test that runs in the project", fix="name the tests: --tests PATH")
+    return SourceError(
+        f"pytest stopped before any test: {said[-1]}",
+        fix=f"name an interpreter whose pytest and plugins suit the project (this is {python}): --python PATH",
+    )
+
+
+def _check_health(baseline: Baseline, python: Path, installed: bool) -> None:
+    passing, failing = len(baseline.passing), len(baseline.failing)
+    if passing and passing >= _MIN_PASSING * (passing + failing + len(baseline.flaky)):
+        if not baseline.coverage:
+            raise SourceError(
+                "the project's tests pass but run none of the package's lines",
+                fix="name the package that they test: --package PATH",
+            )
+        return
+    if not passing and not failing:
+        raise SourceError("pytest found no test that runs in the project", fix="name the tests: --tests PATH")
+    shown = "".join(f"\n  {line}" for line in baseline.failing[:_NAMED])
+    more = f"\n  and {failing - _NAMED} more" if failing > _NAMED else ""
+    unsteady = f", {len(baseline.flaky)} pass only sometimes" if baseline.flaky else ""
+    message = f"{passing} of the project's tests pass, {failing} fail or cannot be imported{unsteady}:{shown}{more}"
+    raise SourceError(message, fix=_advice(baseline.failing, python, installed))
+
+
+def _advice(failing: Iterable[str], python: Path, installed: bool) -> str:
+    modules = dict.fromkeys(name for line in failing for name in re.findall(r"No module named '([^']+)'", line))
+    if not modules:
+        return "make the tests pass on a machine without network, or name those that do: --tests PATH"
+    missing = f"{python} lacks {', '.join(list(modules)[:5])}: "
+    if installed:
+        return f"{missing}the project does not declare it; {python} -m pip install {' '.join(modules)}, then build again"
+    return missing + "name an interpreter that has the project's dependencies with --python PATH, or install them with --install"
+
+
+def baseline_to_json(baseline: Baseline) -> dict[str, Any]:
+    """Plain data; each set of tests is written once."""
+    ids = sorted(baseline.passing | {i for lines in baseline.coverage.values() for tests in lines.values() for i in tests})
+    number = {test_id: n for n, test_id in enumerate(ids)}
+    sets: dict[frozenset[str], int] = {}
+    files = {
+        path: {str(line): sets.setdefault(tests, len(sets)) for line, tests in sorted(lines.items())}
+        for path, lines in sorted(baseline.coverage.items())
+    }
+    return {
+        "ids": ids,
+        "passing": [number[i] for i in sorted(baseline.passing)],
+        "flaky": list(baseline.flaky),
+        "failing": list(baseline.failing),
+        "skipped": baseline.skipped,
+        "sets": [sorted(number[i] for i in tests) for tests in sets],
+        "files": files,
+    }
+
+
+def baseline_from_json(data: dict[str, Any]) -> Baseline:
+    """Inverse of `baseline_to_json`. Raises KeyError, IndexError or TypeError on a record of another shape."""
+    ids: Sequence[str] = data["ids"]
+    sets = [frozenset(ids[n] for n in numbers) for numbers in data["sets"]]
+    return Baseline(
+        passing=frozenset(ids[n] for n in data["passing"]),
+        flaky=tuple(data["flaky"]),
+        failing=tuple(data["failing"]),
+        skipped=data["skipped"],
+        coverage={path: {int(line): sets[n] for line, n in lines.items()} for path, lines in data["files"].items()},
+    )

@@ -1,0 +1,178 @@
+"""Leaks: the deleted code elsewhere in what the agent can see.
+
+Texts are compared as sequences of words and operators, without comments and brackets, so a copy in another layout is found too.
+A sibling that merely resembles the deleted code is no leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
+searched for.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from composer_replication.sandbox.protocol import Command, Sandbox, Tree
+from composer_replication.tasks.files import tree_files
+from composer_replication.tasks.sources.source import is_litter
+from composer_replication.types.errors import SandboxError
+
+__all__ = ["LeakScanner", "body_shingles", "gives_away", "installed_copies", "vendored_copies"]
+
+_SHINGLE = 6
+_MIN_TOKENS = 12
+_SHARE = 0.85
+"""A file that holds this share of a body's runs of `_SHINGLE` tokens holds the body."""
+_MAX_BYTES = 8 << 20
+_TOKEN = re.compile(r"\w+|[-+*/%<>=!&|^~@]+")
+_COMMENT = re.compile(r"#[^\n]*")
+_INSTALLED = """
+import importlib.util, json, os, sys
+root = os.getcwd()
+sys.path[:] = [p for p in sys.path if p and not os.path.abspath(p).startswith(root)]
+found = {}
+for name in json.load(sys.stdin):
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        continue
+    if spec is not None:
+        found[name] = spec.origin or ", ".join(spec.submodule_search_locations or [])
+os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
+"""
+_VENDORED = """
+import json, os, sys
+names = json.load(sys.stdin)
+found = {}
+for top in sys.path:
+    for folder, inner, _ in os.walk(top) if os.path.basename(top) in ("site-packages", "dist-packages") else ():
+        inner[:] = [name for name in inner if name != "__pycache__"]
+        if os.path.basename(folder) in ("_vendor", "vendor", "_vendored", "vendored", "_extern", "extern"):
+            for name in names:
+                place = os.path.join(folder, *name.split("."))
+                if os.path.isfile(place + ".py") or os.path.isdir(place):
+                    found.setdefault(name, place)
+os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(found).encode())
+"""
+
+
+class LeakScanner:
+    """Looks for deleted bodies in the files of one tree, archives and notebooks included. The tree is read once."""
+
+    def __init__(self, tree: Path) -> None:
+        self._files = tree_files(tree)
+        self._litter = next((path for path in self._files if is_litter(path)), None)
+        self._holders: dict[int, list[int]] = {}
+        for number, path in enumerate(self._files):
+            for shingle in _shingles(_texts(path, (tree / path).read_bytes())):
+                self._holders.setdefault(shingle, []).append(number)
+
+    def find(self, bodies: Iterable[bytes], deleted: Mapping[str, bytes]) -> str | None:
+        """Why the tree with the `deleted` files in place of their originals gives a body away, or None.
+
+        Args:
+            bodies: the removed lines of each function.
+            deleted: POSIX path -> content without the feature.
+        """
+        if self._litter is not None:
+            return f"caches, bytecode or build outputs are in the tree: {self._litter}"
+        edited = {path: _shingles(_texts(path, content)) for path, content in deleted.items()}
+        for body in bodies:
+            wanted = body_shingles(body.decode(errors="replace"))
+            if not wanted:
+                continue
+            counts = Counter(self._files[number] for shingle in wanted for number in self._holders.get(shingle, ()))
+            counts.update({path: len(wanted & present) - counts[path] for path, present in edited.items()})
+            path, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+            if count >= _SHARE * len(wanted):
+                return f"the deleted code is also in {path}"
+        return None
+
+
+def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    """Those of the project's packages that `python` can import from elsewhere than the tree, and from where.
+
+    Raises:
+        SandboxError: the box broke or did not answer.
+    """
+    return _found(_INSTALLED, sandbox, python, tree, imports)
+
+
+def vendored_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    """Those of the project's packages that a distribution installed for `python` brings in a folder of vendored ones, and where.
+
+    Raises:
+        SandboxError: the box broke or did not answer.
+    """
+    return _found(_VENDORED, sandbox, python, tree, imports)
+
+
+def _found(program: str, sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
+    command = Command(argv=(str(python), "-I", "-B", "-c", program), python=python, stdin=json.dumps(imports).encode())
+    result = sandbox.run(Tree(base=tree), command)
+    try:
+        answer = json.loads(result.channel)
+    except ValueError as error:
+        said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SandboxError(f"{python} did not answer from the sandbox ({result.ending}: {said})", fix="try --python") from error
+    return {str(name): str(place) for name, place in answer.items()}
+
+
+def _tokens(text: str) -> list[str]:
+    return _TOKEN.findall(_COMMENT.sub("", text))
+
+
+def body_shingles(text: str) -> set[int]:
+    """Hashes, good in this process, of every run of tokens in a body; none when it is too short to be distinctive."""
+    return _shingles([text]) if len(_tokens(text)) >= _MIN_TOKENS else set()
+
+
+def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
+    """Whether `text` holds a run of a body's tokens that is not in what was `shown` (the whole body, where it is shorter)."""
+    for body in bodies:
+        tokens = _tokens(body)
+        length = min(_SHINGLE, len(tokens))
+        told, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
+        if tokens and (_runs(tokens, length) & told) - known:
+            return True
+    return False
+
+
+def _runs(tokens: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    return {tuple(tokens[n : n + length]) for n in range(len(tokens) - length + 1)}
+
+
+def _shingles(texts: Iterable[str]) -> set[int]:
+    """Hashes of every run of `_SHINGLE` tokens."""
+    found: set[int] = set()
+    for text in texts:
+        tokens = _tokens(text)
+        found.update(hash(tuple(tokens[n : n + _SHINGLE])) for n in range(len(tokens) - _SHINGLE + 1))
+    return found
+
+
+def _texts(path: str, content: bytes) -> Iterator[str]:
+    """The texts in a file: its own, the cells of a notebook, the members of an archive."""
+    try:
+        if path.endswith(".ipynb"):
+            cells = json.loads(content)["cells"]
+            yield "\n".join("".join(cell["source"]) for cell in cells)
+        elif zipfile.is_zipfile(io.BytesIO(content)):
+            with zipfile.ZipFile(io.BytesIO(content)) as zipped:
+                for info in zipped.infolist():
+                    if info.file_size <= _MAX_BYTES:
+                        yield zipped.read(info).decode(errors="replace")
+        elif tarfile.is_tarfile(io.BytesIO(content)):
+            with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                for member in tar:
+                    inner = tar.extractfile(member) if member.isreg() and member.size <= _MAX_BYTES else None
+                    if inner is not None:
+                        yield inner.read().decode(errors="replace")
+        else:
+            yield content[:_MAX_BYTES].decode(errors="replace")
+    except (ValueError, KeyError, TypeError, RuntimeError, EOFError, OSError, zipfile.BadZipFile, tarfile.TarError):
+        yield content[:_MAX_BYTES].decode(errors="replace")

@@ -1,0 +1,303 @@
+"""Is a candidate a task? Only what was proven with real runs in the sandbox and with the real grader becomes one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from composer_replication.languages.python.delete import body_of, delete_bodies
+from composer_replication.languages.python.mutate import mutants_of
+from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
+from composer_replication.tasks.describe import Feature, describe
+from composer_replication.tasks.features.select import Candidate
+from composer_replication.tasks.held_out.checks import HiddenBook, numbers_of, prove_calls, without_broken
+from composer_replication.tasks.held_out.impossible import make_impossible
+from composer_replication.tasks.proofs.baseline import Baseline
+from composer_replication.tasks.proofs.leak import LeakScanner
+from composer_replication.tasks.proofs.proof import NoTaskError, Without, grade_both_ways, refuse_without_imports, run_without
+from composer_replication.tasks.report import BuildOptions
+from composer_replication.tasks.sources.benchmarks import Benchmarks
+from composer_replication.tasks.sources.credentials import Credential
+from composer_replication.tasks.sources.layout import Layout
+from composer_replication.tasks.sources.source import Source
+from composer_replication.tasks.store import Task, write_task
+from composer_replication.types import Deletion, TaskSpec
+from composer_replication.types.held_out_checks import HeldOutChecks
+
+__all__ = ["Validator", "Verdict", "slug_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one candidate."""
+
+    candidate: str
+    """Its key."""
+    task_id: str
+    """Of the task it would be or is."""
+    held_out_calls: int
+    dropped: str = ""
+    """Why it is no task; empty when it is one."""
+    flaky: int = 0
+    """Tests left out because two equal runs differed."""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the keyword arguments of this class."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validator:
+    """Turns candidates into task folders below `staging`. Safe to call from several threads."""
+
+    source: Source
+    layout: Layout
+    options: BuildOptions
+    baseline: Baseline
+    hidden: HiddenBook
+    compiled: Path
+    """The source's tree with its bytecode (`compile_tree`): what the tests run on."""
+    files: Mapping[str, bytes]
+    """The layout's sources, by POSIX path."""
+    digests: Mapping[str, str]
+    """Of the source's tree (`digests_of`)."""
+    docs: Mapping[str, str]
+    """The project's documentation, by path."""
+    licence: str
+    benchmarks: Benchmarks
+    credentials: tuple[Credential, ...]
+    """Of the source's tree."""
+    scanner: LeakScanner
+    sandbox: Sandbox
+    python: Path
+    staging: Path
+
+    def validate(self, candidate: Candidate) -> Verdict:
+        """Delete, see which tests fail, prove it with the grader, and write the task.
+
+        A fail-to-pass test has failed twice without the feature (the second run is the one that the untouched tree is graded by)
+        and passed three times with it (in both runs of the baseline and when the gold code was graded); a pass-to-pass test has
+        passed in all five. Tests that did otherwise are left out and what remains is proven again.
+
+        Raises:
+            SandboxError: the box broke; says nothing about the candidate.
+            StorageError: the task cannot be written.
+        """
+        start = time.monotonic()
+        task_id = self._task_id(candidate)
+        dropped, flaky, calls = "", 0, 0
+        try:
+            flaky, calls = self._build(candidate, task_id)
+        except NoTaskError as reason:
+            dropped = str(reason)
+        seconds = round(time.monotonic() - start, 3)
+        return Verdict(
+            candidate=candidate.key, task_id=task_id, held_out_calls=calls, dropped=dropped, flaky=flaky, seconds=seconds
+        )
+
+    def _build(self, candidate: Candidate, task_id: str) -> tuple[int, int]:
+        """Prove a task and write it, or raise; returns the numbers of flaky tests left out and of held-out calls."""
+        deleted = self._delete(candidate)
+        bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
+        self._refuse(candidate, bodies)
+        leak = self.scanner.find(bodies, deleted)
+        if leak is not None:
+            raise NoTaskError(leak)
+        without = self._run_without(candidate, deleted)
+        failing, passing, flaky = without.failing, without.passing, set(without.unsteady)
+        hidden, dropped = self._hidden_checks(candidate, deleted, failing), 0
+        while failing:
+            if self.options.held_out_only and not hidden.calls:
+                raise NoTaskError("it has no held-out calls (--held-out-only)")
+            kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
+            spec = replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
+            if not all(is_editable(spec, path) for path in deleted):
+                raise NoTaskError("its code lies where no submission may write")
+            unsteady, broken = grade_both_ways(spec, self.compiled, without.second, sandbox=self.sandbox, python=self.python)
+            if broken:
+                hidden, dropped = without_broken(hidden, broken), dropped + len(broken)
+                continue
+            if not unsteady:
+                facts = {"pass_to_pass_found": len(passing), "flaky_tests": len(flaky), "hidden_dropped": dropped}
+                task = self._write(spec, candidate, deleted, {**facts, **self._check_strength(candidate, spec)})
+                self._perhaps_impossible(task, candidate, deleted)
+                return len(flaky), len(hidden.calls)
+            flaky |= unsteady
+            failing, passing = failing - flaky, passing - flaky
+        raise NoTaskError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
+
+    def _refuse(self, candidate: Candidate, bodies: Sequence[bytes]) -> None:
+        """Drop what no model should learn, before anything runs."""
+        if self.benchmarks.instance_with(bodies) is not None:
+            raise NoTaskError("a benchmark has it (--benchmark)")
+        if self.options.benchmarks:
+            asked = describe(self._feature(candidate, ()), "full")  # in whatever words the agent is asked: a run chooses them
+            if self.benchmarks.instance_asking(asked) is not None:
+                raise NoTaskError("a benchmark asks for it (--benchmark)")
+        if any(c.path == f.path and f.first_line <= c.line <= f.last_line for c in self.credentials for f in candidate.functions):
+            raise NoTaskError("a credential is in its code (--allow-credentials)")
+
+    def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
+        """Those of the project that concern the candidate; the calls fail on its tree."""
+        checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.options.seed} {candidate.key}")
+        if not checks.calls:
+            return checks
+        limits = Limits(wall_s=self.options.task_timeout_s, cpu_s=self.options.task_timeout_s)
+        tree = Tree(base=self.compiled, changes=deleted)
+        return prove_calls(checks, self.sandbox, tree, python=self.python, python_path=self.layout.python_path, limits=limits)
+
+    def _delete(self, candidate: Candidate) -> dict[str, bytes]:
+        """The files without the feature."""
+        if self.options.mode == "stub":
+            by_file = {f.path: [g for g in candidate.functions if g.path == f.path] for f in candidate.functions}
+            return {path: delete_bodies(self.files[path], functions) for path, functions in by_file.items()}
+        from composer_replication.languages.python.remove import remove_functions
+
+        try:
+            return remove_functions(self.files, candidate.functions, self.layout.python_path)
+        except SyntaxError as error:
+            raise NoTaskError(str(error)) from error
+
+    def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
+        """How many mutants of the gold code there were and how many the fail-to-pass tests killed; drops what kills too few."""
+        if not self.options.mutants:
+            return {}
+        path = candidate.functions[0].path
+        functions = [f for f in candidate.functions if f.path == path]
+        mutants = mutants_of(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
+        killed = sum(self._is_killed(Tree(base=self.compiled, changes={path: mutant}), spec) for mutant in mutants)
+        if killed < self.options.kill_rate * len(mutants):
+            raise NoTaskError("its tests are weak (--mutants, --kill-rate)")
+        return {"mutants": len(mutants), "mutants_killed": killed}
+
+    def _is_killed(self, tree: Tree, spec: TaskSpec) -> bool:
+        """Whether a fail-to-pass test does not pass; the first that fails ends the run."""
+        limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
+        run = run_pytest(
+            self.sandbox,
+            tree,
+            python=self.python,
+            test_ids=spec.fail_to_pass,
+            python_path=spec.python_path,
+            limits=limits,
+            extra_args=("-x",),
+        )
+        return not run.passed
+
+    def _write(self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]) -> Task:
+        provenance = {
+            "mode": self.options.mode,
+            "keep_docstring": self.options.keep_docstring,
+            "difficulty": candidate.difficulty,
+            "licence": self.licence,
+            "covering_tests": len(candidate.tests),
+            "pass_to_pass_cap": self.options.pass_to_pass_cap,
+            "seed": self.options.seed,
+            **numbers_of(spec.hidden),
+            **facts,
+        }
+        root = self.staging / spec.task_id
+        return write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance, digests=self.digests)
+
+    def _perhaps_impossible(self, task: Task, candidate: Candidate, deleted: Mapping[str, bytes]) -> None:
+        """Make the share of the tasks that is asked for impossible ones."""
+        if random.Random(f"{self.options.seed} impossible {candidate.key}").random() < self.options.impossible:
+            seed = f"{self.options.seed} {task.spec.task_id}"
+            make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
+
+    def _feature(self, candidate: Candidate, fail_to_pass: tuple[str, ...]) -> Feature:
+        return Feature(
+            functions=candidate.functions,
+            sources=self.files,
+            fail_to_pass=fail_to_pass,
+            docs=self.docs,
+            removed=self.options.mode != "stub",
+        )
+
+    def _spec(self, candidate: Candidate, task_id: str, failing: Set[str], passing: list[str]) -> TaskSpec:
+        fail_to_pass = tuple(sorted(failing))
+        return TaskSpec(
+            task_id=task_id,
+            source=self.source.label,
+            source_digest=self.source.digest,
+            instruction=describe(self._feature(candidate, fail_to_pass), self.options.instruction),
+            deleted=tuple(Deletion(path=f.path, qualname=f.qualname, lines=f.lines) for f in candidate.functions),
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=tuple(sorted(passing)),
+            editable=self.layout.editable,
+            python_path=self.layout.python_path,
+            test_timeout_s=self.options.task_timeout_s,
+        )
+
+    def _run_without(self, candidate: Candidate, deleted: Mapping[str, bytes]) -> Without:
+        """Run the covering tests and a sample of others of the same files without the feature, twice.
+
+        When a test file cannot be imported, all its tests count, and fail.
+        """
+        tree = Tree(base=self.compiled, changes=deleted)
+        pool = self._tests_of_files(deleted) - candidate.tests
+        ids = candidate.tests | self._sample(pool, candidate)
+        without = self._run(tree, ids)
+        broken_files = {error.partition(": ")[0].partition("::")[0] for error in without.second.collect_errors}
+        lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
+        if lost - ids:
+            without = self._run(tree, ids | lost)
+        if self.options.mode != "stub":
+            refuse_without_imports(without)
+        return without
+
+    def _run(self, tree: Tree, ids: Set[str]) -> Without:
+        return run_without(
+            tree,
+            ids,
+            sandbox=self.sandbox,
+            python=self.python,
+            python_path=self.layout.python_path,
+            seconds=self.options.task_timeout_s,
+        )
+
+    def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
+        """The passing tests that run a line of any of these files."""
+        found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
+        return frozenset().union(*found) & self.baseline.passing
+
+    def _sample(self, pool: frozenset[str], candidate: Candidate) -> frozenset[str]:
+        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed.
+
+        They come from few test files, because each costs its collection in every run: those of the covering tests first.
+        """
+        rng = random.Random(f"{self.options.seed} {candidate.key}")
+        near = {test_id.partition("::")[0] for test_id in candidate.tests}
+        by_file: dict[str, list[str]] = {}
+        for test_id in sorted(pool):
+            by_file.setdefault(test_id.partition("::")[0], []).append(test_id)
+        files = sorted(by_file)
+        rng.shuffle(files)
+        files.sort(key=lambda file: file not in near)
+        taken: list[str] = []
+        for file in files:
+            room = self.options.pass_to_pass_cap - len(taken)
+            taken += by_file[file] if len(by_file[file]) <= room else rng.sample(by_file[file], room)
+        return frozenset(taken)
+
+    def _task_id(self, candidate: Candidate) -> str:
+        """Readable, fit for a file name, and the same for the same deletion from the same tree."""
+        feature, others = candidate.functions[0], len(candidate.functions) - 1
+        name = f"{self.source.name}-{feature.qualname}" + (f"-and-{others}" if others else "")
+        mode = "" if self.options.mode == "stub" else f"{self.options.mode} "
+        digest = hashlib.sha256(f"{mode}{self.source.digest} {candidate.key}".encode()).hexdigest()
+        return f"{slug_of(name)}-{digest[:8]}"
+
+
+def slug_of(name: str) -> str:
+    """How a task's id begins whose project or functions are called so."""
+    return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]

@@ -1,0 +1,165 @@
+"""An interpreter for the tests: the project's declared dependencies and pytest in a virtual environment, never the project."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import email.parser
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from composer_replication.types.errors import SourceError
+
+__all__ = ["declared_requirements", "make_environment", "pkg_info", "pyproject"]
+
+_TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
+_REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
+_TOOLS = ("pytest", "coverage")
+_INSTALL_S = 1800
+
+
+def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
+    """What the project says it needs to run and to be tested, read from its files without running them.
+
+    Read are `pyproject.toml` (project, test extras and groups), `PKG-INFO`, `setup.cfg`, literal lists in `setup.py`, and files
+    of requirements. The project itself (`name`), other folders and options are left out.
+    """
+    own: set[str] = {canonicalize_name(name)}
+    found: dict[str, None] = {}
+    for line in (*_from_pyproject(tree, own), *_from_pkg_info(tree), *_from_setup(tree), *_from_requirement_files(tree)):
+        try:
+            requirement = Requirement(line.partition(" #")[0].strip())
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) not in own and requirement.url is None:
+            found[str(requirement)] = None
+    return tuple(found)
+
+
+def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None = None) -> Path:
+    """Make a virtual environment in `folder` for the tests of the project at `tree`; returns its interpreter.
+
+    It gets what the project declares, pytest and coverage, and keeps no pip. Of the project itself it gets name and version, for
+    code that asks `importlib.metadata` for them, and no module. An environment that was completed for the same requirements is
+    used again.
+
+    Raises:
+        SourceError: it cannot be made, or pip cannot install something.
+    """
+    python, wanted = folder / "bin" / "python", sorted({*declared_requirements(tree, name), *_TOOLS})
+    seal = folder / "composer-requirements.txt"
+    if python.exists() and seal.exists() and seal.read_text().splitlines() == wanted:
+        return python
+    _call([str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted]
+    _call(install, "the project's dependencies cannot be installed")
+    if "pip" not in wanted:  # it brings copies of projects that others want tasks of, such as rich and requests
+        _call([str(python), "-m", "pip", "uninstall", "-q", "-y", "pip"], "pip cannot be removed")
+    version = _declared_version(tree)
+    for packages in folder.glob("lib/python*/site-packages"):
+        metadata = packages / f"{re.sub('[-_.]+', '_', name)}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(exist_ok=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    seal.write_text("\n".join(wanted) + "\n")
+    return python
+
+
+def _call(command: list[str], problem: str) -> None:
+    fix = "install them yourself and name that interpreter with --python PATH"
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_INSTALL_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SourceError(f"{problem}: {error}", fix=fix) from error
+    if done.returncode != 0:
+        said = [line for line in (done.stderr or done.stdout).strip().splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith("ERROR: ")] or said[-1:]
+        raise SourceError(f"{problem}: {'; '.join(errors[:2])}", fix=fix)
+
+
+def _declared_version(tree: Path) -> str:
+    """The version in PKG-INFO or `pyproject.toml`; `0` when it is computed at build time."""
+    version = pkg_info(tree).get("Version") or pyproject(tree).get("project", {}).get("version")
+    return version if isinstance(version, str) and re.fullmatch(r"[\w.+!-]+", version) else "0"
+
+
+def pyproject(tree: Path) -> dict[str, Any]:
+    """What `pyproject.toml` says; nothing when there is none that can be read."""
+    try:
+        return tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+
+
+def pkg_info(tree: Path) -> Message:
+    """The headers of a source archive's `PKG-INFO`; none when there is no such file."""
+    try:
+        text = (tree / "PKG-INFO").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return email.parser.Parser().parsestr(text, headersonly=True)
+
+
+def _from_pyproject(tree: Path, own: set[str]) -> Iterator[str]:
+    data = pyproject(tree)
+    project = data.get("project", {})
+    if isinstance(project.get("name"), str):
+        own.add(canonicalize_name(project["name"]))
+    yield from _strings(project.get("dependencies"))
+    for groups in (project.get("optional-dependencies"), data.get("dependency-groups")):
+        for name, lines in (groups if isinstance(groups, Mapping) else {}).items():
+            if name in _TEST_GROUPS:
+                yield from _strings(lines)
+
+
+def _from_pkg_info(tree: Path) -> Iterator[str]:
+    for line in pkg_info(tree).get_all("Requires-Dist", []):
+        requirement, _, marker = line.partition(";")
+        extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", marker)
+        if extra is None:
+            yield line
+        elif extra[1] in _TEST_GROUPS:
+            yield requirement
+
+
+def _from_setup(tree: Path) -> Iterator[str]:
+    config = configparser.ConfigParser(interpolation=None)
+    try:
+        config.read(tree / "setup.cfg", encoding="utf-8")
+        yield from config.get("options", "install_requires", fallback="").splitlines()
+        yield from config.get("options", "tests_require", fallback="").splitlines()
+        for name, lines in config.items("options.extras_require") if config.has_section("options.extras_require") else ():
+            yield from lines.splitlines() if name in _TEST_GROUPS else ()
+    except (configparser.Error, UnicodeDecodeError):
+        pass
+    try:
+        module = ast.parse((tree / "setup.py").read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(module):
+        if isinstance(node, ast.keyword) and node.arg in ("install_requires", "tests_require"):
+            try:
+                yield from _strings(ast.literal_eval(node.value))
+            except ValueError:
+                continue
+
+
+def _from_requirement_files(tree: Path) -> Iterator[str]:
+    for path in sorted([*tree.glob("*.txt"), *tree.glob("*.in"), *tree.glob("requirements/*")]):
+        words = set(re.split("[-_./]", path.relative_to(tree).as_posix().lower()))
+        if words <= _REQUIREMENT_WORDS and words & {"requirements", "requirement"}:
+            yield from path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _strings(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list | tuple) else []

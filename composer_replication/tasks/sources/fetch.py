@@ -1,0 +1,150 @@
+"""Fetching: a source archive through pip's own index code, so that the user's pip settings hold, and git by the git command.
+
+pip's public commands build a project's metadata when they download its source archive, which would run its code outside a
+sandbox; so pip's finder is asked for the link and its session for the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from composer_replication.types.errors import SourceError
+
+__all__ = ["clone", "download_sdist", "is_git_url"]
+
+_PIP = """
+import hashlib, json, os, sys
+from pip._internal.commands.index import IndexCommand
+
+name, version, folder = sys.argv[1:4]
+
+class Sdist(IndexCommand):
+    def run(self, options, args):
+        session = self.get_default_session(options)
+        finder = self._build_package_finder(options, session, ignore_requires_python=True)
+        links = [c for c in finder.find_all_candidates(name) if not c.link.is_wheel]
+        exact = [c.link for c in links if str(c.version) == version or c.version == type(c.version)(version)]
+        if not exact:
+            say(versions=sorted({str(c.version) for c in links}))
+            return 0
+        link = exact[0]
+        response = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"})
+        response.raise_for_status()
+        content = response.content
+        if link.hash and hashlib.new(link.hash_name, content).hexdigest() != link.hash:
+            say(error=f"{link.filename} does not have the {link.hash_name} digest that the index gives")
+            return 0
+        with open(os.path.join(folder, link.filename), "wb") as file:
+            file.write(content)
+        say(file=link.filename)
+        return 0
+
+def say(**answer):
+    with open(os.path.join(folder, "answer.json"), "w") as file:
+        json.dump(answer, file)
+
+sys.exit(Sdist("index", "").main(["--no-binary=:all:", "-q", "versions", name]))
+"""
+_NETWORK_S = 900
+_FIX = "check name, version and pip's settings (`pip config list`), or unpack the source archive and name its folder"
+
+
+def download_sdist(name: str, version: str, folder: Path) -> Path:
+    """Download the source archive of `name` at `version` into `folder`; its digest is checked when the index gives one.
+
+    Raises:
+        SourceError: pip is not there or cannot find or fetch it.
+    """
+    command = [sys.executable, "-I", "-c", _PIP, name, version, str(folder)]
+    done = _run(command, f"pypi:{name}=={version}")
+    answer_file = folder / "answer.json"
+    answer = json.loads(answer_file.read_text()) if answer_file.exists() else {}
+    if "file" in answer:
+        return folder / str(answer["file"])
+    if "versions" in answer:
+        known = ", ".join(answer["versions"][-8:])
+        what = f"has no source archive of version {version}" + (f" (it has {known})" if known else "")
+        raise SourceError(f"{name}: the package index {what}", fix=_FIX)
+    said = [line for line in done.stderr.strip().splitlines() if line.strip()]
+    if said and "No module named 'pip" in said[-1]:
+        fix = f"{sys.executable} -m ensurepip, or unpack the source archive yourself and name its folder"
+        raise SourceError(f"{sys.executable} has no pip, which finds source archives", fix=fix)
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+    problem = answer.get("error") or next(iter(errors), said[-1] if said else f"pip ended with {done.returncode}")
+    raise SourceError(f"{name}=={version} cannot be fetched: {problem}", fix=_FIX)
+
+
+def is_git_url(source: str) -> bool:
+    """Whether `source` looks like a git URL: a scheme, `git@host:path`, or an ending in `.git` (with `@rev` or without)."""
+    url, _ = _split_revision(source)
+    return url.startswith(("git+", "https://", "http://", "ssh://", "git://", "file://")) or bool(
+        re.match(r"[\w.-]+@[\w.-]+:", url) or url.endswith(".git")
+    )
+
+
+def clone(source: str, folder: Path) -> tuple[str, str]:
+    """Fetch one commit of `URL[@REV]` into `folder`; returns the URL, without user and password, and the commit's id.
+
+    A revision that the server does not hand out by name (an abbreviated commit) costs the whole history. Hooks, submodules and
+    prompts are off.
+
+    Raises:
+        SourceError: git is not there, or the URL or the revision cannot be fetched.
+    """
+    url, revision = _split_revision(source)
+    url = url.removeprefix("git+")
+    if url.startswith("-") or revision.startswith("-"):
+        raise SourceError(f"{source!r} is not a git URL", fix="write URL or URL@REVISION")
+    _git(source, "init", "-q", "--template=", str(folder))
+    fetch = ("fetch", "-q", "--no-tags", "--no-recurse-submodules")
+    commit = "FETCH_HEAD"
+    try:
+        _git(source, *fetch, "--depth=1", url, revision or "HEAD", folder=folder)
+    except SourceError:
+        if not revision:
+            raise
+        _git(source, *fetch, url, "+refs/*:refs/fetched/*", folder=folder)
+        commit = _git(source, "rev-parse", "--verify", f"{revision}^{{commit}}", folder=folder).strip()
+    _git(source, "checkout", "-q", "--detach", commit, folder=folder)
+    return re.sub("://[^/@]*@", "://", url), _git(source, "rev-parse", "HEAD", folder=folder).strip()
+
+
+def _split_revision(source: str) -> tuple[str, str]:
+    """`URL@REV` in two; an `@` before the path (`git@host:path`, `https://user@host/path`) belongs to the URL."""
+    url, at, revision = source.rpartition("@")
+    _, scheme, rest = url.partition("://")
+    has_path = "/" in rest if scheme else "/" in url or ":" in url or url.endswith(".git")
+    return (url, revision) if at and has_path and ":" not in revision else (source, "")
+
+
+def _git(source: str, *arguments: str, folder: Path | None = None) -> str:
+    settings = ["-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", "-c", "protocol.ext.allow=never"]
+    where = [] if folder is None else ["-C", str(folder)]
+    done = _run(["git", *where, *settings, *arguments], source)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"git ended with {done.returncode}"])[-1]
+        raise SourceError(f"{source} cannot be fetched: {said}", fix="check the URL, the revision and your access to it")
+    return done.stdout
+
+
+def _run(command: list[str], source: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "PIP_NO_INPUT": "1"}
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_NETWORK_S,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SourceError(f"{source} was not fetched within {_NETWORK_S} s", fix="check the network and try again") from error
+    except FileNotFoundError as error:
+        raise SourceError(f"{command[0]} is not installed; fetching {source} needs it", fix=f"install {command[0]}") from error

@@ -1,0 +1,148 @@
+"""Where a project keeps its packages and its tests."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from composer_replication.tasks.files import tree_files
+from composer_replication.types.errors import SourceError
+
+__all__ = ["Layout", "guess_layout", "is_example"]
+
+_SOURCE_FOLDERS = ("src", "lib", "python")
+_NOT_TESTED = frozenset(
+    {"doc", "docs", "example", "examples", "sample", "samples", "demo", "demos", "bench", "benchmark", "benchmarks"}
+)
+_NOT_PACKAGES = _NOT_TESTED | {"test", "tests", "testing", "script", "scripts", "tools", "ci"}
+_NOT_MODULES = frozenset(
+    {"setup", "conftest", "noxfile", "tasks", "fabfile", "versioneer", "dodo", "pavement", "ez_setup", "hatch_build", "manage"}
+)
+_TEST_FILES = ("test_*.py", "*_test.py")
+_ROOT_TEST_FILES = ("test.py", "tests.py")
+_TEST_FOLDERS = frozenset({"test", "tests"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A project's parts, as POSIX paths relative to the root."""
+
+    packages: tuple[str, ...]
+    """Package folders and single modules whose functions may be deleted."""
+    tests: tuple[str, ...]
+    """Folders and files that pytest is given."""
+    python_path: tuple[str, ...]
+    """Folders put on `sys.path` for the tests."""
+    sources: tuple[str, ...]
+    """Every Python file of the packages that is not a test."""
+
+    imports: tuple[str, ...]
+    """The packages' dotted names as tests import them."""
+    editable: tuple[str, ...]
+    """Patterns for `TaskSpec.editable`: `FOLDER/*.py` where all its Python files are sources, single files elsewhere."""
+
+
+def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[str] = ()) -> Layout:
+    """Find packages and tests below `tree`; what is given is taken as it is.
+
+    Packages are looked for in `src`, `lib` and `python`, then at the root (single modules only where there is no package);
+    tests are files named `test_*.py` or `*_test.py`, with the whole `test` or `tests` folder around them, and `test.py` or
+    `tests.py` at the root.
+
+    Raises:
+        SourceError: none were found, or one that was given is not there.
+    """
+    files = tree_files(tree)
+    python = [path for path in files if path.endswith(".py")]
+    for given in (*packages, *tests):
+        if not (tree / given).exists() or given.startswith(("/", "..")):
+            raise SourceError(f"the project has no {given}", fix="name a path relative to its root")
+    packages = tuple(sorted(package.rstrip("/") for package in packages)) or tuple(_find_packages(python))
+    tests = tuple(sorted(test.rstrip("/") for test in tests)) or tuple(_find_tests(python))
+    if not packages:
+        raise SourceError("no Python package was found in the project", fix="name it: --package PATH")
+    if not tests:
+        raise SourceError("the project has no tests (no test_*.py and no *_test.py)", fix="name them: --tests PATH")
+    sources = tuple(path for path in python if _below(path, packages) and not _is_test(path, tests))
+    if not sources:
+        raise SourceError(f"{', '.join(packages)} holds no Python file but tests", fix="name another: --package PATH")
+    roots = {package: _root_of(package, python) for package in packages}
+    inside = (package if root == "." else package.removeprefix(root + "/") for package, root in roots.items())
+    return Layout(
+        packages=packages,
+        tests=tests,
+        python_path=(*dict.fromkeys(root for root in roots.values() if root != "."), "."),
+        sources=sources,
+        imports=tuple(sorted({path.removesuffix(".py").replace("/", ".") for path in inside})),
+        editable=_patterns(sources, python),
+    )
+
+
+def _find_packages(python: Sequence[str]) -> Iterator[str]:
+    for folder in _SOURCE_FOLDERS:
+        inside = [path for path in python if path.startswith(f"{folder}/")]
+        if f"{folder}/__init__.py" in inside or not inside:
+            continue
+        initialised = {path.removesuffix("/__init__.py") for path in inside if path.endswith("/__init__.py")}
+        tops = {package for package in initialised if package.rpartition("/")[0] not in initialised}
+        modules = {path for path in inside if path.count("/") == 1 and not _is_test(path, ())}
+        yield from sorted(tops | modules)
+        return
+    at_root = [path.removesuffix("/__init__.py") for path in python if path.count("/") == 1 and path.endswith("/__init__.py")]
+    packages = sorted(package for package in at_root if package not in _NOT_PACKAGES)
+    modules = {path for path in python if "/" not in path and path[:-3] not in _NOT_MODULES and not _is_test(path, ())}
+    yield from packages or sorted(modules)
+
+
+def _find_tests(python: Sequence[str]) -> list[str]:
+    found = set()
+    for path in python:
+        folders = path.split("/")[:-1]
+        if not _is_test_file(path) or _NOT_TESTED.intersection(folders):
+            continue
+        depth = next((n for n, folder in enumerate(folders) if folder in _TEST_FOLDERS), None)
+        found.add(path if depth is None else "/".join(folders[: depth + 1]))
+    return sorted(found)
+
+
+def _is_test(path: str, tests: Iterable[str]) -> bool:
+    """Whether `path` is a test, lies among tests or configures them."""
+    *folders, name = path.split("/")
+    return name == "conftest.py" or _is_test_file(path) or bool(_TEST_FOLDERS.intersection(folders)) or _below(path, tests)
+
+
+def is_example(path: str, tests: Sequence[str]) -> bool:
+    """Whether `path` is no part of the code that is used: a test, or among tests, tools, documentation or examples."""
+    return _is_test(path, tests) or bool(_NOT_PACKAGES.intersection(path.split("/")[:-1])) or path.endswith((".md", ".rst"))
+
+
+def _is_test_file(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return path in _ROOT_TEST_FILES or any(fnmatchcase(name, pattern) for pattern in _TEST_FILES)
+
+
+def _below(path: str, roots: Iterable[str]) -> bool:
+    return any(root == "." or path == root or path.startswith(root + "/") for root in roots)
+
+
+def _root_of(package: str, python: Sequence[str]) -> str:
+    """The folder to put on `sys.path`: a known source folder above the package, or the one that holds it."""
+    top = package.partition("/")[0]
+    if top in _SOURCE_FOLDERS and f"{top}/__init__.py" not in python:
+        return top
+    folder = package.rpartition("/")[0]
+    while f"{folder}/__init__.py" in python:
+        folder = folder.rpartition("/")[0]
+    return folder or "."
+
+
+def _patterns(sources: Sequence[str], python: Sequence[str]) -> tuple[str, ...]:
+    """Whole folders where nothing but sources lies, single files elsewhere and at the root."""
+    mixed = {path.rpartition("/")[0] for path in set(python) - set(sources)} | {""}
+    found = dict.fromkeys(
+        glob.escape(path) if (folder := path.rpartition("/")[0]) in mixed else f"{glob.escape(folder)}/*.py" for path in sources
+    )
+    return tuple(found)

@@ -1,0 +1,83 @@
+"""Under which licence a project says that it may be used: as an SPDX expression where one can be told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+from composer_replication.tasks.sources.environment import pkg_info, pyproject
+from composer_replication.types.errors import SourceError
+
+__all__ = ["UNKNOWN", "check_licence", "licence_of"]
+
+UNKNOWN = "unknown"
+_FILES = ("LICENSE*", "LICENCE*", "COPYING*", "LICENSES/*")
+_CLASSIFIERS = {
+    "MIT License": "MIT",
+    "MIT No Attribution License (MIT-0)": "MIT-0",
+    "Apache Software License": "Apache-2.0",
+    "ISC License (ISCL)": "ISC",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+    "GNU General Public License v2 (GPLv2)": "GPL-2.0-only",
+    "GNU General Public License v3 (GPLv3)": "GPL-3.0-only",
+    "GNU Lesser General Public License v3 (LGPLv3)": "LGPL-3.0-only",
+    "GNU Affero General Public License v3": "AGPL-3.0-only",
+}
+_SENTENCES = (
+    (r"Apache License\s+Version 2\.0", "Apache-2.0"),
+    (r"Mozilla Public License,? (?:Version|v\.?) ?2\.0", "MPL-2.0"),
+    (r"GNU AFFERO GENERAL PUBLIC LICENSE\s+Version 3", "AGPL-3.0-only"),
+    (r"GNU LESSER GENERAL PUBLIC LICENSE\s+Version 3", "LGPL-3.0-only"),
+    (r"GNU GENERAL PUBLIC LICENSE\s+Version 3", "GPL-3.0-only"),
+    (r"GNU GENERAL PUBLIC LICENSE\s+Version 2", "GPL-2.0-only"),
+    (r"Permission is hereby granted, free of charge, to any person obtaining\s+a\s+copy", "MIT"),
+    (r"Permission to use, copy, modify, and(?:/or)? distribute this software for any\s+purpose", "ISC"),
+    (r"Redistribution and use in source and binary forms[\s\S]*(?:Neither the name|names? of)", "BSD-3-Clause"),
+    (r"Redistribution and use in source and binary forms", "BSD-2-Clause"),
+)
+
+
+def licence_of(tree: Path) -> str:
+    """The licence that the project's metadata declare, else the one its licence file contains, else `unknown`.
+
+    Read are `pyproject.toml`, `PKG-INFO` and its classifiers, then files named LICENSE, LICENCE or COPYING. A declaration that is
+    no SPDX expression (`BSD`) gives way to the file.
+    """
+    declared = pyproject(tree).get("project", {}).get("license")
+    info = pkg_info(tree)
+    for text in (declared, info.get("License-Expression"), info.get("License")):
+        found = _expression(text.get("text") if isinstance(text, dict) else text)
+        if found:
+            return found
+    for pattern in _FILES:
+        for path in sorted(tree.glob(pattern)):
+            text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+            for sentence, name in _SENTENCES:
+                if re.search(sentence, text):
+                    return name
+    names = (line.rpartition(" :: ")[2] for line in info.get_all("Classifier", []) if line.startswith("License ::"))
+    return next((_CLASSIFIERS[name] for name in names if name in _CLASSIFIERS), UNKNOWN)
+
+
+def check_licence(found: str, allowed: tuple[str, ...], source: str) -> None:
+    """Raises SourceError when there is an allow list and the licence is not on it; case does not count, as in SPDX."""
+    names = {(_expression(name) or name).casefold() for name in allowed}
+    if allowed and found.casefold() not in names:
+        raise SourceError(
+            f"the licence of {source} is {found}, which is not among {', '.join(allowed)}",
+            fix=f"read it, and allow it with --licence {found!r}, or choose another project",
+        )
+
+
+def _expression(text: object) -> str:
+    """The SPDX expression in `text`, or nothing."""
+    if not isinstance(text, str):
+        return ""
+    try:
+        return canonicalize_license_expression(text.strip())
+    except InvalidLicenseExpression:
+        return ""

@@ -1,0 +1,195 @@
+"""From a SOURCE (a folder, `pypi:NAME==VERSION`, a git URL) to a clean tree of the project's own files. None of its code runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from composer_replication.sandbox.scratch import scratch_folder
+from composer_replication.tasks.files import storage_errors, tree_files
+from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
+from composer_replication.types.errors import SourceError
+
+__all__ = ["SOURCE_RECORD", "STATE", "Source", "digest_of", "fetch_source", "is_litter"]
+
+_LITTER_FOLDERS = frozenset(
+    {
+        ".git", ".hg", ".svn", ".bzr", "CVS", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".pytype", ".pyre",
+        ".hypothesis", ".tox", ".nox", ".eggs", ".venv", "venv", "node_modules", ".ipynb_checkpoints", "htmlcov", "_build",
+        ".idea", ".vscode", ".cache",
+    }
+)  # fmt: skip
+_LITTER_ENDINGS = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".a", ".whl", ".egg", ".orig", ".rej", "~")
+_FOLDER_ENDINGS = (".egg-info", ".dist-info", ".egg")
+STATE, SOURCE_RECORD = ".build", "source.json"
+"""Where a build keeps its state in its folder of tasks, and the file in it that says of what it is."""
+_BUILT_AT_ROOT = ("build", "dist", "site")
+_TASK = ("MANIFEST.sha256", "task.toml", "solution")
+_MAX_TREE_BYTES = 256 << 20
+_PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A pristine tree and where it came from."""
+
+    name: str
+    """Short name for task ids: the project's, the folder's or the repository's."""
+    label: str
+    """For `TaskSpec.source`: `folder:NAME`, `pypi:NAME==VERSION` or `URL@commit`."""
+    digest: str
+    """SHA-256 over sorted paths and contents of the tree."""
+    tree: Path
+
+
+def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Source:
+    """Copy the project's files into the new folder `tree`.
+
+    Version control, caches, bytecode, compiled and built files, virtual environments, links and special files stay out, and so do
+    tasks: below a folder that a build wrote, and single ones.
+
+    Args:
+        without: a folder that is none of the project's, wherever it is: what a build writes is not part of its source.
+
+    Raises:
+        SourceError: `source` is none of the three forms, cannot be fetched, or holds no file.
+        StorageError: `tree` cannot be written.
+    """
+    with scratch_folder() as scratch:
+        wanted = _PYPI.fullmatch(source)
+        if Path(source).is_dir():
+            folder = Path(source).resolve()
+            name, label, entries = folder.name, f"folder:{folder.name}", _folder_entries(folder, without)
+        elif wanted:
+            name, version = wanted["name"], wanted["version"]
+            archive = download_sdist(name, version, scratch)
+            label, entries = f"pypi:{name}=={version}", _archive_entries(archive)
+        elif is_git_url(source):
+            url, commit = clone(source, scratch / "clone")
+            name = re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
+            label, entries = f"{url}@{commit}", _folder_entries(scratch / "clone")
+        else:
+            raise SourceError(
+                f"{source!r} is no folder, no pypi:NAME==VERSION and no git URL",
+                fix="check the path, or write for example pypi:inflection==0.5.1 or a URL that ends in .git",
+            )
+        _write_tree(entries, tree, source)
+    return Source(name=name, label=label, digest=digest_of(tree), tree=tree)
+
+
+def digest_of(tree: Path) -> str:
+    """SHA-256 over the sorted paths and contents below `tree`."""
+    digest = hashlib.sha256()
+    for path in tree_files(tree):
+        content = (tree / path).read_bytes()
+        digest.update(f"{len(path.encode())} {path} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def is_litter(path: str) -> bool:
+    """Whether tools, builds or version control left `path` behind (POSIX, relative to the root), judged by its name."""
+    *folders, name = path.split("/")
+    if any(part in _LITTER_FOLDERS or part.endswith(_FOLDER_ENDINGS) for part in folders):
+        return True
+    coverage = name == ".coverage" or name.startswith(".coverage.")
+    return name in _LITTER_FOLDERS or name.endswith(_LITTER_ENDINGS) or coverage
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: str
+    content: bytes
+    executable: bool
+
+
+def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
+    found = {entry.path: entry for entry in entries if entry.path.isprintable() and not is_litter(entry.path)}
+    packages = {path.rpartition("/")[0] for path in found if path.endswith("/__init__.py")}
+    environments = tuple(path.removesuffix("pyvenv.cfg") for path in found if path.endswith("/pyvenv.cfg"))
+    built = tuple(f"{name}/" for name in _BUILT_AT_ROOT if name not in packages)
+    kept = [entry for path, entry in sorted(found.items()) if not path.startswith(environments + built)]
+    if not kept:
+        raise SourceError(f"{source} holds no file", fix="name the folder or archive that holds the project")
+    with storage_errors(tree):
+        for entry in kept:
+            target = tree / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(entry.content)
+            target.chmod(0o755 if entry.executable else 0o644)
+
+
+def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entry]:
+    """Regular files below `folder`; litter folders, tasks and `without` are not entered."""
+    total = 0
+    left_out = None if without is None else without.resolve()
+    pending = [""]
+    try:
+        while pending:
+            prefix = pending.pop()
+            with os.scandir(folder / prefix) as entries:
+                for entry in entries:
+                    path = prefix + entry.name
+                    if is_litter(path) or folder / path == left_out:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        if _holds_tasks(folder / path):
+                            continue
+                        pending.append(path + "/")
+                    elif entry.is_file(follow_symlinks=False):
+                        info = entry.stat(follow_symlinks=False)
+                        total = _counted(total, info.st_size, folder)
+                        yield _Entry(path, Path(entry.path).read_bytes(), bool(info.st_mode & stat.S_IXUSR))
+    except OSError as error:
+        raise SourceError(f"{error.filename} cannot be read ({error.strerror})", fix="make it readable") from error
+
+
+def _holds_tasks(folder: Path) -> bool:
+    """Whether a build wrote `folder`, or it is one task: the solutions in it would count as copies of the deleted code."""
+    return (folder / STATE / SOURCE_RECORD).exists() or all((folder / name).exists() for name in _TASK)
+
+
+def _archive_entries(archive: Path) -> Iterator[_Entry]:
+    """Regular files of a source archive, without its top folder."""
+    total = 0
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                for info in zipped.infolist():
+                    path = _inside(info.filename)
+                    if path and not info.is_dir() and stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG):
+                        total = _counted(total, info.file_size, archive)
+                        yield _Entry(path, zipped.read(info), bool((info.external_attr >> 16) & stat.S_IXUSR))
+            return
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                path = _inside(member.name)
+                stream = tar.extractfile(member) if path and member.isreg() else None
+                if stream is not None:
+                    total = _counted(total, member.size, archive)
+                    yield _Entry(path, stream.read(), bool(member.mode & stat.S_IXUSR))
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise SourceError(f"{archive.name} is not a readable source archive ({error})", fix="fetch it again") from error
+
+
+def _inside(name: str) -> str:
+    """A member's path below the archive's top folder; empty for the top itself and for paths that lead outside."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts:
+        return ""
+    return "/".join(pure.parts[1:])
+
+
+def _counted(total: int, size: int, where: Path) -> int:
+    total += size
+    if total > _MAX_TREE_BYTES:
+        raise SourceError(
+            f"{where} is larger than {_MAX_TREE_BYTES >> 20} MiB", fix="name the folder of one project, without data and builds"
+        )
+    return total

@@ -1,0 +1,63 @@
+"""What a gate and a plan read of trace states: sizes, which prompts continue which, and the evidence for asking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from composer_replication.teachers import Step
+from composer_replication.teachers.teacher import prompt_bytes
+from composer_replication.traces import TraceState
+from composer_replication.types import Finding
+
+__all__ = ["steps_of", "with_evidence"]
+
+
+def steps_of(states: Sequence[TraceState]) -> list[Step]:
+    """One step for every state, in the same order. A state without a `trajectory_id` is a trace by itself."""
+    steps: list[Step] = []
+    latest: dict[str, TraceState] = {}
+    for state in states:
+        trace = state.get("trajectory_id", "") or state["state_id"]
+        steps.append(
+            Step(
+                state_id=state["state_id"],
+                trace_id=trace,
+                prompt_bytes=prompt_bytes(state["messages"], state.get("tools", ())),
+                extends=_continues(latest.get(trace), state),
+                entropy=state.get("student_entropy"),
+                findings=tuple(state.get("findings", ())),
+            )
+        )
+        latest[trace] = state
+    return steps
+
+
+def with_evidence(
+    states: Sequence[TraceState],
+    *,
+    findings: Mapping[str, Sequence[Finding]] | None = None,
+    entropies: Mapping[str, Sequence[float | None]] | None = None,
+) -> list[TraceState]:
+    """The states with what speaks for asking about them; the ones given stay as they are.
+
+    Args:
+        findings: by trajectory id, as `composer_replication.hints.detect` gives them for each transcript.
+        entropies: by trajectory id, as `composer_replication.loss.forward.action_entropies` gives them.
+    """
+    marked: list[TraceState] = []
+    for state in states:
+        copy = state.copy()
+        trajectory = state.get("trajectory_id", "")
+        if findings is not None and trajectory in findings:
+            copy["findings"] = [f.kind for f in findings[trajectory] if f.turn == state["turn"]]
+        entropy = entropies[trajectory][state["turn"]] if entropies is not None and trajectory in entropies else None
+        if entropy is not None:
+            copy["student_entropy"] = entropy
+        marked.append(copy)
+    return marked
+
+
+def _continues(before: TraceState | None, state: TraceState) -> bool:
+    if before is None or before.get("tools", []) != state.get("tools", []):
+        return False
+    return state["messages"][: len(before["messages"])] == before["messages"]

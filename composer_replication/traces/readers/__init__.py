@@ -1,0 +1,1 @@
+"""Readers of other agents' logs, one file a format."""

@@ -1,0 +1,94 @@
+"""Does a hint help the self-teacher? One that does not would teach the student noise.
+
+A hint helps when, with it in its context, the self-teacher finds the action that was taken less likely, or the better action that
+a sibling took in the same place more likely, than without.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from composer_replication.hints import HintContext, better_actions
+from composer_replication.loss.forward import evaluating, sequence_logprobs
+from composer_replication.trainer.learner import Learner
+from composer_replication.types import Hint, HintedTurn, Trajectory, Turn
+
+__all__ = ["USELESS", "Told", "only_useful"]
+
+USELESS = "does not help the self-teacher"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The hints of a batch of trajectories."""
+
+    hinted: Sequence[HintedTurn]
+    hints: tuple[Hint, ...]
+    """Those of `hinted`."""
+    untold: tuple[Hint, ...]
+    """Those of all other findings, with the reason (`Hint.dropped`)."""
+
+
+def only_useful(told: Told, trajectories: Sequence[Trajectory], learner: Learner) -> Told:
+    """Without the hints that do not help; their reason is `USELESS`."""
+    by_id = {t.trajectory_id: t for t in trajectories}
+    questions: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for turn in told.hinted:
+        trajectory = by_id[turn.trajectory_id]
+        contexts = turn.teacher_ids[: turn.teacher_start], trajectory.context_ids(turn.turn)
+        better = _better(trajectory, turn.turn, trajectories)
+        questions += [(context, action) for action in (turn.action_ids, *better) for context in contexts]
+    scores = iter(teacher_logprobs(learner, questions))
+    useless = set()
+    for turn in told.hinted:
+        helps = next(scores) < next(scores)
+        for _ in _better(by_id[turn.trajectory_id], turn.turn, trajectories):
+            helps |= next(scores) > next(scores)
+        if not helps:
+            useless.add((turn.trajectory_id, turn.turn))
+    return Told(
+        [turn for turn in told.hinted if (turn.trajectory_id, turn.turn) not in useless],
+        tuple(hint for hint in told.hints if (hint.trajectory_id, hint.turn) not in useless),
+        (
+            *told.untold,
+            *(dataclasses.replace(h, dropped=USELESS) for h in told.hints if (h.trajectory_id, h.turn) in useless),
+        ),
+    )
+
+
+def _better(trajectory: Trajectory, turn: int, batch: Sequence[Trajectory]) -> list[tuple[int, ...]]:
+    """The token ids of what the first successful sibling did in the same place; none when no sibling was there."""
+    siblings = tuple(one for one in batch if one.task_id == trajectory.task_id and one.reward == 1.0)
+    found = (one.turn for one in better_actions(trajectory, turn, HintContext(siblings=siblings)))
+    return [one.action_ids for one in found if isinstance(one, Turn) and one.action_ids][:1]
+
+
+@torch.no_grad()
+def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[float]:
+    """Log-prob in nats, summed over its tokens, of each action after its context (ids, neither empty) under the self-teacher.
+
+    Of a self-teacher made of several models it is the mean of theirs, weighted by their shares.
+    """
+    assert learner.self_teacher is not None
+    size, device = learner.config.optimizer.micro_batch_size, learner.accelerator.device
+    scores: list[float] = []
+    for start in range(0, len(questions), size):
+        some = questions[start : start + size]
+        width = max(len(context) + len(action) for context, action in some)
+        ids, wanted, mask = (torch.zeros(len(some), width, dtype=torch.long) for _ in range(3))
+        for row, (context, action) in enumerate(some):
+            end = len(context) + len(action)
+            ids[row, :end] = torch.tensor([*context, *action])
+            mask[row, :end] = 1
+            wanted[row, len(context) : end] = 1
+        total = torch.zeros(len(some), dtype=torch.float64)
+        for part in learner.self_teacher.parts(learner.policy):
+            with evaluating(part.model), part.context():
+                found = sequence_logprobs(part.model, ids.to(device), mask.to(device), wanted.to(device))
+            total += part.share * found.double().sum(-1).cpu()
+        scores += total.tolist()
+    return scores

@@ -1,0 +1,49 @@
+"""Which tasks are a replica's: what one replica alone would practise on in a step, shared out among all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from composer_replication.tasks.store import Task
+from composer_replication.trainer.task_sampler import choose_tasks
+
+__all__ = ["TaskShare"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskShare:
+    """One replica's part of the tasks. A function of the step, so that a resumed replica goes on with its own."""
+
+    rank: int
+    world_size: int
+    seed: int
+    """The job's: the same in all replicas."""
+    window: int
+    """Steps of a round."""
+
+    def of_step(self, tasks: Sequence[Task], step: int, count: int) -> tuple[list[Task], list[Task]]:
+        """This replica's `count` tasks of a step (1-based), and others that are its alone in this step.
+
+        No task is taken twice in a round, by whatever replica; where a round needs more tasks than there are, in no so many steps
+        as they last for, counted from the first.
+
+        Raises:
+            ValueError: there are fewer tasks than a step of all replicas takes.
+        """
+        whole = count * self.world_size
+        steps = max(1, min(self.window, len(tasks) // whole))
+        block, at = divmod(step - 1, steps)
+        taken = choose_tasks(range(len(tasks)), self.seed, block + 1, steps * whole)
+        mine = taken[at * whole : (at + 1) * whole][self.rank :: self.world_size]
+        spare = sorted(set(range(len(tasks))) - set(taken))
+        random.Random(f"{self.seed}/{block}/spare").shuffle(spare)
+        others = spare[at * self.world_size + self.rank :: steps * self.world_size]
+        return [tasks[i] for i in mine], [tasks[i] for i in others]
+
+    def of_round(self, tasks: Sequence[Task], step: int) -> list[Task]:
+        """This replica's part of all tasks in the round of a step, for one that chooses among them itself."""
+        order = list(tasks)
+        random.Random(f"{self.seed}/{(step - 1) // self.window}/round").shuffle(order)
+        return order[self.rank :: self.world_size]

@@ -1,0 +1,50 @@
+"""What a grader knows and an agent does not: calls whose answers the gold code gave, and tests that must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["AntiTest", "HeldOutCall", "HeldOutChecks", "held_out_checks_from_json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutCall:
+    """One call of the project's code. It runs in a box that never learns the answer: the host compares."""
+
+    target: str
+    """`module:qualname` of a function, method or property that the project's own tests call."""
+    arguments: str
+    """JSON `[positional, keyword]`, values encoded by `sandbox.literals`; a method's `self` is the first of them."""
+    expected: str
+    """JSON of what the gold code did with it, as the box reports it: `{"raises": [class names]}` of the exception and
+    its bases, or `{"returns": value, "after": {position: value}}` with the arguments it changed."""
+    seen: bool
+    """The tests make this very call. Otherwise its arguments are new, put together from theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AntiTest:
+    """A test function with one expectation turned into its opposite: whoever solves the task honestly fails it."""
+
+    test: str
+    """`file::function` or `file::class::function`, without parameters."""
+    expectation: int
+    """Which one, counted from 0 in the order of `sandbox.anti_tests.expectations`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutChecks:
+    """All of one task. Proven when it was built: the gold code satisfies every one, the task's own tree none of the calls."""
+
+    calls: tuple[HeldOutCall, ...] = ()
+    anti_tests: tuple[AntiTest, ...] = ()
+
+
+def held_out_checks_from_json(data: Mapping[str, Any]) -> HeldOutChecks:
+    """Inverse of `types.to_json`. Raises KeyError or TypeError on a record of another shape."""
+    return HeldOutChecks(
+        calls=tuple(HeldOutCall(**call) for call in data["calls"]),
+        anti_tests=tuple(AntiTest(**test) for test in data["anti_tests"]),
+    )

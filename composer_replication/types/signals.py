@@ -1,0 +1,69 @@
+"""What the hint and replay channels train on: findings, hints, aligned turns and preference pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Finding", "Hint", "HintedTurn", "Pair"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A detector's claim that one turn went wrong."""
+
+    kind: str
+    """`unknown_tool`, `malformed_call`, `invalid_arguments`, `edit_not_applied`, `tests_failed`, ..."""
+    turn: int
+    """0-based index of the turn that went wrong (for failing tests: the edit, not the test run that revealed it)."""
+    span: tuple[int, int] | None = None
+    """Characters of the call's argument that `evidence["argument"]` names, else of the turn's text; None for the whole turn."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    confidence: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What to tell the self-teacher just before an error turn or, with the reason in `dropped`, what is not told."""
+
+    trajectory_id: str
+    turn: int
+    kind: str
+    """The finding's kind."""
+    text: str
+    source: str
+    """Who wrote it: `template`, `environment`, `documentation`, ..."""
+    dropped: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintedTurn:
+    """An error turn aligned under two contexts: the student's true one and the self-teacher's with the hint in it.
+
+    The compared tokens are `action_ids`; they stand at `student_start` in the trajectory's own sequence and at `teacher_start`
+    in `teacher_ids`. Position p is predicted by the logits at p - 1 in both.
+    """
+
+    trajectory_id: str
+    turn: int
+    student_start: int
+    teacher_ids: tuple[int, ...]
+    """The self-teacher's context followed by the turn's action ids."""
+    teacher_start: int
+    action_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A preference pair in token ids: two continuations of one exact context."""
+
+    pair_id: str
+    prompt_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+    confidence: float = 1.0
+    """Weight of the pair in the loss, in (0, 1]."""
+    ref_chosen_logprob: float | None = None
+    """Sum of log-probs of `chosen_ids` under the reference policy; None until computed."""
+    ref_rejected_logprob: float | None = None

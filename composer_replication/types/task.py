@@ -1,0 +1,49 @@
+"""A feature-deletion task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from composer_replication.types.held_out_checks import HeldOutChecks
+
+__all__ = ["Deletion", "TaskSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """One function or method whose body was removed; its name and signature stay."""
+
+    path: str
+    """POSIX path relative to the repository root."""
+    qualname: str
+    """Dotted name inside the module, e.g. `Basket.total`."""
+    lines: int
+    """Number of source lines removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """A feature-deletion task: a repository without a feature, and the tests that come back with it."""
+
+    task_id: str
+    source: str
+    """Where the repository came from: a folder, `pypi:NAME==VERSION` or a git URL with its commit."""
+    source_digest: str
+    """SHA-256 over the pristine tree (paths and contents), so that two builds can be told apart."""
+    instruction: str
+    """What the agent is asked to do."""
+    deleted: tuple[Deletion, ...]
+    fail_to_pass: tuple[str, ...]
+    """Pytest node ids that fail in the task's tree and pass with the gold code."""
+    pass_to_pass: tuple[str, ...]
+    """Pytest node ids that pass in both; breaking one costs the reward."""
+    editable: tuple[str, ...]
+    """The allow list: glob patterns of source files that grading copies from a workspace. Never tests, never configuration."""
+    python_path: tuple[str, ...] = (".",)
+    """Folders, relative to the root, put on `sys.path` for the tests."""
+    test_timeout_s: float = 60.0
+    """Wall-clock limit of one run of all the task's tests."""
+    hidden: HeldOutChecks = field(default_factory=HeldOutChecks)
+    """What grading asks besides; never shown to the agent."""
+    impossible: bool = False
+    """A visible test contradicts itself: no work is rewarded, and passing is a cheat alarm. Never shown to the agent."""
