@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from composer_replication.tokens.template import ChatTemplate
 from composer_replication.types import Message, ToolSchema
 
-if TYPE_CHECKING:
-    from composer_replication.tokens.renderer import ChatRenderer
-
 __all__ = ["PrefixCase", "PrefixReport", "prove_prefix_preservation"]
+
+
+class _Renderer(Protocol):
+    """What the proof asks of a `ChatRenderer`."""
+
+    @property
+    def template(self) -> ChatTemplate: ...
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[int, ...]: ...
+
+    def assistant_ids(self, message: Message) -> tuple[int, ...]: ...
+
+    def delta_ids(self, replies: Sequence[Message], *, ended: bool) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +66,14 @@ def _first_difference(left: str, right: str) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
-def prove_prefix_preservation(renderer: ChatRenderer) -> PrefixReport:
+def prove_prefix_preservation(renderer: _Renderer) -> PrefixReport:
     """Compare whole renderings with pieced-together ones over the shapes a rollout meets: tool calls, with and without text
     beside them, one and several results, a second round, with and without a system message and tools."""
     return PrefixReport(tuple(_case(renderer, *shape) for shape in _shapes()))
 
 
 def _case(
-    renderer: ChatRenderer,
+    renderer: _Renderer,
     name: str,
     opening: Sequence[Message],
     rounds: Sequence[Sequence[Message]],

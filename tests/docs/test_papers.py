@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication import distillation, policy_gradient
-from composer_replication import kernels
+from composer_replication import distillation, kernels, policy_gradient
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "papers.md").read_text("utf-8")

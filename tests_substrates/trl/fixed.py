@@ -16,7 +16,8 @@ from trl import GRPOConfig
 from composer_replication.config import LossConfig
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.loss.batch import collate
-from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer, StepSignals
+from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
+from composer_replication.recipes.trl.step_signals import StepSignals
 
 
 def rollouts(case: Case, *, logprobs: bool = True) -> Callable[..., dict[str, Any]]:

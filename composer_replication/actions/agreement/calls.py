@@ -1,7 +1,7 @@
 """When two tool calls are the same call, told from what they say: names and defaults of arguments, paths, shell words.
 
-Tools of several agents that do one thing are one tool here (`composer_replication.actions.tool_effects`), as far as their arguments say
-nothing that the deed does not hold.
+Tools of several agents that do one thing are one tool here (`actions.tool_effects`), as far as their arguments say nothing that the
+effect does not hold.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer, StepSignals
+from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
 from composer_replication.recipes.trl.options import make_grpo_config
+from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others

@@ -7,10 +7,10 @@ to TRL's rollouts what they teach, as tensors with one row per sample, so that i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,8 @@ from composer_replication.loss.forward import (
 )
 from composer_replication.policy_gradient import importance_weights
 from composer_replication.recipes.trl.per_sample import gathered, spread, unpadded, with_students
-from composer_replication.recipes.trl.trainer_callback import Follower, state_path
+from composer_replication.recipes.trl.step_signals import SignalSource, StepSignals
+from composer_replication.recipes.trl.trainer_callback import TeacherCallback, state_path
 from composer_replication.trainer.learner import hint_loss
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.replay import pairs_of_step
@@ -57,22 +58,6 @@ _SUMS = ("hint/loss", "hint/tokens", "replay/loss", "replay/pairs")
 """Metrics of micro-batches that add up to the step's."""
 _ROWS = "composer_rows"
 """Rows of the generation batch for each that is trained on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSignals:
-    """What one generation batch teaches besides the rewards, on this process."""
-
-    batch: Mapping[str, Tensor] = field(default_factory=dict)
-    """Hints and pairs as `collate` gives them; `student_row` is the row of the generation batch, whose tokens are the prompt's
-    and the completion's without padding."""
-    advantages: Tensor | None = None
-    """[rows], instead of TRL's own; NaN leaves a row out of the policy gradient and its denominator."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-SignalSource: TypeAlias = Callable[["ComposerReplicationTrainer", list[dict[str, Any]], Mapping[str, Tensor]], StepSignals]
-"""Called after every generation, with the trainer, its dataset rows and what TRL made of them."""
 
 
 class ComposerReplicationTrainer(GRPOTrainer):
@@ -129,7 +114,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             p.ref_chosen_logprob is None or p.ref_rejected_logprob is None for p in pairs
         ):
             self.pairs = with_reference_logprobs(self.model, self.pairs, LogprobCache())
-        self.add_callback(Follower(self))
+        self.add_callback(TeacherCallback(self))
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's. Self-teacher and TAID's clock are those of the checkpoint that it goes on from; True is the last one below

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,11 @@ from composer_replication.envs.tools import TOOLSETS
 from composer_replication.hints import HintContext, detectors_named, generators_named
 from composer_replication.integrations.trl import CodingEnvironment, CodingEnvironmentFactory
 from composer_replication.loss.batch import collate
+from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.trainer.signals import HintSources, SignalMaker
 from composer_replication.types import StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import ConfigError
-
-if TYPE_CHECKING:
-    from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer, StepSignals
 
 __all__ = ["ToolLoopHints", "recovered_turns"]
 
@@ -63,11 +61,7 @@ class ToolLoopHints:
             context_window=1 << 30,
         )
 
-    def __call__(
-        self, trainer: ComposerReplicationTrainer, inputs: list[dict[str, Any]], outputs: Mapping[str, Tensor]
-    ) -> StepSignals:
-        from composer_replication.recipes.trl.composer_trainer import StepSignals
-
+    def __call__(self, trainer: Any, inputs: list[dict[str, Any]], outputs: Mapping[str, Tensor]) -> StepSignals:
         del inputs  # a rollout is known by its environment
         step = trainer.state.global_step + 1
         trajectories = [

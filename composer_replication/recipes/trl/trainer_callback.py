@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from transformers import TrainerCallback
 
+from composer_replication.distillation import SelfTeacher, TAIDScheduler
+from composer_replication.loss import LossComponents
 from composer_replication.trainer.learner import merge_metrics
 from composer_replication.types.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
-
-__all__ = ["Follower", "state_path"]
+__all__ = ["TeacherCallback", "state_path"]
 
 _STATE_FILE = "composer.pt"
 
@@ -27,10 +26,25 @@ def state_path(checkpoint: str) -> str:
     return path
 
 
-class Follower(TrainerCallback):
-    """Moves them after every step; self-teacher and clock are kept in TRL's checkpoints."""
+class _Trainer(Protocol):
+    """What the callback reads and writes of a `ComposerReplicationTrainer`."""
 
-    def __init__(self, trainer: ComposerReplicationTrainer) -> None:
+    accelerator: Any
+    model: Any
+    parts: list[LossComponents]
+    channel_metrics: dict[str, float]
+    off: dict[str, str]
+    resumed_from: str | None
+    self_teacher: SelfTeacher | None
+    taid: TAIDScheduler | None
+
+    def state_of_teachers(self) -> dict[str, Any]: ...
+
+
+class TeacherCallback(TrainerCallback):
+    """Update the self-teacher and TAID's clock after every step, and keep both in TRL's checkpoints."""
+
+    def __init__(self, trainer: _Trainer) -> None:
         self.trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the callback's signature

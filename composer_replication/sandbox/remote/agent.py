@@ -29,30 +29,14 @@ from composer_replication.sandbox.doctor.probes import PROBES
 from composer_replication.sandbox.doctor.selftest import escapes
 from composer_replication.sandbox.opening import open_sandbox
 from composer_replication.sandbox.protocol import Tree
+from composer_replication.sandbox.remote.mailbox import INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.scratch import make_scratch
 from composer_replication.sandbox.transfer.archive import pack, unpack
 from composer_replication.sandbox.transfer.messages import Parcel, command_of, error_facts, result_parcel
 from composer_replication.sandbox.transfer.requests import PYTHON_ENVIRONMENT
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError
 
-__all__ = ["BOOTSTRAP", "INBOX", "LEASE", "OUTBOX", "begin", "main"]
-
-INBOX, OUTBOX, LEASE = "inbox", "outbox", "lease"
-"""In the agent's folder: where orders are put, where answers are taken from, and the file that keeps the agent alive."""
-
-BOOTSTRAP = """
-import base64, os, sys
-if sys.platform != "linux" or sys.version_info < (3, 11):
-    sys.exit("%s is Python %s on %s" % (sys.executable, sys.version.split()[0], sys.platform))
-archive = os.memfd_create("modules")
-with open(archive, "wb", closefd=False) as file:
-    file.write(base64.b64decode("".join(sys.argv[2:])))
-path = "/proc/self/fd/%d" % archive
-sys.path.insert(0, path)
-from composer_replication.sandbox.remote.agent import begin
-print(begin(path, float(sys.argv[1])))
-"""
-"""The program the server starts: seconds of the lease and the archive of modules, in pieces, are its arguments."""
+__all__ = ["begin", "main"]
 
 _AGENT = """
 import sys

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from composer_replication.sandbox.protocol import Command, ExecResult, Installation, Isolation, Tree
-from composer_replication.sandbox.remote.agent import BOOTSTRAP, INBOX, LEASE, OUTBOX
+from composer_replication.sandbox.remote.mailbox import BOOTSTRAP, INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.sandbox.transfer.archive import pack, unpack
 from composer_replication.sandbox.transfer.messages import Parcel, order_parcel, raise_error, result_of_parcel
