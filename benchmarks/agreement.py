@@ -21,10 +21,10 @@ from typing import Any
 from measuring import emit
 
 from composer_replication.actions.agreement import (
-    Answer,
+    ActionComparison,
     Ballot,
+    SameAction,
     Scene,
-    Verdict,
     Vote,
     choose,
     cluster_votes,
@@ -93,22 +93,22 @@ def made_up(rows: list[dict[str, str]], rng: random.Random, *, near: bool, state
     return found
 
 
-def exact(one: str, other: str) -> Verdict:
+def exact(one: str, other: str) -> ActionComparison:
     """Agreement by the text of the action."""
-    return Verdict(Answer.SAME if one == other else Answer.DIFF, "exact", "")
+    return ActionComparison(SameAction.SAME if one == other else SameAction.DIFF, "exact", "")
 
 
-def canonical(one: str, other: str) -> Verdict:
+def canonical(one: str, other: str) -> ActionComparison:
     """Agreement by the canonical string, in which the order of shell words counts."""
     return exact(canonical_action(*parse_action(one)), canonical_action(*parse_action(other)))
 
 
-def cascade(one: str, other: str) -> Verdict:
+def cascade(one: str, other: str) -> ActionComparison:
     """Agreement by all methods but sandbox and judge."""
     return compare(one, other, SCENE)
 
 
-def voted(states: list[State], same: Callable[[str, str], Verdict], *, weighted: bool = False) -> dict[str, float | int]:
+def voted(states: list[State], same: Callable[[str, str], ActionComparison], *, weighted: bool = False) -> dict[str, float | int]:
     """Pairs, and how many are right."""
     clustered = [cluster_votes(state.votes, state.student, same)[0] for state in states]
     ballots = [Ballot({f: i for i, c in enumerate(clusters) for f in c.families}) for clusters in clustered]
@@ -129,7 +129,7 @@ def voted(states: list[State], same: Callable[[str, str], Verdict], *, weighted:
     return {**{name: counts[name] for name in names}, "precision": round(counts["pairs_correct"] / max(1, counts["pairs"]), 4)}
 
 
-def microseconds(rows: list[dict[str, str]], same: Callable[[str, str], Verdict]) -> float:
+def microseconds(rows: list[dict[str, str]], same: Callable[[str, str], ActionComparison]) -> float:
     """CPU time of one comparison: the least of five rounds over all pairs."""
     rounds = []
     for _ in range(5):

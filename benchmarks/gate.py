@@ -29,8 +29,8 @@ from typing import Any, get_args
 
 from measuring import emit
 
-from composer_replication.actions.agreement import Answer, Verdict, Vote, choose, cluster_votes
-from composer_replication.teachers import Gate, Step, Tariff, bill
+from composer_replication.actions.agreement import ActionComparison, SameAction, Vote, choose, cluster_votes
+from composer_replication.teachers import Gate, ReplayStep, Tariff, bill
 from composer_replication.teachers.gate import Rule
 
 TRACES, STEPS, SEEDS = 40, 50, 3
@@ -75,7 +75,7 @@ class World:
 class State:
     """One step, with everybody's action: `right`, another way to write it, or an error."""
 
-    step: Step
+    step: ReplayStep
     student: str
     answers: Mapping[str, str]
 
@@ -89,8 +89,8 @@ class State:
         return "valuable" if self.student.startswith("error") and choice.cluster.action.startswith("right") else "false"
 
 
-def _exact(one: str, other: str) -> Verdict:
-    return Verdict(Answer.SAME if one == other else Answer.DIFF, "exact", "")
+def _exact(one: str, other: str) -> ActionComparison:
+    return ActionComparison(SameAction.SAME if one == other else SameAction.DIFF, "exact", "")
 
 
 def states_of(world: World, seed: int) -> list[State]:
@@ -108,7 +108,7 @@ def states_of(world: World, seed: int) -> list[State]:
             wrong = student.startswith("error")
             high = draw.random() < (1.0 - world.sure if wrong else world.unsure)
             finding = draw.random() < (world.recall if wrong else world.false_alarm)
-            step = Step(
+            step = ReplayStep(
                 state_id=f"{seed}/{trace}#{turn}",
                 trace_id=f"{seed}/{trace}",
                 prompt_bytes=int(size),

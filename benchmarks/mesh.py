@@ -30,7 +30,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.recipes.mesh.driver import Driver
 from composer_replication.trainer.loop import train
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 
 MESHES = {"ray": "RayMesh", "monarch": "MonarchMesh"}
 VICTIMS = ("generator-0", "env-0", "rewarder", "trainer")
@@ -50,9 +50,9 @@ def configured(prepared: Path, run: Path, steps: int, **substrate: Any) -> RunCo
     return config.model_copy(update=update)
 
 
-def opened(config: RunConfig) -> Workshop:
+def opened(config: RunConfig) -> RunContext:
     run_dir = RunDir.create(config.out / config.name)
-    return Workshop.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
+    return RunContext.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
 
 
 async def on_mesh(kind: str, config: RunConfig, watch: Any = None) -> Driver:

@@ -28,8 +28,8 @@ from composer_replication.teachers import (
 )
 from composer_replication.teachers.gate_steps import steps_of
 from composer_replication.teachers.pair_mining import (
-    Disagreements,
     DPOPair,
+    PairMining,
     check_states,
     extract_dpo_pairs,
     find_disagreements,
@@ -42,7 +42,7 @@ from composer_replication.traces import TraceState
 __all__ = [
     "DEFAULT_TEACHERS",
     "DPOPair",
-    "Disagreements",
+    "PairMining",
     "TraceState",
     "count_known",
     "extract_dpo_pairs",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.actions.shell_words import NotUnderstoodError, Word, read_line
-from composer_replication.actions.tool_effects import Kind, deed_of, plain_path
+from composer_replication.actions.tool_effects import EffectKind, classify_call, plain_path
 from composer_replication.types import Message
 
 __all__ = [
@@ -131,8 +131,8 @@ def canonical_call(name: str, arguments: Mapping[str, Any]) -> str:
 
     Order of shell words is kept, so `pytest -q tests` and `pytest tests -q` differ: only what is certainly equal is equal.
     """
-    kind = deed_of(name, arguments).kind
-    clean = arguments if kind is Kind.OTHER else _canonical_object(arguments, shell=kind is Kind.SHELL)
+    kind = classify_call(name, arguments).kind
+    clean = arguments if kind is EffectKind.OTHER else _canonical_object(arguments, shell=kind is EffectKind.SHELL)
     return json.dumps([name, dict(clean)], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -1,7 +1,7 @@
 """What a tool call does to a repository, told from its name and arguments, for the tools of this framework and of common agents.
 
 Detectors ask it what was read, changed or run; the comparison of actions asks it whether two calls could do the same. It guesses
-nothing: a call of a tool it does not know is `Kind.OTHER`.
+nothing: a call of a tool it does not know is `EffectKind.OTHER`.
 
 Known are this framework's tools (`envs.tools`); `Read`, `Edit`, `MultiEdit`, `Write`, `Grep`, `Glob`, `LS`, `Bash` (Claude Code);
 `shell`, `local_shell`, `exec_command`, `apply_patch` (Codex); `execute_bash`, `terminal`, `str_replace_editor`, `file_editor`,
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Deed", "Kind", "Replacement", "deed_of", "plain_path"]
+__all__ = ["EffectKind", "Replacement", "ToolEffect", "classify_call", "plain_path"]
 
 
-class Kind(StrEnum):
+class EffectKind(StrEnum):
     """What a call is for."""
 
     READ = "read"
@@ -51,10 +51,10 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class ToolEffect:
     """A call, understood."""
 
-    kind: Kind
+    kind: EffectKind
     path: str = ""
     """POSIX path that is read, listed or changed, normalised, as the call gives it (relative or absolute); empty for none."""
     pattern: str = ""
@@ -74,18 +74,18 @@ class Deed:
     @property
     def changes(self) -> bool:
         """Whether the call itself means to change files; a SHELL call may besides."""
-        return self.kind in (Kind.EDIT, Kind.WRITE, Kind.PATCH)
+        return self.kind in (EffectKind.EDIT, EffectKind.WRITE, EffectKind.PATCH)
 
 
-def deed_of(name: str, arguments: Mapping[str, Any]) -> Deed:
-    """What a call does. Arguments of the wrong type or that are missing make it `Kind.OTHER`: such a call does nothing."""
+def classify_call(name: str, arguments: Mapping[str, Any]) -> ToolEffect:
+    """What a call does. Arguments of the wrong type or that are missing make it `EffectKind.OTHER`: such a call does nothing."""
     known = _TOOLS.get(name)
     if known is None:
-        return Deed(kind=Kind.OTHER)
+        return ToolEffect(kind=EffectKind.OTHER)
     try:
         return known(arguments)
     except (LookupError, TypeError, RecursionError):
-        return Deed(kind=Kind.OTHER)
+        return ToolEffect(kind=EffectKind.OTHER)
 
 
 def plain_path(path: str) -> str:
@@ -145,17 +145,19 @@ def _folder(arguments: Mapping[str, Any]) -> str:
     return posixpath.normpath(text) if text else ""
 
 
-def _read(a: Mapping[str, Any]) -> Deed:
+def _read(a: Mapping[str, Any]) -> ToolEffect:
     first, last = _number(a.get("start")), _number(a.get("end"))
     if a.get("offset") is not None or a.get("limit") is not None:
         first = _number(a.get("offset")) or None
         limit = _number(a.get("limit"))
         last = None if limit is None else (first or 1) + limit - 1
     whole = first is None and last is None
-    return Deed(kind=Kind.READ, path=_path(a, "path", "file_path", "filename"), lines=None if whole else (first, last))
+    return ToolEffect(
+        kind=EffectKind.READ, path=_path(a, "path", "file_path", "filename"), lines=None if whole else (first, last)
+    )
 
 
-def _edit(a: Mapping[str, Any]) -> Deed:
+def _edit(a: Mapping[str, Any]) -> ToolEffect:
     pairs = [_object(pair) for pair in a.get("edits", [a])]
     replacements = tuple(
         Replacement(
@@ -165,26 +167,26 @@ def _edit(a: Mapping[str, Any]) -> Deed:
         )
         for pair in pairs
     )
-    return Deed(kind=Kind.EDIT, path=_path(a, "path", "file_path"), replacements=replacements)
+    return ToolEffect(kind=EffectKind.EDIT, path=_path(a, "path", "file_path"), replacements=replacements)
 
 
-def _write(a: Mapping[str, Any]) -> Deed:
-    return Deed(kind=Kind.WRITE, path=_path(a, "path", "file_path"), content=_text(a, "content", "file_text"))
+def _write(a: Mapping[str, Any]) -> ToolEffect:
+    return ToolEffect(kind=EffectKind.WRITE, path=_path(a, "path", "file_path"), content=_text(a, "content", "file_text"))
 
 
-def _patch(a: Mapping[str, Any]) -> Deed:
-    return Deed(kind=Kind.PATCH, content=_text(a, "patch", "input"))
+def _patch(a: Mapping[str, Any]) -> ToolEffect:
+    return ToolEffect(kind=EffectKind.PATCH, content=_text(a, "patch", "input"))
 
 
-def _search(a: Mapping[str, Any]) -> Deed:
-    return Deed(kind=Kind.SEARCH, pattern=_text(a, "pattern", "query", "search_term"), path=_folder(a))
+def _search(a: Mapping[str, Any]) -> ToolEffect:
+    return ToolEffect(kind=EffectKind.SEARCH, pattern=_text(a, "pattern", "query", "search_term"), path=_folder(a))
 
 
-def _list(a: Mapping[str, Any]) -> Deed:
-    return Deed(kind=Kind.LIST, path=_folder(a), pattern=_optional(a, "pattern"))
+def _list(a: Mapping[str, Any]) -> ToolEffect:
+    return ToolEffect(kind=EffectKind.LIST, path=_folder(a), pattern=_optional(a, "pattern"))
 
 
-def _shell(a: Mapping[str, Any]) -> Deed:
+def _shell(a: Mapping[str, Any]) -> ToolEffect:
     """A command as one string; Codex gives words, and mostly `["bash", "-lc", SCRIPT]`."""
     given: Any = next((a[name] for name in ("command", "cmd", "action") if a.get(name) is not None), None)
     given = given["command"] if isinstance(given, Mapping) else given
@@ -194,31 +196,33 @@ def _shell(a: Mapping[str, Any]) -> Deed:
         words = [str(word) for word in given]
         wrapped = len(words) == 3 and posixpath.basename(words[0]) in ("bash", "sh", "zsh") and words[1] in ("-c", "-lc")
         command = words[2] if wrapped else shlex.join(words)
-    return Deed(kind=Kind.SHELL, command=command, cwd=_optional(a, "workdir", "cwd"))
+    return ToolEffect(kind=EffectKind.SHELL, command=command, cwd=_optional(a, "workdir", "cwd"))
 
 
-def _editor(a: Mapping[str, Any]) -> Deed:
+def _editor(a: Mapping[str, Any]) -> ToolEffect:
     """One tool with several commands: view, create, str_replace, insert, undo_edit."""
     match a["command"]:
         case "view":
             span = a.get("view_range")
             lines = None if span is None else (_number(span[0]), None if span[1] == -1 else _number(span[1]))
-            return Deed(kind=Kind.READ, path=_path(a, "path"), lines=lines)
+            return ToolEffect(kind=EffectKind.READ, path=_path(a, "path"), lines=lines)
         case "create":
             return _write(a)
         case "str_replace":
             return _edit(a)
         case "insert":
             after = _number(a["insert_line"])
-            return Deed(kind=Kind.EDIT, path=_path(a, "path"), insert_after=(after or 0, _text(a, "new_str", "insert_text")))
-    return Deed(kind=Kind.OTHER)
+            return ToolEffect(
+                kind=EffectKind.EDIT, path=_path(a, "path"), insert_after=(after or 0, _text(a, "new_str", "insert_text"))
+            )
+    return ToolEffect(kind=EffectKind.OTHER)
 
 
-def _plain(kind: Kind) -> Callable[[Mapping[str, Any]], Deed]:
-    return lambda _: Deed(kind=kind)
+def _plain(kind: EffectKind) -> Callable[[Mapping[str, Any]], ToolEffect]:
+    return lambda _: ToolEffect(kind=kind)
 
 
-_TOOLS: Mapping[str, Callable[[Mapping[str, Any]], Deed]] = {
+_TOOLS: Mapping[str, Callable[[Mapping[str, Any]], ToolEffect]] = {
     **dict.fromkeys(("read_file", "Read"), _read),
     **dict.fromkeys(("edit_file", "Edit", "MultiEdit"), _edit),
     **dict.fromkeys(("write_file", "Write"), _write),
@@ -227,6 +231,6 @@ _TOOLS: Mapping[str, Callable[[Mapping[str, Any]], Deed]] = {
     **dict.fromkeys(("list_files", "LS", "Glob"), _list),
     **dict.fromkeys(("bash", "Bash", "shell", "local_shell", "exec_command", "execute_bash", "terminal"), _shell),
     **dict.fromkeys(("str_replace_editor", "str_replace_based_edit_tool", "file_editor"), _editor),
-    "run_tests": _plain(Kind.TEST),
-    **dict.fromkeys(("submit", "finish"), _plain(Kind.SUBMIT)),
+    "run_tests": _plain(EffectKind.TEST),
+    **dict.fromkeys(("submit", "finish"), _plain(EffectKind.SUBMIT)),
 }

@@ -63,7 +63,7 @@ def run(
     check_job(config, resume=resume)
     console = Console()
     with _signals_interrupt(), Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
-        view = _View(live)
+        view = _StatusView(live)
         results = run_job(config, open_executor(config.diloco.executor), view.seen, view.told)
     for rank, rows in enumerate(results):
         for row in rows:
@@ -96,7 +96,7 @@ def _signals_interrupt() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-class _View:
+class _StatusView:
     """A table of replicas, drawn anew when something has changed."""
 
     def __init__(self, live: Live) -> None:

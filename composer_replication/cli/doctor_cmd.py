@@ -21,7 +21,7 @@ from rich.table import Table
 from composer_replication.config import SubstrateType
 from composer_replication.recipes.substrates import SUBSTRATES
 from composer_replication.sandbox import SandboxKind, open_sandbox
-from composer_replication.sandbox.doctor.selftest import Finding, Verdict, self_test
+from composer_replication.sandbox.doctor.selftest import ProbeResult, ProbeVerdict, self_test
 from composer_replication.sandbox.opening import survey
 from composer_replication.sandbox.protocol import Isolation
 from composer_replication.types.errors import ConfigError
@@ -30,7 +30,7 @@ __all__ = ["doctor"]
 
 EXIT_NOT_CONTAINED = 4
 
-_COLOURS = {Verdict.BLOCKED: "green", Verdict.ADMITTED: "yellow", Verdict.OPEN: "red", Verdict.BROKEN: "red"}
+_COLOURS = {ProbeVerdict.BLOCKED: "green", ProbeVerdict.ADMITTED: "yellow", ProbeVerdict.OPEN: "red", ProbeVerdict.BROKEN: "red"}
 
 
 def doctor(
@@ -59,7 +59,7 @@ def doctor(
     _show_machine(console, machine, kinds)
     found = {name: _try_out(console, name) for name, shown in kinds.items() if isinstance(shown, Isolation)} if sandbox else {}
     contained = any(isinstance(shown, Isolation) for shown in kinds.values())
-    contained &= not any(f.verdict in (Verdict.OPEN, Verdict.BROKEN) for findings in found.values() for f in findings)
+    contained &= not any(f.verdict in (ProbeVerdict.OPEN, ProbeVerdict.BROKEN) for findings in found.values() for f in findings)
     if as_json:
         typer.echo(json.dumps({"machine": machine, "sandboxes": _as_plain(kinds, found), "contained": contained}))
     if not contained:
@@ -117,7 +117,7 @@ def _show_machine(console: Console, machine: Mapping[str, str], kinds: Mapping[S
     console.print(table)
 
 
-def _try_out(console: Console, kind: SandboxKind) -> list[Finding]:
+def _try_out(console: Console, kind: SandboxKind) -> list[ProbeResult]:
     table = Table(kind, "tries", "", box=box.SIMPLE_HEAD)
     findings = []
     for finding in self_test(open_sandbox(kind)):
@@ -130,7 +130,7 @@ def _try_out(console: Console, kind: SandboxKind) -> list[Finding]:
     return findings
 
 
-def _as_plain(kinds: Mapping[SandboxKind, Isolation | str], found: Mapping[SandboxKind, Sequence[Finding]]) -> dict[str, Any]:
+def _as_plain(kinds: Mapping[SandboxKind, Isolation | str], found: Mapping[SandboxKind, Sequence[ProbeResult]]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for kind, shown in kinds.items():
         if isinstance(shown, Isolation):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from composer_replication.replaysim.pairs_file import BadLine
     from composer_replication.replaysim.recipe import Operator
     from composer_replication.teachers import TeacherAnswer
-    from composer_replication.teachers.pair_mining import Disagreements
+    from composer_replication.teachers.pair_mining import PairMining
     from composer_replication.traces import TraceState
 
 __all__ = ["app"]
@@ -70,7 +70,7 @@ def extract(
         raise typer.Exit(EXIT_NO_PAIRS)
 
 
-def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], strange: int, found: Disagreements) -> None:
+def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], strange: int, found: PairMining) -> None:
     """What became of the states, a number and its meaning in a row."""
     answered = {answer.question_id for answer in answers if answer.error is None} & {state["state_id"] for state in states}
     table = Table("", "", box=box.SIMPLE_HEAD, show_header=False)

@@ -27,7 +27,7 @@ from composer_replication.config import load_teachers
 from composer_replication.observe import Terminal, usd
 
 if TYPE_CHECKING:
-    from composer_replication.teachers import Plan, Scenario
+    from composer_replication.teachers import ReplayPlan, Scenario
     from composer_replication.teachers.planner import Range
 
 __all__ = ["plan"]
@@ -92,7 +92,7 @@ def _scenarios(known: dict[str, float | None]) -> tuple[Scenario, Scenario, Scen
     return low, expected, high
 
 
-def _show(terminal: Terminal, planned: Plan, *, without_entropy: int) -> None:
+def _show(terminal: Terminal, planned: ReplayPlan, *, without_entropy: int) -> None:
     columns = ("teacher", "tier", "answers", "prompt tokens", "from its cache", "USD low", "USD expected", "USD high")
     cells = [
         (

@@ -160,23 +160,23 @@ def _write(out: Path, found: _Found) -> None:
 # --- what is read -------------------------------------------------------------------------------------------------------
 
 
-class _Function(BaseModel):
+class _AnswerFunction(BaseModel):
     model_config = ConfigDict(extra="allow")
     name: str
     arguments: dict[str, Any] | str
 
 
-class _Call(BaseModel):
+class _AnswerCall(BaseModel):
     model_config = ConfigDict(extra="allow")
     id: str
-    function: _Function
+    function: _AnswerFunction
 
 
-class _Message(BaseModel):
+class _AnswerMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "user", "assistant", "tool"]
     content: str
-    tool_calls: list[_Call] = []
+    tool_calls: list[_AnswerCall] = []
 
     @model_validator(mode="before")
     @classmethod
@@ -190,9 +190,9 @@ class _Message(BaseModel):
 class _State(BaseModel):
     model_config = ConfigDict(extra="allow")
     state_id: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_AnswerMessage], Field(min_length=1)]
     student_action: str
-    student_tool_calls: list[_Call] = []
+    student_tool_calls: list[_AnswerCall] = []
     tools: list[dict[str, Any]] = []
     trajectory_id: str = ""
     turn: Annotated[int, Field(ge=0)] = 0

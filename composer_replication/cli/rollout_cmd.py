@@ -160,13 +160,13 @@ def _in_parts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Actor:
+class _PolicyActor:
     engine: Engine
     renderer: ChatRenderer
     budgets: Budgets
 
 
-def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: EngineKind, server_url: str | None) -> _Actor:
+def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: EngineKind, server_url: str | None) -> _PolicyActor:
     """The engine behind a policy's name, the renderer that speaks its tokens, and the budgets it is given by default."""
     if policy not in (*_REQUIRED, "random"):
         return _model(policy) if engine_kind == "transformers" else _served(policy, engine_kind, str(server_url))
@@ -174,37 +174,39 @@ def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: En
     if policy == "random":
         names = {name for t in tasks for d in t.spec.deleted for name in (d.path, d.qualname.rpartition(".")[2])}
         engine = RandomEngine(renderer, tools=TOOLSETS[toolset], words=sorted(names))
-        return _Actor(engine, renderer, Budgets(turn_tokens=2000, trajectory_tokens=32_000, context_tokens=1 << 20, max_turns=16))
+        return _PolicyActor(
+            engine, renderer, Budgets(turn_tokens=2000, trajectory_tokens=32_000, context_tokens=1 << 20, max_turns=16)
+        )
     by_id = {task.spec.task_id: task for task in tasks}
 
     def script_for(session: str) -> Sequence[Message]:
         task_id = session.partition("/")[2].rpartition("/")[0]
         return oracle_script(by_id[task_id]) if policy == "oracle" else noop_script()
 
-    return _Actor(ScriptedEngine(renderer, script_for), renderer, _SCRIPTED_BUDGETS)
+    return _PolicyActor(ScriptedEngine(renderer, script_for), renderer, _SCRIPTED_BUDGETS)
 
 
-def _budgets(actor: _Actor, *given: int | None) -> Budgets:
+def _budgets(actor: _PolicyActor, *given: int | None) -> Budgets:
     """The actor's own, but for those given, in the order of their fields."""
     names = (field.name for field in fields(Budgets))
     return replace(actor.budgets, **{name: value for name, value in zip(names, given, strict=True) if value is not None})
 
 
-def _model(path: str) -> _Actor:
+def _model(path: str) -> _PolicyActor:
     from composer_replication.config import ModelConfig
     from composer_replication.loss.forward.models import load_policy
     from composer_replication.rollout.transformers_engine import TransformersEngine
 
     model, tokenizer = load_policy(ModelConfig(path=path))
-    return _Actor(TransformersEngine(model, tokenizer), ChatRenderer(tokenizer), Budgets())
+    return _PolicyActor(TransformersEngine(model, tokenizer), ChatRenderer(tokenizer), Budgets())
 
 
-def _served(path: str, kind: Literal["vllm", "sglang"], url: str) -> _Actor:
+def _served(path: str, kind: Literal["vllm", "sglang"], url: str) -> _PolicyActor:
     from composer_replication.loss.forward.models import load_tokenizer
     from composer_replication.trainer.engines import open_server_engine
 
     tokenizer, generation = load_tokenizer(path)
-    return _Actor(open_server_engine(kind, url, tokenizer, generation), ChatRenderer(tokenizer), Budgets())
+    return _PolicyActor(open_server_engine(kind, url, tokenizer, generation), ChatRenderer(tokenizer), Budgets())
 
 
 # --- what came of it ---------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.diloco.all_reduce import AllReduceState, ObjectStoreAllReduce, Outcome, Pending
+    from composer_replication.diloco.all_reduce import AllReduceState, ObjectStoreAllReduce, Pending, RoundOutcome
     from composer_replication.diloco.codecs import CODECS, Codec, make_codec
     from composer_replication.diloco.manager import MockManager, ObjectStoreManager
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
@@ -19,8 +19,8 @@ __all__ = [
     "MockManager",
     "ObjectStoreAllReduce",
     "ObjectStoreManager",
-    "Outcome",
     "Pending",
+    "RoundOutcome",
     "Store",
     "Traffic",
     "make_codec",
@@ -34,7 +34,7 @@ _HOME = {
     "MockManager": "manager",
     "ObjectStoreAllReduce": "all_reduce",
     "ObjectStoreManager": "manager",
-    "Outcome": "all_reduce",
+    "RoundOutcome": "all_reduce",
     "Pending": "all_reduce",
     "Store": "store",
     "Traffic": "store",

@@ -21,15 +21,15 @@ from composer_replication.diloco.codecs import Codec, VisibleCodec, make_codec
 from composer_replication.diloco.codecs.feedback import ErrorFeedback
 from composer_replication.diloco.conditional import check_conditional_writes
 from composer_replication.diloco.exchange import NORM, Exchanged, exchange
-from composer_replication.diloco.membership import Place
+from composer_replication.diloco.membership import RoundStore
 from composer_replication.diloco.runs import check_floor, claim, collect, newest_round, round_key
-from composer_replication.diloco.sending import Sent, bounds, send
+from composer_replication.diloco.sending import Published, bounds, send
 from composer_replication.diloco.setting import Clock, Monotonic, Setting, Stopwatch
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.diloco.wire import digest
 from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
 
-__all__ = ["AllReduceState", "ObjectStoreAllReduce", "Outcome", "Pending"]
+__all__ = ["AllReduceState", "ObjectStoreAllReduce", "Pending", "RoundOutcome"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class AllReduceState(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RoundOutcome:
     """What became of a round."""
 
     name: str
@@ -73,11 +73,11 @@ class Outcome:
 class Pending:
     """A round that is being held in the background."""
 
-    def __init__(self, tensors: Sequence[Tensor], work: Callable[[], tuple[Tensor, Outcome]]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], work: Callable[[], tuple[Tensor, RoundOutcome]]) -> None:
         self._tensors = tuple(tensors)
-        self._found: tuple[Tensor, Outcome] | None = None
+        self._found: tuple[Tensor, RoundOutcome] | None = None
         self._error: ComposerError | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: RoundOutcome | None = None
         self._thread = threading.Thread(target=self._run, args=(work,), name="composer-round", daemon=True)
         self._thread.start()
 
@@ -85,7 +85,7 @@ class Pending:
         """Whether `wait` would return at once."""
         return not self._thread.is_alive()
 
-    def wait(self) -> Outcome:
+    def wait(self) -> RoundOutcome:
         """Write the means into the tensors that the round was started with, and say what became of it.
 
         Raises:
@@ -116,7 +116,7 @@ class Pending:
         """Wait for the end of the round, whatever it is."""
         self._thread.join()  # an event would do, but a thread that is still ending when the interpreter does aborts the process
 
-    def _run(self, work: Callable[[], tuple[Tensor, Outcome]]) -> None:
+    def _run(self, work: Callable[[], tuple[Tensor, RoundOutcome]]) -> None:
         try:
             self._found = work()
         except ComposerError as error:
@@ -259,7 +259,7 @@ class ObjectStoreAllReduce:
         """The newest round of a fragment that replicas have agreed to hold; None before the first."""
         return newest_round(self.store, name)
 
-    def follow(self, tensors: Sequence[Tensor], name: str, number: int) -> Outcome:
+    def follow(self, tensors: Sequence[Tensor], name: str, number: int) -> RoundOutcome:
         """Write the mean of a round into `tensors` without a contribution of one's own: for a replica that joins late.
 
         The round after it is the next that `start` holds.
@@ -294,25 +294,25 @@ class ObjectStoreAllReduce:
 
     def _after(
         self, earlier: Pending | None, name: str, number: int | None, flat: Tensor, weight: float, reference: Tensor | None
-    ) -> tuple[Tensor, Outcome]:
+    ) -> tuple[Tensor, RoundOutcome]:
         """Hold the round once the one before has ended: it says what is owed, and which number is next."""
         if earlier is not None:
             earlier.settle()
         at = self._rounds.get(name, 0) if number is None else number
         if self.world_size == 1:
             self._rounds[name] = at + 1
-            return flat, Outcome(name, at, (0,), {}, True, 0, 0, 0, 0.0, 0.0, 0.0)
+            return flat, RoundOutcome(name, at, (0,), {}, True, 0, 0, 0, 0.0, 0.0, 0.0)
         return self._hold(name, at, flat, weight, reference)
 
     def _hold(
         self, name: str, number: int, flat: Tensor, weight: float | None, reference: Tensor | None
-    ) -> tuple[Tensor, Outcome]:
+    ) -> tuple[Tensor, RoundOutcome]:
         """`weight` None: only follow."""
         setting = self._setting
         store = self.store.counting()
         before = store.at(round_key(name, number - 1)) if number > 0 else None
         check = partial(check_floor, store, name, number)
-        place = Place(store.at(round_key(name, number)), name, number, flat.numel(), before, check)
+        place = RoundStore(store.at(round_key(name, number)), name, number, flat.numel(), before, check)
         watch = Stopwatch(setting)
         sent, wanted = None, None
         if weight is not None:
@@ -330,7 +330,7 @@ class ObjectStoreAllReduce:
         self._rounds[name] = number + 1
         if self._keep_rounds is not None and number >= self._keep_rounds and self.rank == min(found.seal.members):
             _tidy(store, name, number + 1 - self._keep_rounds)
-        outcome = Outcome(
+        outcome = RoundOutcome(
             name=name,
             round=number,
             members=found.seal.members,
@@ -345,7 +345,7 @@ class ObjectStoreAllReduce:
         )
         return found.mean, outcome
 
-    def _settle(self, name: str, wanted: Tensor | None, sent: Sent | None, found: Exchanged) -> None:
+    def _settle(self, name: str, wanted: Tensor | None, sent: Published | None, found: Exchanged) -> None:
         """What this replica owes after a round: what it wanted to give, less what counted, and what it rounded for all."""
         size = found.mean.numel()
         codec = self._setting.codec

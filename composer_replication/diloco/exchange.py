@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from composer_replication.diloco.membership import Place, Present, agree, among, key_of, ranks_of
-from composer_replication.diloco.sending import Sent, bounds, check_header, checked, gated, most_bytes
+from composer_replication.diloco.membership import Present, RoundStore, agree, among, key_of, ranks_of
+from composer_replication.diloco.sending import Published, bounds, check_header, checked, gated, most_bytes
 from composer_replication.diloco.setting import Setting, Stopwatch
 from composer_replication.diloco.wire import (
     Chunk,
@@ -54,7 +54,7 @@ class Exchanged:
     """Where this replica rounded chunks of the mean (begin, end), and what it cut off, in shares of its own contribution."""
 
 
-def exchange(setting: Setting, place: Place, sent: Sent | None, watch: Stopwatch) -> Exchanged:
+def exchange(setting: Setting, place: RoundStore, sent: Published | None, watch: Stopwatch) -> Exchanged:
     """Hold the round.
 
     Args:
@@ -76,7 +76,7 @@ def _mean(parts: Iterable[tuple[float, Tensor]], size: int) -> Tensor:
 
 
 class _Flat:
-    def __init__(self, setting: Setting, place: Place, sent: Sent | None, watch: Stopwatch) -> None:
+    def __init__(self, setting: Setting, place: RoundStore, sent: Published | None, watch: Stopwatch) -> None:
         self._setting, self._place, self._sent, self._watch = setting, place, sent, watch
         self._read: dict[int, tuple[Contribution, bytes]] = {}
         self._damaged: set[int] = set()
@@ -143,7 +143,7 @@ class _Flat:
 
 
 class _Scatter:
-    def __init__(self, setting: Setting, place: Place, sent: Sent | None, watch: Stopwatch) -> None:
+    def __init__(self, setting: Setting, place: RoundStore, sent: Published | None, watch: Stopwatch) -> None:
         self._setting, self._place, self._sent, self._watch = setting, place, sent, watch
         self._headers: dict[int, Contribution | None] = {}
         self._bounds = bounds(setting, place.size)

@@ -18,7 +18,7 @@ from composer_replication.diloco.fragments import Fragment
 from composer_replication.diloco.trees import Tree
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["GlobalState", "Load", "Place", "Save"]
+__all__ = ["GlobalState", "Load", "RoundKey", "Save"]
 
 Load: TypeAlias = Callable[[dict[str, Any]], None]
 Save: TypeAlias = Callable[[], dict[str, Any]]
@@ -27,7 +27,7 @@ _ORIGINALS, _OUTER = "original_parameters", "outer_optimizer"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoundKey:
     """Where a round is in the store."""
 
     fragment: int
@@ -41,7 +41,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FragmentPart:
     fragment: Fragment
     outer: torch.optim.Optimizer
     load: Load
@@ -61,16 +61,16 @@ class GlobalState:
         self, fragments: Sequence[Fragment], outers: Sequence[torch.optim.Optimizer], registered: Sequence[tuple[Load, Save]]
     ) -> None:
         parts = zip(fragments, outers, registered, strict=True)
-        self._parts = [_Part(fragment, outer, load, save) for fragment, outer, (load, save) in parts]
+        self._parts = [_FragmentPart(fragment, outer, load, save) for fragment, outer, (load, save) in parts]
 
-    def place(self, round: int) -> Place:  # noqa: A002 - the term of the field
+    def place(self, round: int) -> RoundKey:  # noqa: A002 - the term of the field
         """Which fragment a round synchronises, and how often it was synchronised before."""
-        return Place(round % len(self._parts), round // len(self._parts))
+        return RoundKey(round % len(self._parts), round // len(self._parts))
 
-    def floors(self, round: int) -> list[Place]:  # noqa: A002
+    def floors(self, round: int) -> list[RoundKey]:  # noqa: A002
         """The first place of each fragment that is not before this round."""
         n = len(self._parts)
-        return [Place(fragment, (round - fragment + n - 1) // n) for fragment in range(n)]
+        return [RoundKey(fragment, (round - fragment + n - 1) // n) for fragment in range(n)]
 
     def size_of(self, round: int) -> int:  # noqa: A002
         """Numbers in it."""
@@ -162,5 +162,5 @@ class GlobalState:
                     sha.update(memoryview(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()).cast("B"))
         return sha.hexdigest()
 
-    def _part(self, round: int) -> _Part:  # noqa: A002
+    def _part(self, round: int) -> _FragmentPart:  # noqa: A002
         return self._parts[self.place(round).fragment]

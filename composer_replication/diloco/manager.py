@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from composer_replication.diloco.all_reduce import ObjectStoreAllReduce, Outcome, Pending
-from composer_replication.diloco.global_state import GlobalState, Load, Place, Save
+from composer_replication.diloco.all_reduce import ObjectStoreAllReduce, Pending, RoundOutcome
+from composer_replication.diloco.global_state import GlobalState, Load, RoundKey, Save
 from composer_replication.diloco.runs import check_floor
 from composer_replication.types.errors import ConfigError, RoundError, RoundExpiredError
 
@@ -54,7 +54,7 @@ class _Flight:
     flat: Tensor | None = None
     """All of them, [size] on the CPU; the mean is written into it."""
     pending: Pending | None = None
-    outcome: Outcome | None = None
+    outcome: RoundOutcome | None = None
     error: RoundError | None = None
     stall_s: float = 0.0
 
@@ -294,7 +294,7 @@ class ObjectStoreManager:
                 tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
                 start += tensor.numel()
 
-    def _is_over(self, place: Place) -> bool:
+    def _is_over(self, place: RoundKey) -> bool:
         """Whether the others have agreed on the members of a round already."""
         newest = self.all_reduce.newest_round(place.name) if self.all_reduce.world_size > 1 else None
         return newest is not None and newest >= place.number

@@ -10,7 +10,7 @@ from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, Seal, pack, read_seal, reread
 from composer_replication.types.errors import ConfigError, RoundError
 
-__all__ = ["Place", "Present", "agree", "among", "key_of", "ranks_of"]
+__all__ = ["Present", "RoundStore", "agree", "among", "key_of", "ranks_of"]
 
 SEAL = "seal"
 _MANY = 16
@@ -18,7 +18,7 @@ _MANY = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoundStore:
     """A round of one fragment: where its objects are."""
 
     store: Store
@@ -57,7 +57,7 @@ def key_of(rank: int) -> str:
     return f"p/{rank}"
 
 
-def agree(setting: Setting, place: Place, watch: Stopwatch, look: Callable[[Collection[str]], Present]) -> Seal:
+def agree(setting: Setting, place: RoundStore, watch: Stopwatch, look: Callable[[Collection[str]], Present]) -> Seal:
     """The seal of the round, written here if nobody has.
 
     Args:
@@ -101,14 +101,14 @@ def agree(setting: Setting, place: Place, watch: Stopwatch, look: Callable[[Coll
     return watch.until(step, missing)
 
 
-def _complete(setting: Setting, place: Place, passed: float, present: Present) -> bool:
+def _complete(setting: Setting, place: RoundStore, passed: float, present: Present) -> bool:
     here = {*present.members, *(rank for rank, _ in present.refused)}
     if len(here) < setting.quorum:
         return False
     return passed >= setting.deadline_s or (present.settled and (len(here) == setting.world_size or _gone(setting, place, here)))
 
 
-def _gone(setting: Setting, place: Place, here: Collection[int]) -> bool:
+def _gone(setting: Setting, place: RoundStore, here: Collection[int]) -> bool:
     """Whether those who are missing sent nothing in the round before either, not even too late."""
     if place.before is None:
         return False
@@ -116,7 +116,7 @@ def _gone(setting: Setting, place: Place, here: Collection[int]) -> bool:
     return SEAL in keys and not set(ranks_of(keys, setting.world_size)) - set(here)
 
 
-def _read(setting: Setting, place: Place) -> Seal:
+def _read(setting: Setting, place: RoundStore) -> Seal:
     sealed = _whole(setting, place)
     mine = (setting.run, place.name, place.round, setting.codec.name, place.size)
     theirs = (sealed.run, sealed.name, sealed.round, sealed.codec, sealed.size)
@@ -130,7 +130,7 @@ def _read(setting: Setting, place: Place) -> Seal:
     return sealed
 
 
-def _whole(setting: Setting, place: Place) -> Seal:
+def _whole(setting: Setting, place: RoundStore) -> Seal:
     def read() -> Seal:
         sealed = read_seal(place.store.get(SEAL))
         refused = [rank for rank, _ in sealed.refused]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs.dense import GROUP
 from composer_replication.diloco.codecs.protocol import VisibleCodec
-from composer_replication.diloco.membership import Place, key_of
+from composer_replication.diloco.membership import RoundStore, key_of
 from composer_replication.diloco.setting import Setting
 from composer_replication.diloco.wire import (
     Chunk,
@@ -24,11 +24,11 @@ from composer_replication.diloco.wire import (
     reread,
 )
 
-__all__ = ["Sent", "bounds", "check_header", "checked", "gated", "most_bytes", "read_header", "send"]
+__all__ = ["Published", "bounds", "check_header", "checked", "gated", "most_bytes", "read_header", "send"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class Published:
     """What stands in the store in this replica's name."""
 
     header: Contribution
@@ -49,7 +49,7 @@ def most_bytes(size: int) -> int:
     return 8 * size + 1024
 
 
-def send(setting: Setting, place: Place, values: Tensor | None, weight: float, reference: Tensor | None) -> Sent:
+def send(setting: Setting, place: RoundStore, values: Tensor | None, weight: float, reference: Tensor | None) -> Published:
     """Put this replica's contribution, unless one is there from an earlier life of it: then that one counts.
 
     Args:
@@ -70,11 +70,11 @@ def send(setting: Setting, place: Place, values: Tensor | None, weight: float, r
     )
     block = pack(header, header_length(setting.world_size))
     if place.store.create(key_of(setting.rank), b"".join((block, *chunks))):
-        return Sent(header, chunks)
+        return Published(header, chunks)
     return _earlier(setting, place, header, chunks)
 
 
-def _encoded(setting: Setting, place: Place, values: Tensor, reference: Tensor | None) -> list[bytes]:
+def _encoded(setting: Setting, place: RoundStore, values: Tensor, reference: Tensor | None) -> list[bytes]:
     codec = setting.codec
     parts = bounds(setting, place.size)
     if reference is not None and isinstance(codec, VisibleCodec):
@@ -82,11 +82,11 @@ def _encoded(setting: Setting, place: Place, values: Tensor, reference: Tensor |
     return [codec.encode(values[begin:end]) for begin, end in parts]
 
 
-def _earlier(setting: Setting, place: Place, header: Contribution, chunks: tuple[bytes, ...]) -> Sent:
+def _earlier(setting: Setting, place: RoundStore, header: Contribution, chunks: tuple[bytes, ...]) -> Published:
     try:
         found = read_header(setting, place, setting.rank)
         if found == header:
-            return Sent(header, chunks)
+            return Published(header, chunks)
         whole = place.store.get(key_of(setting.rank)) or b""
         parts, at = [], header_length(setting.world_size)
         for chunk in found.chunks:
@@ -94,12 +94,12 @@ def _earlier(setting: Setting, place: Place, header: Contribution, chunks: tuple
             at += chunk.length
             if digest(parts[-1]) != chunk.digest:
                 raise DamagedError("its payload is damaged")
-        return Sent(found, tuple(parts))
+        return Published(found, tuple(parts))
     except DamagedError:  # so that it counts for nobody
-        return Sent(header, chunks)
+        return Published(header, chunks)
 
 
-def read_header(setting: Setting, place: Place, rank: int) -> Contribution:
+def read_header(setting: Setting, place: RoundStore, rank: int) -> Contribution:
     """The header of a rank's contribution.
 
     Raises:
@@ -109,7 +109,7 @@ def read_header(setting: Setting, place: Place, rank: int) -> Contribution:
     return reread(lambda: check_header(setting, place, rank, place.store.get_range(key_of(rank), 0, length)))
 
 
-def check_header(setting: Setting, place: Place, rank: int, block: bytes | None) -> Contribution:
+def check_header(setting: Setting, place: RoundStore, rank: int, block: bytes | None) -> Contribution:
     """The header that an object starts with. Raises DamagedError, as `read_header` does."""
     found = read_contribution(block)
     mine = (setting.run, place.name, place.round, rank, setting.codec.name, place.size)

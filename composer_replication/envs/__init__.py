@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.envs.coding import SYSTEM_PROMPT, CodingEnv, CodingTask, TestCache
+from composer_replication.envs.coding import SYSTEM_PROMPT, CodingEnv, TaskOfEnv, TestCache
 from composer_replication.envs.oracle import SolvedTask, noop_script, oracle_script
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.envs.workspace import Workspace
@@ -11,8 +11,8 @@ __all__ = [
     "CODING_TOOLS",
     "SYSTEM_PROMPT",
     "CodingEnv",
-    "CodingTask",
     "SolvedTask",
+    "TaskOfEnv",
     "TestCache",
     "Workspace",
     "noop_script",

@@ -15,12 +15,12 @@ from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading.grade import GradeCache, grade
 from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.grading.submission import is_editable
-from composer_replication.sandbox.single_flight import Once
+from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.tasks.features.hidden_tests import without_tests
 from composer_replication.types import GradeReport, Message, Outcome, TaskSpec, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.errors import SandboxUnavailableError
 
-__all__ = ["SYSTEM_PROMPT", "CodingEnv", "CodingTask", "TestCache"]
+__all__ = ["SYSTEM_PROMPT", "CodingEnv", "TaskOfEnv", "TestCache"]
 
 SYSTEM_PROMPT = "You fix Python code with tools."
 
@@ -29,7 +29,7 @@ _FAILURE_CHARS = 160
 _MOST_RUNS = 1024
 
 
-class CodingTask(Protocol):
+class TaskOfEnv(Protocol):
     """What the environment needs of a task (`composer_replication.tasks.store.Task` has it)."""
 
     @property
@@ -50,7 +50,7 @@ class TestCache:
     __test__ = False
 
     def __init__(self, *, most: int = _MOST_RUNS) -> None:
-        self._runs: Once[tuple[str, str], TestRun] = Once(most)
+        self._runs: SingleFlightCache[tuple[str, str], TestRun] = SingleFlightCache(most)
 
     def get_or_run(self, key: tuple[str, str], run: Callable[[], TestRun]) -> TestRun:
         """The run stored under `key`, or what `run` gives; of equal runs at once one happens."""
@@ -78,7 +78,7 @@ class CodingEnv:
 
     def __init__(
         self,
-        task: CodingTask,
+        task: TaskOfEnv,
         *,
         sandbox: Sandbox,
         python: Path,

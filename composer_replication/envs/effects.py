@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.actions.agreement import Answer, Verdict
+from composer_replication.actions.agreement import ActionComparison, SameAction
 from composer_replication.actions.agreement.edits import same_text
 from composer_replication.actions.calls import Call
 from composer_replication.envs.coding import CodingEnv
@@ -48,7 +48,7 @@ class _Effect:
         return any(status in _BROKE_OFF for status, _ in self.endings)
 
 
-def same_state(env: CodingEnv, one: Sequence[Call], other: Sequence[Call]) -> Verdict:
+def same_state(env: CodingEnv, one: Sequence[Call], other: Sequence[Call]) -> ActionComparison:
     """Compare the files that two actions leave behind and how their calls end; then, where the files differ, the tests.
 
     Only for actions that change files. Commands are run twice: of one that leaves something else behind the second time, such as
@@ -68,15 +68,19 @@ def same_state(env: CodingEnv, one: Sequence[Call], other: Sequence[Call]) -> Ve
         return _undecided("neither changes a file")
     if _same_files(left.env.workspace, right.env.workspace):
         same = left.endings[-1] == right.endings[-1]
-        return Verdict(Answer.SAME, "state", "the same files afterwards") if same else _undecided("they end differently")
+        return (
+            ActionComparison(SameAction.SAME, "state", "the same files afterwards")
+            if same
+            else _undecided("they end differently")
+        )
     tests = [_tests(run.env) for run in (left, right)]
     if None in tests or tests[0] == tests[1]:
         return _undecided("the files differ afterwards, and no test tells which is right")
-    return Verdict(Answer.DIFF, "state", "other tests pass afterwards")
+    return ActionComparison(SameAction.DIFF, "state", "other tests pass afterwards")
 
 
-def _undecided(why: str) -> Verdict:
-    return Verdict(Answer.UNDECIDED, "state", why)
+def _undecided(why: str) -> ActionComparison:
+    return ActionComparison(SameAction.UNDECIDED, "state", why)
 
 
 def _carried_out(env: CodingEnv, calls: Sequence[Call]) -> _Effect:

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Protocol
 
-from composer_replication.envs.coding import CodingTask
+from composer_replication.envs.coding import TaskOfEnv
 from composer_replication.envs.workspace import Workspace
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.sandbox.grading.grade import grade
@@ -19,7 +19,7 @@ __all__ = ["SolvedTask", "noop_script", "oracle_script", "prove_solution"]
 _MOST_CONTEXT = 12
 
 
-class SolvedTask(CodingTask, Protocol):
+class SolvedTask(TaskOfEnv, Protocol):
     """A task that knows its own solution."""
 
     def gold_files(self) -> Mapping[str, bytes]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from composer_replication.kernels.head import Head, accumulation_dtype, autocast_dtype
-from composer_replication.kernels.weight_gradient import Place, gradient_of
+from composer_replication.kernels.weight_gradient import GradientPart, gradient_of
 
 __all__ = [
     "CHUNK_BYTES",
@@ -168,7 +168,7 @@ class _TotalLoss(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         factors: Tensor | None,
-        place: Place | None,
+        place: GradientPart | None,
         run: Callable[..., Gradients],
         kernel: RowKernel,
     ) -> Tensor:

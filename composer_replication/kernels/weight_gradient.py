@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from composer_replication.kernels.head import accumulation_dtype
 
-__all__ = ["FormPart", "Place", "WeightGradient", "gradient_of", "one_weight_gradient"]
+__all__ = ["FormPart", "GradientPart", "WeightGradient", "gradient_of", "one_weight_gradient"]
 
 FormPart: TypeAlias = Callable[[Tensor, Tensor], None]
 """Adds a part of the gradient, times a 0-dim factor, to a buffer [V, H]."""
@@ -35,7 +35,7 @@ _MOST = 8
 """Parts that are added up in one buffer."""
 
 
-class Place(NamedTuple):
+class GradientPart(NamedTuple):
     """Of one loss among those whose parts are added up in the forward pass."""
 
     buffer: Tensor
@@ -56,7 +56,7 @@ class WeightGradient:
         self._parts: _Parts | None = None
         self._factors = self.tip
 
-    def place(self, form: FormPart) -> Place:
+    def place(self, form: FormPart) -> GradientPart:
         """For a loss that forms its part now, without knowing its factor, and by `form` should it have to be formed again."""
         if self._parts is None or len(self._parts.forms) == _MOST:
             self._parts = _Parts(self.tip)
@@ -64,7 +64,7 @@ class WeightGradient:
             self.tip, self._factors = apply(self.tip, self._parts)
         assert self._parts.total is not None  # no backward pass before the losses are there
         self._parts.forms.append(form)
-        return Place(self._parts.total, self._factors, len(self._parts.forms) - 1)
+        return GradientPart(self._parts.total, self._factors, len(self._parts.forms) - 1)
 
     def pass_through(self, tip: Tensor) -> None:
         """Losses to come hand the gradient to `tip` [V, H], whose node adds its own part and hands it to the tip of now."""

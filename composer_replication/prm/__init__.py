@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.prm.data import IGNORED, Example, Step, encode, fit, held_out_tasks, read_transcripts
+    from composer_replication.prm.data import IGNORED, Example, JudgedTurn, encode, fit, held_out_tasks, read_transcripts
     from composer_replication.prm.evaluate import Judged, judge, metrics_of
     from composer_replication.prm.labels import StepLabels, outcome_labels, read_labels, vote_labels
     from composer_replication.prm.model import load_prm, make_prm, score, start_prm
@@ -21,8 +21,8 @@ __all__ = [
     "IGNORED",
     "Example",
     "Judged",
+    "JudgedTurn",
     "PrmOptions",
-    "Step",
     "StepLabels",
     "best_of",
     "encode",
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "data": ("IGNORED", "Example", "Step", "encode", "fit", "held_out_tasks", "read_transcripts"),
+    "data": ("IGNORED", "Example", "JudgedTurn", "encode", "fit", "held_out_tasks", "read_transcripts"),
     "evaluate": ("Judged", "judge", "metrics_of"),
     "labels": ("StepLabels", "outcome_labels", "read_labels", "vote_labels"),
     "model": ("load_prm", "make_prm", "score", "start_prm"),

@@ -18,14 +18,25 @@ from composer_replication.types import Message, Trajectory, trajectory_from_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn, Transcript
 
-__all__ = ["IGNORED", "Example", "Limit", "Step", "encode", "fit", "held_out_tasks", "read_transcripts", "step_turns", "task_of"]
+__all__ = [
+    "IGNORED",
+    "Example",
+    "JudgedTurn",
+    "Limit",
+    "encode",
+    "fit",
+    "held_out_tasks",
+    "read_transcripts",
+    "step_turns",
+    "task_of",
+]
 
 IGNORED = -100.0
 """Label of a position that is no judged step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class JudgedTurn:
     """One judged turn."""
 
     turn: int
@@ -43,7 +54,7 @@ class Example:
     trajectory_id: str
     task_id: str
     input_ids: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[JudgedTurn, ...]
     """In the order of their ends."""
 
     def labels(self) -> list[float]:
@@ -102,11 +113,11 @@ def _of_trajectory(trajectory: Trajectory, renderer: ChatRenderer, labels: Mappi
             fix="take a model with the tokenizer of the policy that sampled it",
         )
     ids = list(trajectory.prompt_ids)
-    steps: list[Step] = []
+    steps: list[JudgedTurn] = []
     for index, turn in enumerate(trajectory.turns):
         ids += turn.action_ids
         if turn.action_ids:
-            steps.append(Step(turn=index, end=len(ids) - 1, label=labels.get(index)))
+            steps.append(JudgedTurn(turn=index, end=len(ids) - 1, label=labels.get(index)))
         ids += turn.observation_ids
     return _example(trajectory, ids, steps)
 
@@ -114,7 +125,7 @@ def _of_trajectory(trajectory: Trajectory, renderer: ChatRenderer, labels: Mappi
 def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float]) -> Iterator[Example]:
     """Contexts that go on from each other share an example. A turn that saw more than its log has is read, and not judged."""
     ids: list[int] = []
-    steps: list[Step] = []
+    steps: list[JudgedTurn] = []
     judged = step_turns(trace)
     for index, turn in enumerate(trace.turns):
         reply = _reply(trace.turns[index - 1], turn) if index else None
@@ -125,7 +136,7 @@ def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float])
             ids += renderer.delta_ids(reply, ended=True)
         ids += renderer.assistant_ids(assistant_message(turn.text, turn.tool_calls))
         if index in judged:
-            steps.append(Step(turn=index, end=len(ids) - 1, label=labels.get(index)))
+            steps.append(JudgedTurn(turn=index, end=len(ids) - 1, label=labels.get(index)))
     yield from _example(trace, ids, steps)
 
 
@@ -136,7 +147,7 @@ def _reply(before: TraceTurn, after: TraceTurn) -> Sequence[Message] | None:
     return after.context[seen + 1 :] if goes_on and after.context[seen]["role"] == "assistant" else None
 
 
-def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence[Step]) -> list[Example]:
+def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence[JudgedTurn]) -> list[Example]:
     """None without a step. Nothing is read after the last one."""
     if not steps:
         return []

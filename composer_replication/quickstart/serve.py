@@ -31,7 +31,7 @@ _MAX_BATCH = 64
 
 
 @dataclass(slots=True)
-class _Job:
+class _ChatJob:
     request: SampleRequest
     answered: threading.Event = field(default_factory=threading.Event)
     sample: Sample | None = None
@@ -45,7 +45,7 @@ class ModelServer:
         model, tokenizer = load_policy(ModelConfig(path=folder, device="cpu"))
         self.renderer = ChatRenderer(tokenizer)
         self._engine = TransformersEngine(model, tokenizer)
-        self._jobs: queue.Queue[_Job] = queue.Queue()
+        self._jobs: queue.Queue[_ChatJob] = queue.Queue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,9 @@ class ModelServer:
         limit = min(int(body.get("max_tokens") or _MAX_TOKENS), _MAX_TOKENS, self._engine.context_window - len(prompt))
         if limit < 1:
             raise ValueError(f"the prompt has {len(prompt)} tokens, the context window {self._engine.context_window}")
-        job = _Job(SampleRequest(session=uuid.uuid4().hex, new_ids=prompt, max_new_tokens=limit, seed=int(body.get("seed") or 0)))
+        job = _ChatJob(
+            SampleRequest(session=uuid.uuid4().hex, new_ids=prompt, max_new_tokens=limit, seed=int(body.get("seed") or 0))
+        )
         self._jobs.put(job)
         job.answered.wait()
         if job.sample is None:
@@ -100,7 +102,7 @@ class ModelServer:
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ChatHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     models: ClassVar[dict[str, ModelServer]] = {}
 
@@ -143,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-class Server(ThreadingHTTPServer):
+class TeacherServer(ThreadingHTTPServer):
     """A thread for every connection."""
 
     daemon_threads = True
@@ -151,7 +153,7 @@ class Server(ThreadingHTTPServer):
     """Connections may wait to be accepted: a replay opens all of its own at once, and the standard 5 resets most of them."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _ChatHandler)
 
 
 def _message(wire: dict[str, Any]) -> Message:
@@ -181,11 +183,11 @@ def main(arguments: list[str]) -> int:
 
     torch.set_num_threads(1)
     try:
-        _Handler.models = {name: ModelServer(folder) for name, _, folder in (a.partition("=") for a in arguments)}
+        _ChatHandler.models = {name: ModelServer(folder) for name, _, folder in (a.partition("=") for a in arguments)}
     except ComposerError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    server = Server()
+    server = TeacherServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"listening on http://127.0.0.1:{server.server_address[1]}/v1\n")
     sys.stdout.flush()

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from composer_replication.sandbox.backends import linux
 
-__all__ = ["Program"]
+__all__ = ["RunningProgram"]
 
 _PATIENCE_S = 30.0
 _HEARD = {signal.SIGTERM, signal.SIGCHLD}
 
 
-class Program:
+class RunningProgram:
     """A running program. A context manager: everything is ended with it.
 
     Args:
@@ -66,7 +66,7 @@ class Program:
         """The process group of the guard, the program and what they start, but for those that make a group of their own."""
         return self._guard.pid
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> RunningProgram:
         return self
 
     def __exit__(self, *_: object) -> None:

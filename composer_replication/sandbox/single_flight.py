@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["Once"]
+__all__ = ["SingleFlightCache"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Once(Generic[K, V]):
+class SingleFlightCache(Generic[K, V]):
     """At most `most` values by key. Safe to use from threads: of equal questions at once one is answered, the others wait."""
 
     def __init__(self, most: int) -> None:

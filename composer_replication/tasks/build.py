@@ -31,9 +31,9 @@ from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildRep
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.environment import make_environment
-from composer_replication.tasks.sources.layout import Layout, guess_layout
+from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.tasks.sources.licence import check_licence, licence_of
-from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, Source, digest_of, fetch_source
+from composer_replication.tasks.sources.source import SOURCE_RECORD, STATE, PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import digests_of, docs_of
 from composer_replication.types.errors import ConfigError, SourceError, TaskError
 
@@ -113,8 +113,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
 
 
 def _validator(
-    source: Source,
-    layout: Layout,
+    source: PristineTree,
+    layout: RepositoryLayout,
     baseline: Baseline,
     hidden: HiddenBook,
     benchmarks: Benchmarks,
@@ -186,7 +186,7 @@ def _check_out(source: str, out: Path) -> None:
         raise ConfigError(f"--out {out} {what} the source itself", fix=f"name a folder of its own, such as {out / 'tasks'}")
 
 
-def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Source:
+def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> PristineTree:
     """The fetched tree, from an earlier call where it cannot have changed.
 
     A build that has decided a candidate binds its folder to its source and options; one that has not is begun anew.
@@ -201,7 +201,7 @@ def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> Sou
         _begun_anew(state)
         record = None
     if record is not None and not Path(source).is_dir() and tree.is_dir() and digest_of(tree) == record["digest"]:
-        return Source(name=record["name"], label=record["label"], digest=record["digest"], tree=tree)
+        return PristineTree(name=record["name"], label=record["label"], digest=record["digest"], tree=tree)
     fresh = state / "pristine.new"
     with storage_errors(state):
         shutil.rmtree(fresh, ignore_errors=True)
@@ -244,7 +244,7 @@ def _other_place(out: Path, record: dict[str, Any]) -> str:
     return f"choose another --out, or delete {out / STATE} and that build's tasks, {out / slug_of(record['name'])}-*"
 
 
-def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progress) -> Path:
+def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: Progress) -> Path:
     if not options.install:
         return (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
     if far_python(options.sandbox) is not None:
@@ -255,7 +255,9 @@ def _interpreter(source: Source, out: Path, options: BuildOptions, tell: Progres
         return make_environment(out.absolute() / ".venv", source.tree, source.name, base=options.python)
 
 
-def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, options: BuildOptions) -> Baseline:
+def _baseline(
+    state: Path, source: PristineTree, layout: RepositoryLayout, sandbox: Sandbox, python: Path, options: BuildOptions
+) -> Baseline:
     """The measured baseline, from an earlier call where there is one."""
     _refuse_copies(source, layout, sandbox, python, options)
     file = state / _BASELINE
@@ -269,7 +271,7 @@ def _baseline(state: Path, source: Source, layout: Layout, sandbox: Sandbox, pyt
     return baseline
 
 
-def _refuse_copies(source: Source, layout: Layout, sandbox: Sandbox, python: Path, options: BuildOptions) -> None:
+def _refuse_copies(source: PristineTree, layout: RepositoryLayout, sandbox: Sandbox, python: Path, options: BuildOptions) -> None:
     """Refuse an interpreter that has the project installed, or vendored in what is. Raises SourceError."""
     copies = installed_copies(sandbox, python, source.tree, layout.imports)
     if copies:
@@ -292,7 +294,13 @@ def _refuse_copies(source: Source, layout: Layout, sandbox: Sandbox, python: Pat
 
 
 def _hidden_book(
-    state: Path, source: Source, layout: Layout, sandbox: Sandbox, python: Path, baseline: Baseline, options: BuildOptions
+    state: Path,
+    source: PristineTree,
+    layout: RepositoryLayout,
+    sandbox: Sandbox,
+    python: Path,
+    baseline: Baseline,
+    options: BuildOptions,
 ) -> HiddenBook:
     """The project's hidden checks, from an earlier call where there are any."""
     known = _restored(state / _CHECKS, HiddenBook.from_json)
@@ -311,7 +319,7 @@ def _hidden_book(
     return book
 
 
-def _functions(tree: Path, layout: Layout, options: BuildOptions) -> tuple[list[Function], list[Skipped]]:
+def _functions(tree: Path, layout: RepositoryLayout, options: BuildOptions) -> tuple[list[Function], list[Skipped]]:
     functions: list[Function] = []
     skipped: list[Skipped] = []
     for path in layout.sources:

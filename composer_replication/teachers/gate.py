@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from composer_replication.teachers.audit import Audit
-from composer_replication.teachers.tariff import Gaps, Step, Tariff, by_trace
+from composer_replication.teachers.tariff import Gaps, ReplayStep, Tariff, by_trace
 from composer_replication.types.errors import ConfigError
 
 __all__ = ["Decision", "Gate", "Reason", "Rule", "windows"]
@@ -70,12 +70,12 @@ class Gate:
             if not 0.0 <= share <= 1.0:
                 raise ConfigError(f"the gate's {name} is {share}", fix=f"give {name} as a share between 0 and 1")
 
-    def uncertain_ids(self, steps: Sequence[Step]) -> set[str]:
+    def uncertain_ids(self, steps: Sequence[ReplayStep]) -> set[str]:
         """Ids of the states with the highest entropies, as many as `uncertain` says; among equals a draw decides."""
         known = [(-s.entropy, self._draw(0, s.state_id), s.state_id) for s in steps if s.entropy is not None]
         return {state_id for _, _, state_id in sorted(known)[: round(self.uncertain * len(known))]}
 
-    def grounds(self, step: Step, uncertain: Collection[str]) -> tuple[Reason, ...]:
+    def grounds(self, step: ReplayStep, uncertain: Collection[str]) -> tuple[Reason, ...]:
         """What speaks for a state by itself."""
         found: list[Reason] = []
         if step.entropy is None and self.unknown == "ask" and self.uncertain > 0.0:
@@ -86,7 +86,7 @@ class Gate:
             found.append("finding")
         return tuple(found)
 
-    def first(self, steps: Sequence[Step], tariff: Tariff | None = None) -> list[Decision]:
+    def first(self, steps: Sequence[ReplayStep], tariff: Tariff | None = None) -> list[Decision]:
         """What the first tier asks, state by state: the cheap teacher, or everybody under `flat`.
 
         Args:
@@ -103,7 +103,7 @@ class Gate:
         ]
 
     def second(
-        self, steps: Sequence[Step], first: Sequence[Decision], agrees: Collection[str], tariff: Tariff | None = None
+        self, steps: Sequence[ReplayStep], first: Sequence[Decision], agrees: Collection[str], tariff: Tariff | None = None
     ) -> list[Decision]:
         """What the second tier asks of the other teachers, once the cheap one has answered.
 
@@ -128,7 +128,9 @@ class Gate:
             for d, found in zip(first, _with_windows(steps, reasons, tariff), strict=True)
         ]
 
-    def foreseen(self, steps: Sequence[Step], first: Sequence[Decision], disagrees: float) -> tuple[dict[str, float], set[str]]:
+    def foreseen(
+        self, steps: Sequence[ReplayStep], first: Sequence[Decision], disagrees: float
+    ) -> tuple[dict[str, float], set[str]]:
         """What is known of `second` before the cheap teacher has answered: chances by id, and the ids that the audit draws.
 
         The chance is that of a reason other than a window or the audit. What the audit draws is asked at any rate; it follows
@@ -161,7 +163,7 @@ class Gate:
         return Audit(chance=self.audit, population=len(left_out), drawn=frozenset(d.state_id for d in left_out if d.reasons))
 
 
-def windows(steps: Sequence[Step], asked: Collection[str], tariff: Tariff) -> set[str]:
+def windows(steps: Sequence[ReplayStep], asked: Collection[str], tariff: Tariff) -> set[str]:
     """Ids of states to ask besides `asked`, so that the prompt cache stays warm where that is cheaper than a cold prompt.
 
     Between two asked states of a trace lies a gap; `Gaps.fills` decides about it.
@@ -177,7 +179,7 @@ def windows(steps: Sequence[Step], asked: Collection[str], tariff: Tariff) -> se
 
 
 def _with_windows(
-    steps: Sequence[Step], reasons: Sequence[tuple[Reason, ...]], tariff: Tariff | None
+    steps: Sequence[ReplayStep], reasons: Sequence[tuple[Reason, ...]], tariff: Tariff | None
 ) -> list[tuple[Reason, ...]]:
     if tariff is None:
         return list(reasons)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from composer_replication.teachers import Step
+from composer_replication.teachers import ReplayStep
 from composer_replication.teachers.teacher import prompt_bytes
 from composer_replication.traces import TraceState
 from composer_replication.types import Finding
@@ -12,14 +12,14 @@ from composer_replication.types import Finding
 __all__ = ["steps_of", "with_evidence"]
 
 
-def steps_of(states: Sequence[TraceState]) -> list[Step]:
+def steps_of(states: Sequence[TraceState]) -> list[ReplayStep]:
     """One step for every state, in the same order. A state without a `trajectory_id` is a trace by itself."""
-    steps: list[Step] = []
+    steps: list[ReplayStep] = []
     latest: dict[str, TraceState] = {}
     for state in states:
         trace = state.get("trajectory_id", "") or state["state_id"]
         steps.append(
-            Step(
+            ReplayStep(
                 state_id=state["state_id"],
                 trace_id=trace,
                 prompt_bytes=prompt_bytes(state["messages"], state.get("tools", ())),

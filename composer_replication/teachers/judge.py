@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from composer_replication.actions.agreement import Answer, Verdict
+from composer_replication.actions.agreement import ActionComparison, SameAction
 from composer_replication.actions.calls import parse_action
 from composer_replication.teachers.ledger import Ledger
 from composer_replication.teachers.pool import TeacherPool
@@ -29,7 +29,7 @@ _INSTRUCTION = (
 
 async def judge_pairs(
     pairs: Iterable[tuple[str, str]], judge: Teacher, *, ledger: Ledger, max_total_usd: float | None
-) -> dict[tuple[str, str], Verdict]:
+) -> dict[tuple[str, str], ActionComparison]:
     """What the judge says of each pair of actions, under the pair as it is given and under its reverse.
 
     The ledger keeps the answers by the actions with sorted arguments, so no pair is paid for twice, in whichever order it comes.
@@ -43,7 +43,7 @@ async def judge_pairs(
         return {}
     async with TeacherPool([judge], ledger=ledger, max_total_usd=max_total_usd) as pool:
         said = {a.question_id: a.content if a.error is None else "" for a in await pool.ask(questions)}
-    verdicts: dict[tuple[str, str], Verdict] = {}
+    verdicts: dict[tuple[str, str], ActionComparison] = {}
     for i, (one, other) in enumerate(wanted):
         verdict = _verdict(_yes(said[f"{i}a"]), _yes(said[f"{i}b"]))
         verdicts[one, other] = verdicts[other, one] = verdict
@@ -71,9 +71,11 @@ def _yes(answer: str) -> bool | None:
     return {"yes": True, "no": False}.get(word)
 
 
-def _verdict(first: bool | None, second: bool | None) -> Verdict:
+def _verdict(first: bool | None, second: bool | None) -> ActionComparison:
     if first is None or second is None:
-        return Verdict(Answer.UNDECIDED, "judge", "the judge answers neither yes nor no")
+        return ActionComparison(SameAction.UNDECIDED, "judge", "the judge answers neither yes nor no")
     if first is not second:
-        return Verdict(Answer.UNDECIDED, "judge", "the judge answers otherwise when the order is reversed")
-    return Verdict(Answer.SAME if first else Answer.DIFF, "judge", "the judge says so in both orders", JUDGE_CONFIDENCE)
+        return ActionComparison(SameAction.UNDECIDED, "judge", "the judge answers otherwise when the order is reversed")
+    return ActionComparison(
+        SameAction.SAME if first else SameAction.DIFF, "judge", "the judge says so in both orders", JUDGE_CONFIDENCE
+    )

@@ -6,10 +6,10 @@ import asyncio
 
 from composer_replication.teachers.teacher import Teacher
 
-__all__ = ["Pace"]
+__all__ = ["RateLimiter"]
 
 
-class Pace:
+class RateLimiter:
     """One teacher's. `async with pace.slot` holds one of its `max_concurrency` places; `turn` waits for one request's time."""
 
     def __init__(self, teacher: Teacher) -> None:

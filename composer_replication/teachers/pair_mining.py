@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from composer_replication.actions.agreement import (
+    ActionComparison,
     Ballot,
     Cluster,
     Scene,
-    Verdict,
     Vote,
     choose,
     cluster_votes,
@@ -30,7 +30,7 @@ from composer_replication.types.errors import ConfigError
 
 __all__ = [
     "DPOPair",
-    "Disagreements",
+    "PairMining",
     "check_states",
     "extract_dpo_pairs",
     "find_disagreements",
@@ -85,7 +85,7 @@ class DPOPair(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Disagreements:
+class PairMining:
     """The pairs of a replay, and what became of everything else."""
 
     pairs: tuple[DPOPair, ...]
@@ -143,9 +143,9 @@ def find_disagreements(
     agreement_threshold: int = 2,
     *,
     scenes: Callable[[TraceState], Scene] = scene_of,
-    judged: Mapping[tuple[str, str], Verdict] | None = None,
+    judged: Mapping[tuple[str, str], ActionComparison] | None = None,
     weights: Mapping[str, float] | Literal["equal", "fitted"] = "equal",
-) -> Disagreements:
+) -> PairMining:
     """One pair for every state where enough teachers agree on another action than the student's.
 
     Actions are compared by `agreement.compare`; only valid ones vote (`cast_vote`). The student's is rejected when it is
@@ -167,7 +167,7 @@ def find_disagreements(
     by_state: dict[str, list[TeacherAnswer]] = defaultdict(list)
     for answer in teacher_actions:
         by_state[answer.question_id].append(answer)
-    counts = _Counts()
+    counts = _MiningCounts()
     clustered = [_clustered(state, by_state[state["state_id"]], _with(judged, scenes(state)), counts) for state in states]
     families = {c.family or c.teacher for c in teacher_actions}
     if isinstance(weights, str) and weights not in ("equal", "fitted"):
@@ -187,7 +187,7 @@ def find_disagreements(
             continue
         pairs.append(_pair(state, choice.cluster))
         confidence[state["state_id"]] = choice.confidence * choice.cluster.student.confidence
-    return Disagreements(
+    return PairMining(
         pairs=tuple(pairs),
         confidence=confidence,
         dropped=dict(counts.dropped),
@@ -201,7 +201,7 @@ def find_disagreements(
 
 
 @dataclass(slots=True)
-class _Counts:
+class _MiningCounts:
     """What is counted on the way."""
 
     dropped: Counter[str] = field(default_factory=Counter)
@@ -210,7 +210,7 @@ class _Counts:
     undecided: set[tuple[str, str]] = field(default_factory=set)
 
 
-def _with(judged: Mapping[tuple[str, str], Verdict] | None, scene: Scene) -> Scene:
+def _with(judged: Mapping[tuple[str, str], ActionComparison] | None, scene: Scene) -> Scene:
     return scene if judged is None else replace(scene, judge=lambda one, other: judged.get((one, other)))
 
 
@@ -218,13 +218,13 @@ def _clustered(
     state: TraceState,
     answers: Sequence[TeacherAnswer],
     scene: Scene,
-    counts: _Counts,
+    counts: _MiningCounts,
 ) -> tuple[list[Cluster], int]:
     outcomes = [cast_vote(a, state.get("tools", ())) for a in answers]
     counts.abstained.update(o for o in outcomes if isinstance(o, str))
-    known: dict[tuple[str, str], Verdict] = {}
+    known: dict[tuple[str, str], ActionComparison] = {}
 
-    def same(one: str, other: str) -> Verdict:
+    def same(one: str, other: str) -> ActionComparison:
         key = (one, other) if one < other else (other, one)
         if key not in known:
             known[key] = compare(*key, scene)
@@ -279,7 +279,7 @@ def pairs_to_token_pairs(
     teachers' action as the policy itself would write it: its own chat template, no teacher's prose beside a tool call.
 
     Args:
-        confidence: weights by state id (`Disagreements.confidence`); 1 for a pair without one.
+        confidence: weights by state id (`PairMining.confidence`); 1 for a pair without one.
 
     Raises:
         ConfigError: a pair's state is no turn of `trajectories`.

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from composer_replication.observe import usd
 from composer_replication.teachers.gate import Gate, Reason
 from composer_replication.teachers.pool import TeacherAnswer
-from composer_replication.teachers.tariff import Bill, Step, Tariff, bill, window_tariff
+from composer_replication.teachers.tariff import Bill, ReplayStep, Tariff, bill, window_tariff
 from composer_replication.teachers.teacher import Teacher
 from composer_replication.types.errors import BudgetExceededError
 
-__all__ = ["EXPECTED", "HIGH", "LOW", "Plan", "PlannedTeacher", "Range", "Scenario", "measured", "plan", "warn_of_cap"]
+__all__ = ["EXPECTED", "HIGH", "LOW", "PlannedTeacher", "Range", "ReplayPlan", "Scenario", "measured", "plan", "warn_of_cap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class PlannedTeacher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReplayPlan:
     """The expected cost of a replay."""
 
     states: int
@@ -81,14 +81,14 @@ class Plan:
 
 
 def plan(
-    steps: Sequence[Step],
+    steps: Sequence[ReplayStep],
     *,
     first: Sequence[Teacher],
     second: Sequence[Teacher] = (),
     gate: Gate | None = None,
     scenarios: tuple[Scenario, Scenario, Scenario] = (LOW, EXPECTED, HIGH),
     reach: int | None = None,
-) -> Plan:
+) -> ReplayPlan:
     """The cost of asking `first` what the gate lets through, and `second` what is left open; everything without a gate.
 
     The first tier's states are known, with its windows and what the audit draws. In the second a state has a chance, and a window
@@ -116,7 +116,7 @@ def plan(
     total = sum((line.usd for line in lines), Range(low=0.0, expected=0.0, high=0.0))
     reasons = Counter(reason for d in decisions for reason in d.reasons)
     dearest = max((t.bound_usd(s.prompt_bytes) or 0.0 for t in (*first, *second) for s in steps), default=0.0)
-    return Plan(states=len(steps), teachers=tuple(lines), usd=total, reasons=dict(reasons), call_usd=dearest)
+    return ReplayPlan(states=len(steps), teachers=tuple(lines), usd=total, reasons=dict(reasons), call_usd=dearest)
 
 
 def _tariff(teacher: Teacher, scenario: Scenario, reach: int | None) -> Tariff:
@@ -144,7 +144,7 @@ def _line(tier: int, teacher: Teacher, bills: Sequence[Bill]) -> PlannedTeacher:
     )
 
 
-def measured(scenario: Scenario, steps: Sequence[Step], answers: Sequence[TeacherAnswer]) -> Scenario:
+def measured(scenario: Scenario, steps: Sequence[ReplayStep], answers: Sequence[TeacherAnswer]) -> Scenario:
     """The scenario with token counts as a pilot's answers have them; as it was, where they have none."""
     size = {s.state_id: s.prompt_bytes for s in steps}
     counted = [a for a in answers if a.prompt_tokens and a.question_id in size]
@@ -158,7 +158,7 @@ def measured(scenario: Scenario, steps: Sequence[Step], answers: Sequence[Teache
     )
 
 
-def warn_of_cap(planned: Plan, max_total_usd: float | None, *, spent_usd: float = 0.0) -> str | None:
+def warn_of_cap(planned: ReplayPlan, max_total_usd: float | None, *, spent_usd: float = 0.0) -> str | None:
     """What to say of a cap that does not let every call through at the high estimate; None when nothing.
 
     Raises:

@@ -18,7 +18,7 @@ import openai
 from composer_replication.observe import usd
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
-from composer_replication.teachers.pace import Pace
+from composer_replication.teachers.pace import RateLimiter
 from composer_replication.teachers.reply import Price, Reply, parse_call, price_of
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types import ToolCall
@@ -69,7 +69,7 @@ OnAnswer = Callable[[TeacherAnswer], None]
 
 
 @dataclass(slots=True)
-class _Job:
+class _Question:
     """A question for a teacher, and the answer when it is there."""
 
     teacher: Teacher
@@ -99,7 +99,7 @@ class TeacherPool:
         self.ledger = ledger
         self.max_total_usd = max_total_usd
         self._clients: dict[str, openai.AsyncOpenAI] = {}
-        self._paces = {t.name: Pace(t) for t in self.teachers}
+        self._paces = {t.name: RateLimiter(t) for t in self.teachers}
         self._left_out: dict[str, str] = {}
         self._above: Counter[str] = Counter()
         self._above_in_a_row: Counter[str] = Counter()
@@ -139,8 +139,8 @@ class TeacherPool:
             StorageError: the ledger cannot be written.
         """
         asked = self._named(teachers)
-        jobs = [_Job(t, q, answer_key(t, q)) for q in questions for t in asked]
-        traces: defaultdict[tuple[str, str], list[_Job]] = defaultdict(list)
+        jobs = [_Question(t, q, answer_key(t, q)) for q in questions for t in asked]
+        traces: defaultdict[tuple[str, str], list[_Question]] = defaultdict(list)
         for i, job in enumerate(jobs):
             record = self.ledger.find(job.key)
             if record is not None:
@@ -187,11 +187,11 @@ class TeacherPool:
 
     # --- one question -----------------------------------------------------------------------------------------------------
 
-    async def _walk(self, steps: Sequence[_Job], on_answer: OnAnswer | None) -> None:
+    async def _walk(self, steps: Sequence[_Question], on_answer: OnAnswer | None) -> None:
         for job in steps:
             _answered(job, await self._answer(job), on_answer)
 
-    async def _answer(self, job: _Job) -> TeacherAnswer:
+    async def _answer(self, job: _Question) -> TeacherAnswer:
         """The answer to the question, or to an identical one that is under way."""
         if job.key in self._under_way:
             twin = await asyncio.shield(self._under_way[job.key])
@@ -211,7 +211,7 @@ class TeacherPool:
         future.set_result(answer)
         return answer
 
-    async def _find_or_buy(self, job: _Job) -> TeacherAnswer:
+    async def _find_or_buy(self, job: _Question) -> TeacherAnswer:
         """Another pool on this ledger may be asking the same, or may have asked."""
         while True:
             record = self.ledger.find(job.key)
@@ -222,7 +222,7 @@ class TeacherPool:
             except AskedAlreadyError:
                 await asyncio.sleep(_ELSEWHERE_S)
 
-    async def _buy(self, job: _Job) -> TeacherAnswer:
+    async def _buy(self, job: _Question) -> TeacherAnswer:
         """Call until there is an answer, or a reason to stop."""
         teacher, pace, blank = job.teacher, self._paces[job.teacher.name], job.blank()
         last: NoAnswerError | None = None
@@ -253,7 +253,7 @@ class TeacherPool:
                         pace.pause(last.pause_s)
                     await asyncio.sleep(last.pause_s)
 
-    async def _reserve(self, job: _Job) -> str | None:
+    async def _reserve(self, job: _Question) -> str | None:
         """Wait for the teacher's turn, hold the most a call can cost, or has cost where that is more, and name the call.
 
         While calls under way may yet cost less than is held for them, wait for them; None when there are none left.
@@ -275,7 +275,7 @@ class TeacherPool:
             async with self._ended:
                 await self._ended.wait()
 
-    async def _call(self, job: _Job, call_id: str, failed_before: int) -> TeacherAnswer:
+    async def _call(self, job: _Question, call_id: str, failed_before: int) -> TeacherAnswer:
         """Make one call and end its reservation. Raises NoAnswerError."""
         teacher, question = job.teacher, job.question
         client = self._clients.get(teacher.name)
@@ -356,7 +356,7 @@ def answer_key(teacher: Teacher, question: Question) -> str:
     return request_key(endpoint=teacher.base_url, request=teacher.request(question), sample=question.sample)
 
 
-def _answered(job: _Job, answer: TeacherAnswer, on_answer: OnAnswer | None) -> None:
+def _answered(job: _Question, answer: TeacherAnswer, on_answer: OnAnswer | None) -> None:
     job.answer = answer
     if on_answer is not None:
         on_answer(answer)

@@ -143,29 +143,29 @@ def _as_text(arguments: Any) -> Any:
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
-class _Function(BaseModel):
+class _ReplyFunction(BaseModel):
     name: str | None = None
     arguments: Annotated[str, BeforeValidator(_as_text)] | None = None
 
 
-class _Call(BaseModel):
+class _ReplyCall(BaseModel):
     id: str | None = None
     type: str = "function"
-    function: _Function | None = None
+    function: _ReplyFunction | None = None
 
 
-class _Part(BaseModel):
+class _ReplyPart(BaseModel):
     type: str = "text"
     text: str | None = None
 
 
-class _Message(BaseModel):
-    content: str | list[_Part | str] | None = None
-    tool_calls: list[_Call] | None = None
+class _ReplyMessage(BaseModel):
+    content: str | list[_ReplyPart | str] | None = None
+    tool_calls: list[_ReplyCall] | None = None
 
 
 class _Choice(BaseModel):
-    message: _Message
+    message: _ReplyMessage
     finish_reason: str | None = None
 
 
@@ -174,7 +174,7 @@ class _Completion(BaseModel):
     usage: Any = None
 
 
-def _joined(content: str | Sequence[_Part | str] | None) -> str:
+def _joined(content: str | Sequence[_ReplyPart | str] | None) -> str:
     """Content as one text; parts that are none, such as a model's thoughts, are left out."""
     if content is None or isinstance(content, str):
         return content or ""

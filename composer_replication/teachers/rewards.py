@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from composer_replication.actions.agreement import Answer, Cluster, Scene, Verdict, Vote, cluster_votes, compare, why_no_pair
+from composer_replication.actions.agreement import (
+    ActionComparison,
+    Cluster,
+    SameAction,
+    Scene,
+    Vote,
+    cluster_votes,
+    compare,
+    why_no_pair,
+)
 from composer_replication.actions.calls import canonical_action, parse_action
 from composer_replication.types import Reward, Unscored
 from composer_replication.types.errors import ConfigError
@@ -107,7 +116,8 @@ def variance_weighted_reward(
     answer = {vote: cluster.student.answer for cluster in clusters for vote in cluster.votes}
     families = _families(votes, weights, lambda vote: answer[vote]).values()
     decided = [
-        (weight * (1.0 - said.get(Answer.UNDECIDED, 0.0)), weight * said.get(Answer.SAME, 0.0)) for weight, said in families
+        (weight * (1.0 - said.get(SameAction.UNDECIDED, 0.0)), weight * said.get(SameAction.SAME, 0.0))
+        for weight, said in families
     ]
     total = math.fsum(weight for weight, _ in decided)
     if total < (0.5 + _EQUAL) * math.fsum(weight for weight, _ in families):
@@ -181,18 +191,18 @@ def _clusters(votes: Sequence[Vote], student: str, weights: Mapping[str, float],
     return _CONTRADICTED if dissolved else clusters
 
 
-def _by_canonical_string(actions: Sequence[str]) -> Callable[[str, str], Verdict]:
+def _by_canonical_string(actions: Sequence[str]) -> Callable[[str, str], ActionComparison]:
     form = {action: canonical_action(*parse_action(action)) for action in actions}
 
-    def same(one: str, other: str) -> Verdict:
-        return Verdict(Answer.SAME if form[one] == form[other] else Answer.DIFF, "canonical", "")
+    def same(one: str, other: str) -> ActionComparison:
+        return ActionComparison(SameAction.SAME if form[one] == form[other] else SameAction.DIFF, "canonical", "")
 
     return same
 
 
-def _in_scene(scene: Scene) -> Callable[[str, str], Verdict]:
+def _in_scene(scene: Scene) -> Callable[[str, str], ActionComparison]:
     @cache
-    def verdict(one: str, other: str) -> Verdict:
+    def verdict(one: str, other: str) -> ActionComparison:
         return compare(one, other, scene)
 
     return lambda one, other: verdict(min(one, other), max(one, other))

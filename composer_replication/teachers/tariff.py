@@ -15,13 +15,13 @@ from typing import NamedTuple
 from composer_replication.teachers.teacher import Teacher
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Bill", "Gaps", "Sent", "Step", "Tariff", "bill", "by_trace", "window_tariff"]
+__all__ = ["Bill", "Gaps", "ReplayStep", "RequestSize", "Tariff", "bill", "by_trace", "window_tariff"]
 
 _NEGLIGIBLE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ReplayStep:
     """What is known of a state before anybody is asked."""
 
     state_id: str
@@ -108,7 +108,7 @@ def window_tariff(teachers: Sequence[Teacher], reach: int | None) -> Tariff | No
     return max((Tariff.of(t, reach=reach) for t in teachers), key=lambda t: t.cache_write - t.cache_read)
 
 
-class Sent(NamedTuple):
+class RequestSize(NamedTuple):
     """What a teacher is sent, and how often it is to answer."""
 
     prompt: float = 0.0
@@ -117,29 +117,31 @@ class Sent(NamedTuple):
     """Those of them that stand in the cache."""
     answers: float = 0.0
 
-    def plus(self, other: Sent, times: float = 1.0) -> Sent:
+    def plus(self, other: RequestSize, times: float = 1.0) -> RequestSize:
         """The sum of both, the other taken so often."""
         prompt, shared = self.prompt + times * other.prompt, self.shared + times * other.shared
-        return Sent(prompt, shared, self.answers + times * other.answers)
+        return RequestSize(prompt, shared, self.answers + times * other.answers)
 
 
 class Gaps:
     """What is sent from one asked step of a trace to the next, whether those between are asked or not. Steps are 0-based."""
 
-    def __init__(self, trace: Sequence[Step]) -> None:
+    def __init__(self, trace: Sequence[ReplayStep]) -> None:
         self._sizes = [step.prompt_bytes for step in trace]
         self._cuts = [*accumulate(not step.extends for step in trace)]
         self._prompts = [*accumulate(self._sizes)]
         self._shared = [*accumulate(size if step.extends else 0 for size, step in zip([0, *self._sizes], trace, strict=False))]
 
-    def next(self, last: int | None, step: int, reach: int | None) -> Sent:
+    def next(self, last: int | None, step: int, reach: int | None) -> RequestSize:
         """A step whose predecessor in the cache is `last`; None for none."""
         warm = last is not None and self._cuts[last] == self._cuts[step] and (reach is None or step - last <= reach)
-        return Sent(self._sizes[step], self._sizes[last] if warm and last is not None else 0, 1.0)
+        return RequestSize(self._sizes[step], self._sizes[last] if warm and last is not None else 0, 1.0)
 
-    def filled(self, before: int, after: int) -> Sent:
+    def filled(self, before: int, after: int) -> RequestSize:
         """Every step after `before` up to `after`."""
-        return Sent(self._prompts[after] - self._prompts[before], self._shared[after] - self._shared[before], after - before)
+        return RequestSize(
+            self._prompts[after] - self._prompts[before], self._shared[after] - self._shared[before], after - before
+        )
 
     def fills(self, before: int, after: int, tariff: Tariff) -> bool:
         """Whether asking all steps between the two is cheaper than what the later one costs by itself.
@@ -162,7 +164,7 @@ class Bill:
     usd: float
 
 
-def by_trace(steps: Sequence[Step]) -> list[list[int]]:
+def by_trace(steps: Sequence[ReplayStep]) -> list[list[int]]:
     """Indices of the steps of each trace, in order."""
     traces: defaultdict[str, list[int]] = defaultdict(list)
     for index, step in enumerate(steps):
@@ -171,7 +173,7 @@ def by_trace(steps: Sequence[Step]) -> list[list[int]]:
 
 
 def bill(
-    steps: Sequence[Step],
+    steps: Sequence[ReplayStep],
     chances: Mapping[str, float],
     tariff: Tariff,
     *,
@@ -187,7 +189,7 @@ def bill(
         always: ids of steps that are asked even where chance does not have it, and no window is for their sake.
         windows: fills gaps between two steps that chance has asked, where `Gaps.fills` at this tariff; None for no windows.
     """
-    total = Sent()
+    total = RequestSize()
     for trace in by_trace(steps):
         total = total.plus(_expected([steps[index] for index in trace], chances, always, tariff.reach, windows))
     return Bill(
@@ -207,15 +209,15 @@ class _Course:
     """The last step that chance has asked."""
     last: int | None
     """The last step that was asked at all, unless a window fills the gap that begins at `drawn`."""
-    pending: Sent
+    pending: RequestSize
     """What was sent since `drawn`, unless a window fills the gap."""
 
 
 def _expected(
-    trace: Sequence[Step], chances: Mapping[str, float], always: Collection[str], reach: int | None, windows: Tariff | None
-) -> Sent:
-    gaps, total = Gaps(trace), Sent()
-    courses = [_Course(1.0, None, None, Sent())]
+    trace: Sequence[ReplayStep], chances: Mapping[str, float], always: Collection[str], reach: int | None, windows: Tariff | None
+) -> RequestSize:
+    gaps, total = Gaps(trace), RequestSize()
+    courses = [_Course(1.0, None, None, RequestSize())]
     for i, step in enumerate(trace):
         chance = chances.get(step.state_id, 0.0)
         if chance > 0.0:
@@ -232,7 +234,7 @@ def _expected(
             for course in courses:
                 course.pending, course.last = course.pending.plus(gaps.next(course.last, i, reach)), i
         if chance > 0.0:
-            courses.append(_Course(chance, i, i, Sent()))
+            courses.append(_Course(chance, i, i, RequestSize()))
     for course in courses:
         total = total.plus(course.pending, course.chance)
     return total

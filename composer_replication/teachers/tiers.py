@@ -11,7 +11,7 @@ from composer_replication.teachers.call import Failure
 from composer_replication.teachers.gate import Decision, Gate
 from composer_replication.teachers.ledger import Ledger
 from composer_replication.teachers.pool import BUDGET, OnAnswer, TeacherAnswer, TeacherPool
-from composer_replication.teachers.tariff import Step, Tariff, window_tariff
+from composer_replication.teachers.tariff import ReplayStep, Tariff, window_tariff
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types.errors import BudgetExceededError, ConfigError
 
@@ -51,7 +51,7 @@ def cheapest(teachers: Sequence[Teacher]) -> Teacher:
 
 async def ask_in_tiers(
     questions: Sequence[Question],
-    steps: Sequence[Step],
+    steps: Sequence[ReplayStep],
     *,
     cheap: Teacher,
     dear: Sequence[Teacher],

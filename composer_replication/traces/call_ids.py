@@ -26,7 +26,7 @@ def distinct_ids(turns: Sequence[TraceTurn], raw: str) -> tuple[TraceTurn, ...]:
     return tuple(_turn(turn, raw, shared) for turn in turns)
 
 
-class _Names:
+class _CallNames:
     """The ids of one conversation from its beginning."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class _Names:
 
 
 def _turn(turn: TraceTurn, raw: str, shared: dict[tuple[Any, ...], Message]) -> TraceTurn:
-    names = _Names()
+    names = _CallNames()
     context = tuple(_message(message, names, shared) for message in turn.context)
     new = names.asked(call.call_id for call in turn.tool_calls)
     calls = tuple(replace(call, call_id=name) for call, name in zip(turn.tool_calls, new, strict=True))
@@ -68,11 +68,11 @@ def _turn(turn: TraceTurn, raw: str, shared: dict[tuple[Any, ...], Message]) -> 
     )
 
 
-def _result(result: ToolResult, names: _Names) -> ToolResult:
+def _result(result: ToolResult, names: _CallNames) -> ToolResult:
     return replace(result, call_id=names.answered(result.call_id))
 
 
-def _message(message: Message, names: _Names, shared: dict[tuple[Any, ...], Message]) -> Message:
+def _message(message: Message, names: _CallNames, shared: dict[tuple[Any, ...], Message]) -> Message:
     if message.get("tool_calls"):
         new = names.asked(call["id"] for call in message["tool_calls"])
         calls = [{**call, "id": name} for call, name in zip(message["tool_calls"], new, strict=True)]

@@ -15,7 +15,7 @@ from composer_replication.observe.files import replace_file
 from composer_replication.traces.own import READER as OWN
 from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.readers.fields import objects_in, section, string
-from composer_replication.traces.readers.openhands import TWIN, Twins
+from composer_replication.traces.readers.openhands import TWIN, DuplicateConversations
 from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
 from composer_replication.traces.states import INCOMPLETE, lacks_tools
@@ -136,7 +136,7 @@ def _traces(
     redactor: Redactor | None,
     account: Import,
 ) -> Iterator[Trace]:
-    names, twins = _Names(), Twins()
+    names, twins = _TraceNames(), DuplicateConversations()
     for place, reader in places:
         log = {"log": _from(path, place)} if reader.name != OWN.name else {}  # ids of ours say where they are from
         for item in reader.read(place):
@@ -163,7 +163,7 @@ def _from(path: Path, place: Path) -> str:
     return place.name if below == "." else below
 
 
-class _Names:
+class _TraceNames:
     """Gives every trace an id of its own."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from composer_replication.actions.tool_effects import Kind, deed_of
+from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.types import ToolCall, ToolResult
 
 __all__ = ["exit_code_in", "is_test_run", "told_result"]
@@ -78,8 +78,8 @@ _OF_EDITORS = {"edit_not_applied", "path_not_found"}
 
 def is_test_run(call: ToolCall) -> bool:
     """Whether the call certainly runs a test runner, alone or in a chain of commands."""
-    deed = deed_of(call.name, call.arguments)
-    return deed.kind is Kind.TEST or (deed.kind is Kind.SHELL and _RUNNER.search(deed.command.strip()) is not None)
+    deed = classify_call(call.name, call.arguments)
+    return deed.kind is EffectKind.TEST or (deed.kind is EffectKind.SHELL and _RUNNER.search(deed.command.strip()) is not None)
 
 
 def exit_code_in(text: str) -> int | None:
@@ -106,7 +106,7 @@ def told_result(
         failed: the log itself marks it as an error.
     """
     said = content if said is None else said
-    command = call is not None and deed_of(call.name, call.arguments).kind is Kind.SHELL
+    command = call is not None and classify_call(call.name, call.arguments).kind is EffectKind.SHELL
     code = exit_code if exit_code is not None else exit_code_in(said) if command else None
     told: dict[str, Any] = {} if code is None else {"exit_code": code}
     status = "ok"

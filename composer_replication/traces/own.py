@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_replication.tokens import parse_tool_calls
 from composer_replication.traces.reader import Item
-from composer_replication.traces.recorder import Recorder, assistant
+from composer_replication.traces.recorder import ConversationRecorder, assistant
 from composer_replication.traces.schema import TrajectoryShape, check
 from composer_replication.traces.source import Problem, UnreadableError, objects, peek
 from composer_replication.traces.states import INCOMPLETE, SAMPLED, TraceState, state_id, states_from_traces
@@ -30,7 +30,7 @@ def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceSt
 
 def trace_from_trajectory(trajectory: Trajectory) -> Trace:
     """The trajectory as a trace; what the policy sampled is in its turns' details: `token_ids`, `logprobs`, `sampled_text`."""
-    recorder = Recorder(trajectory.messages)
+    recorder = ConversationRecorder(trajectory.messages)
     for index, turn in enumerate(trajectory.turns):
         content, _ = parse_tool_calls(turn.text, turn=index)
         understood = any(call.error is None for call in turn.tool_calls)

@@ -13,7 +13,7 @@ from composer_replication.traces.call_ids import distinct_ids
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import TraceTurn
 
-__all__ = ["INCOMPLETE", "RAW", "Recorder", "assistant", "native_call", "tool_message", "wire_call"]
+__all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "tool_message", "wire_call"]
 
 INCOMPLETE = "incomplete"
 """Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is no state."""
@@ -53,7 +53,7 @@ def tool_message(result: ToolResult) -> Message:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTurn:
     context: tuple[Message, ...]
     text: str
     calls: tuple[ToolCall, ...]
@@ -94,7 +94,7 @@ class _Hole:
             self._stray = True
 
 
-class Recorder:
+class ConversationRecorder:
     """One conversation while it is played back.
 
     Args:
@@ -105,9 +105,9 @@ class Recorder:
         self._exact = exact
         self.context: list[Message] = list(messages)
         """What the model has seen so far."""
-        self._turns: list[_Open] = []
+        self._turns: list[_OpenTurn] = []
         self._hole = _Hole()
-        self._asked: dict[str, _Open] = {}
+        self._asked: dict[str, _OpenTurn] = {}
 
     def say(self, message: Message) -> None:
         """Somebody else than the model says something."""
@@ -144,7 +144,7 @@ class Recorder:
         told = {**(details or {}), **({RAW: raw} if raw else {})}
         if not whole and INCOMPLETE not in told and (hole := self._hole.of(self.context, self._asked)):
             told[INCOMPLETE] = hole
-        turn = _Open(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
+        turn = _OpenTurn(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
         if counted:
             self._turns.append(turn)
         self._asked.update({call.call_id: turn for call in turn.calls})

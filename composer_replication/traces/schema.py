@@ -29,27 +29,27 @@ _Place = Annotated[int, Field(ge=0)]
 _Object = dict[str, Any]
 
 
-class _Open(BaseModel):
+class _LenientRecord(BaseModel):
     """What it does not name stays."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class _Closed(_Open):
+class _Closed(_LenientRecord):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Function(_Open):
+class _FunctionRecord(_LenientRecord):
     name: str
     arguments: _Object | str
 
 
-class _WireCall(_Open):
+class _WireCall(_LenientRecord):
     id: str
-    function: _Function
+    function: _FunctionRecord
 
 
-class MessageShape(_Open):
+class MessageShape(_LenientRecord):
     """`types.Message`."""
 
     role: str
@@ -59,7 +59,7 @@ class MessageShape(_Open):
     name: str = ""
 
 
-class _Call(_Closed):
+class _CallRecord(_Closed):
     call_id: str
     name: str
     arguments: _Object
@@ -87,7 +87,7 @@ class _Unscored(_Closed):
     unscored: str
 
 
-class _TurnDetails(_Open):
+class _TurnDetails(_LenientRecord):
     raw_arguments: dict[str, str] = {}
 
 
@@ -101,16 +101,16 @@ _Step = Annotated[
 ]
 
 
-class _TraceTurn(_Open):
+class _TraceTurn(_LenientRecord):
     context: list[_Step]
     text: str
-    tool_calls: list[_Call]
+    tool_calls: list[_CallRecord]
     results: list[_Result]
     reasoning: str | None
     details: _TurnDetails
 
 
-class TraceShape(_Open):
+class TraceShape(_LenientRecord):
     """A line of `traces.jsonl`."""
 
     trajectory_id: str
@@ -125,16 +125,16 @@ class TraceShape(_Open):
     details: _Object
 
 
-class _Turn(_Open):
+class _Turn(_LenientRecord):
     action_ids: list[int]
     logprobs: list[float]
     text: str
-    tool_calls: list[_Call]
+    tool_calls: list[_CallRecord]
     results: list[_Result]
     observation_ids: list[int]
 
 
-class TrajectoryShape(_Open):
+class TrajectoryShape(_LenientRecord):
     """A line of a run's trajectories."""
 
     trajectory_id: str
@@ -158,7 +158,7 @@ class AtifCall(_Closed):
     raw: str | None = None
 
 
-class AtifStep(_Open):
+class AtifStep(_LenientRecord):
     """Of a turn its details and its context, of another step its message."""
 
     details: _TurnDetails = _TurnDetails()
@@ -166,7 +166,7 @@ class AtifStep(_Open):
     message: MessageShape | None = None
 
 
-class AtifTrace(_Open):
+class AtifTrace(_LenientRecord):
     """What ATIF does not say of the whole."""
 
     format: str = ""

@@ -20,19 +20,19 @@ from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.rewards import group_verdicts
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.task_sampler import choose_tasks
-from composer_replication.trainer.task_shards import TaskShare
+from composer_replication.trainer.task_shards import TaskShard
 from composer_replication.types import Group, Unscored
 from composer_replication.types.errors import CheckpointError, SandboxError
 
-__all__ = ["EVAL_STEP", "Actor", "refuse_unscored", "rollout_metrics"]
+__all__ = ["EVAL_STEP", "RolloutCollector", "refuse_unscored", "rollout_metrics"]
 
 EVAL_STEP, _TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
 
 
-class Actor:
+class RolloutCollector:
     """Collects groups for one arm.
 
     Args:
@@ -41,12 +41,12 @@ class Actor:
 
     def __init__(
         self,
-        workshop: Workshop,
+        workshop: RunContext,
         config: RunConfig,
         arm: str,
         engine: Engine,
         renderer: ChatRenderer,
-        share: TaskShare | None = None,
+        share: TaskShard | None = None,
     ) -> None:
         self.workshop = workshop
         self.config = config

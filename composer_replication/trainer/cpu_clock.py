@@ -6,10 +6,10 @@ import os
 
 from composer_replication.sandbox import Sandbox
 
-__all__ = ["Spending"]
+__all__ = ["CpuClock"]
 
 
-class Spending:
+class CpuClock:
     """A clock that starts when it is made and can be told what an earlier process had spent.
 
     Not in it: what making the boxes takes, which their launcher does, and whatever runs elsewhere, local teachers included.

@@ -17,13 +17,13 @@ from composer_replication.loss.forward import evaluating, sequence_logprobs
 from composer_replication.trainer.learner import Learner
 from composer_replication.types import Hint, HintedTurn, Trajectory, Turn
 
-__all__ = ["USELESS", "Told", "only_useful"]
+__all__ = ["USELESS", "SelectedHints", "only_useful"]
 
 USELESS = "does not help the self-teacher"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SelectedHints:
     """The hints of a batch of trajectories."""
 
     hinted: Sequence[HintedTurn]
@@ -33,7 +33,7 @@ class Told:
     """Those of all other findings, with the reason (`Hint.dropped`)."""
 
 
-def only_useful(told: Told, trajectories: Sequence[Trajectory], learner: Learner) -> Told:
+def only_useful(told: SelectedHints, trajectories: Sequence[Trajectory], learner: Learner) -> SelectedHints:
     """Without the hints that do not help; their reason is `USELESS`."""
     by_id = {t.trajectory_id: t for t in trajectories}
     questions: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -50,7 +50,7 @@ def only_useful(told: Told, trajectories: Sequence[Trajectory], learner: Learner
             helps |= next(scores) > next(scores)
         if not helps:
             useless.add((turn.trajectory_id, turn.turn))
-    return Told(
+    return SelectedHints(
         [turn for turn in told.hinted if (turn.trajectory_id, turn.turn) not in useless],
         tuple(hint for hint in told.hints if (hint.trajectory_id, hint.turn) not in useless),
         (

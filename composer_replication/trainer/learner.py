@@ -59,7 +59,7 @@ class StepResult:
     """Channels that had nothing to say in this batch, and why."""
 
 
-class _Part(NamedTuple):
+class _MicroBatch(NamedTuple):
     """What is known of a micro-batch after its backward pass."""
 
     metrics: Mapping[str, float]
@@ -137,7 +137,7 @@ class Learner:
         self.optimizer.step()
         self.schedule.step()
         self.version += 1
-        results: list[_Part] = gather_object(mine)
+        results: list[_MicroBatch] = gather_object(mine)
         metrics = merge_metrics([part.metrics for part in results])
         if self.self_teacher is not None:
             self.self_teacher.update(self.policy)
@@ -206,7 +206,7 @@ class Learner:
         size = self.config.optimizer.micro_batch_size
         return split(batch, size, rank=self.accelerator.process_index, ranks=self.accelerator.num_processes)
 
-    def _backward(self, part: Batch) -> _Part:
+    def _backward(self, part: Batch) -> _MicroBatch:
         loss = self.config.loss
         parts = compose_loss(
             self.model,
@@ -230,7 +230,7 @@ class Learner:
             self_teacher=self.self_teacher,
         )
         self.accelerator.backward(parts.total * self.accelerator.num_processes)  # DDP takes the mean of the processes' gradients
-        return _Part(parts.metrics, parts.off, float(parts.total.detach()))
+        return _MicroBatch(parts.metrics, parts.off, float(parts.total.detach()))
 
     def _inputs(self, batch: Batch) -> Batch:
         """The batch with what the options of the policy gradient ask for besides."""

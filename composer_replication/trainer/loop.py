@@ -25,24 +25,24 @@ from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import latest_checkpoint, restore, save_checkpoint, trained_on
-from composer_replication.trainer.collector import Actor, rollout_metrics
-from composer_replication.trainer.cpu_clock import Spending
+from composer_replication.trainer.collector import RolloutCollector, rollout_metrics
+from composer_replication.trainer.cpu_clock import CpuClock
 from composer_replication.trainer.engines import PolicyEngine, open_engine
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, teacher_costs
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.task_shards import TaskShare
+from composer_replication.trainer.task_shards import TaskShard
 from composer_replication.types import Group, Hint, Trajectory
 
 __all__ = [
     "LONGER",
     "PRIVILEGED",
-    "Beside",
+    "ArmTrainer",
+    "StepCallback",
     "TrainArm",
-    "Trainee",
     "evaluation",
     "report_arms",
     "tell_result",
@@ -78,19 +78,19 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
 
     Raises:
-        ConfigError: something is wrong with the run (`Workshop.open`).
+        ConfigError: something is wrong with the run (`RunContext.open`).
         ComposerError: whatever a part of the recipe has to say.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    return await train_arms(Workshop.open(config, run_dir, terminal), start_label, _train_here)
+    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_here)
 
 
-TrainArm: TypeAlias = Callable[[Workshop, RunConfig, str, Phase], Awaitable[SummaryRow]]
+TrainArm: TypeAlias = Callable[[RunContext, RunConfig, str, Phase], Awaitable[SummaryRow]]
 """Trains one arm: the arm's own configuration, its name, and the phase in which every step is counted."""
 
 
-async def train_arms(workshop: Workshop, start_label: str, train_arm: TrainArm) -> list[SummaryRow]:
+async def train_arms(workshop: RunContext, start_label: str, train_arm: TrainArm) -> list[SummaryRow]:
     """Train every arm by `train_arm`, one after the other; the report is written after each."""
     config, run_dir, terminal = workshop.config, workshop.run_dir, workshop.terminal
     rows: list[SummaryRow] = []
@@ -124,16 +124,16 @@ def tell_result(
     terminal.note(f"report: {run_dir.report_path}")
 
 
-async def _train_here(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+async def _train_here(workshop: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        return await train_steps(Trainee.create(workshop, config, arm, pair_logprobs), shown)
+        return await train_steps(ArmTrainer.create(workshop, config, arm, pair_logprobs), shown)
 
 
-class Beside(Protocol):
+class StepCallback(Protocol):
     """What goes on beside an arm's steps, and keeps what the arm goes on from."""
 
-    def resume(self, trainee: Trainee) -> bool:
-        """In place of `Trainee.resume`."""
+    def resume(self, trainee: ArmTrainer) -> bool:
+        """In place of `ArmTrainer.resume`."""
 
     def stepped(self) -> Mapping[str, float]:
         """After an optimizer step: what there is to log of it."""
@@ -142,7 +142,7 @@ class Beside(Protocol):
         """After the step, of which these are the metrics, is in the run's files."""
 
 
-async def train_steps(trainee: Trainee, shown: Phase, beside: Beside | None = None) -> SummaryRow:
+async def train_steps(trainee: ArmTrainer, shown: Phase, beside: StepCallback | None = None) -> SummaryRow:
     """Train one arm from where it is to its last step."""
     workshop, config, actor, learner = trainee.workshop, trainee.config, trainee.actor, trainee.learner
     for what, why in learner.fallbacks.items():
@@ -181,26 +181,26 @@ async def train_steps(trainee: Trainee, shown: Phase, beside: Beside | None = No
 
 
 @dataclass(slots=True)
-class Trainee:
+class ArmTrainer:
     """One arm in training: its policy, its engine and what it spent."""
 
-    workshop: Workshop
+    workshop: RunContext
     config: RunConfig
     arm: str
     learner: Learner
     engine: PolicyEngine
     renderer: ChatRenderer
-    actor: Actor
+    actor: RolloutCollector
     maker: SignalMaker
-    spending: Spending
+    spending: CpuClock
     fingerprint: Mapping[str, str]
     teacher_costs: Mapping[str, float] = field(default_factory=dict)
     """Of the replay, once it is done."""
 
     @classmethod
     def create(
-        cls, workshop: Workshop, config: RunConfig, arm: str, pair_logprobs: LogprobCache, share: TaskShare | None = None
-    ) -> Trainee:
+        cls, workshop: RunContext, config: RunConfig, arm: str, pair_logprobs: LogprobCache, share: TaskShard | None = None
+    ) -> ArmTrainer:
         """From the configured policy; `share` is as the actor takes it."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
@@ -209,7 +209,7 @@ class Trainee:
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
         engine = open_engine(config, learner, tokenizer, arm, workshop.run_dir.ckpt_path / arm / "serving")
-        actor = Actor(workshop, config, arm, engine, renderer, share)
+        actor = RolloutCollector(workshop, config, arm, engine, renderer, share)
         maker = SignalMaker(
             config=config,
             sources=workshop.hint_sources(config),
@@ -218,7 +218,7 @@ class Trainee:
             kl=learner.kl_to_reference,
             useful=partial(only_useful, learner=learner),
         )
-        return cls(workshop, config, arm, learner, engine, renderer, actor, maker, Spending(workshop.sandbox), made_of)
+        return cls(workshop, config, arm, learner, engine, renderer, actor, maker, CpuClock(workshop.sandbox), made_of)
 
     def resume(self) -> bool:
         """Go back to the arm's last checkpoint, or, when there is none, to nothing. Whether there was one.

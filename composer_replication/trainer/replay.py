@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 from composer_replication.actions.agreement import Scene
 from composer_replication.actions.calls import action_message
-from composer_replication.actions.tool_effects import Kind, deed_of
+from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.observe import files, usd
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import (
-    Disagreements,
     DPOPair,
+    PairMining,
     TraceState,
     find_disagreements,
     pairs_to_token_pairs,
@@ -31,13 +31,13 @@ from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 from composer_replication.types.errors import SandboxError, TeacherError
 
 __all__ = [
-    "Recorder",
     "Scorer",
+    "TraceRecorder",
     "collect_pairs",
     "pairs_digest",
     "pairs_of_step",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-class Recorder(Protocol):
+class TraceRecorder(Protocol):
     """Has trajectories of the starting policy to be frozen (`trainer.actor.Actor`)."""
 
     @property
@@ -70,7 +70,7 @@ class Scorer(Protocol):
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
 
 
-async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Recorder, learner: Scorer) -> list[Pair]:
+async def collect_pairs(workshop: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
     """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
 
     Raises:
@@ -89,7 +89,7 @@ async def collect_pairs(workshop: Workshop, config: RunConfig, actor: Recorder, 
     return pairs
 
 
-async def _disagreements(workshop: Workshop, config: RunConfig, actor: Recorder) -> list[Pair]:
+async def _disagreements(workshop: RunContext, config: RunConfig, actor: TraceRecorder) -> list[Pair]:
     """Replay the starting policy's traces through the teachers."""
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
@@ -122,7 +122,7 @@ async def _disagreements(workshop: Workshop, config: RunConfig, actor: Recorder)
     return pairs
 
 
-def _agreement(found: Disagreements) -> str:
+def _agreement(found: PairMining) -> str:
     """How votes were compared and weighed, in a line."""
     weights = ", ".join(f"{family} {weight:.2f}" for family, weight in found.weights.items())
     ratio = "" if found.length_ratio is None else f"; chosen over rejected length {found.length_ratio:.2f}"
@@ -130,7 +130,7 @@ def _agreement(found: Disagreements) -> str:
     return f"comparisons: {_counts(Counter(found.methods))}; weights of families: {weights}{ratio}{torn}"
 
 
-def _scene(workshop: Workshop, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
+def _scene(workshop: RunContext, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
     """The student's workspace at a state of our own, and the sandbox if pairs are to be verified; opened where they are
     needed."""
     trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
@@ -151,7 +151,7 @@ def _scene(workshop: Workshop, trajectories: Mapping[str, Trajectory], state: Tr
     )
 
 
-def teacher_costs(workshop: Workshop) -> dict[str, float]:
+def teacher_costs(workshop: RunContext) -> dict[str, float]:
     """`cost/usd`: what teachers have cost the run so far, all arms and attempts together, as arms share the answers.
 
     `cost/usd/TEACHER` is the part of each that cost anything. Empty when none was asked yet.
@@ -163,7 +163,7 @@ def teacher_costs(workshop: Workshop) -> dict[str, float]:
     return {"cost/usd": sum(parts.values()), **{f"cost/usd/{name}": usd for name, usd in parts.items() if usd}}
 
 
-def _money(workshop: Workshop) -> str:
+def _money(workshop: RunContext) -> str:
     with Ledger(_ledger(workshop)) as ledger:
         parts, held = ledger.spent_by_teacher(), ledger.held_usd
     listed = ", ".join(f"{name} ${usd(amount)}" for name, amount in parts.items() if amount)
@@ -171,12 +171,12 @@ def _money(workshop: Workshop) -> str:
     return text + (f"; ${usd(held)} of it is held for calls that may have been billed" if held else "")
 
 
-def _ledger(workshop: Workshop) -> Path:
+def _ledger(workshop: RunContext) -> Path:
     return workshop.run_dir.path / "ledger.sqlite"
 
 
 def _that_fit(
-    pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: Recorder, dropped: Counter[str]
+    pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: TraceRecorder, dropped: Counter[str]
 ) -> list[DPOPair]:
     """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
     kept = []
@@ -192,7 +192,7 @@ def _counts(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "none"
 
 
-def _report_failures(workshop: Workshop, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
+def _report_failures(workshop: RunContext, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
     """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
     failed: defaultdict[str, list[str]] = defaultdict(list)
     for answer in answers:
@@ -210,12 +210,12 @@ def _report_failures(workshop: Workshop, config: RunConfig, answers: Sequence[Te
         )
 
 
-def stored_pairs(workshop: Workshop, arm: str) -> list[Pair]:
+def stored_pairs(workshop: RunContext, arm: str) -> list[Pair]:
     """The pairs an arm has collected before its first checkpoint."""
     return [_pair(line) for line in files.read_lines(_store(workshop, arm))]
 
 
-def pairs_digest(workshop: Workshop, arm: str) -> str | None:
+def pairs_digest(workshop: RunContext, arm: str) -> str | None:
     """SHA-256 of the stored pairs; None when nothing was collected."""
     store = _store(workshop, arm)
     return hashlib.sha256(store.read_bytes()).hexdigest() if store.is_file() else None
@@ -261,8 +261,8 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
 
 def _is_decisive(call: ToolCall, result: ToolResult) -> bool:
     """Whether only the tests can tell what came of a call: it changes files, by whatever tool, or submits them."""
-    deed = deed_of(call.name, call.arguments)
-    return deed.changes or deed.kind is Kind.SUBMIT or bool(result.details.get("changed"))
+    deed = classify_call(call.name, call.arguments)
+    return deed.changes or deed.kind is EffectKind.SUBMIT or bool(result.details.get("changed"))
 
 
 def _go_to(env: Env, trajectory: Trajectory, turn: int) -> None:
@@ -281,7 +281,7 @@ def _passes(env: Env) -> bool:
 
 
 async def _verified(
-    workshop: Workshop, pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], dropped: Counter[str]
+    workshop: RunContext, pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], dropped: Counter[str]
 ) -> list[DPOPair]:
     by_id = {t.trajectory_id: t for t in trajectories}
     tasks = {t.spec.task_id: t for t in workshop.train}
@@ -301,7 +301,7 @@ async def _verified(
     return [p for p, v in zip(pairs, verdicts, strict=True) if v is None]
 
 
-def _store(workshop: Workshop, arm: str) -> Path:
+def _store(workshop: RunContext, arm: str) -> Path:
     return workshop.run_dir.ckpt_path / arm / "pairs.jsonl"
 
 

@@ -20,11 +20,11 @@ from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 from composer_replication.trainer.signals import HintSources
 
-__all__ = ["Workshop", "toolset_of"]
+__all__ = ["RunContext", "toolset_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class RunContext:
     """Opened once per run."""
 
     config: RunConfig
@@ -43,7 +43,7 @@ class Workshop:
     """By task id: the deleted code, which no hint may give away."""
 
     @classmethod
-    def open(cls, config: RunConfig, run_dir: RunDir, terminal: Terminal, *, proven: bool = False) -> Workshop:
+    def open(cls, config: RunConfig, run_dir: RunDir, terminal: Terminal, *, proven: bool = False) -> RunContext:
         """Check the run, open the sandbox and prove that tests run in it, unless that is `proven` already.
 
         Raises ConfigError, TaskError or SandboxError.

@@ -15,7 +15,7 @@ from composer_replication.hints import Detector, HintContext, HintGenerator, fin
 from composer_replication.loss.batch import Batch, collate
 from composer_replication.rollout.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.hint_filter import Told
+from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.rewards import taking_part, weigh
 from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
@@ -60,7 +60,7 @@ class SignalMaker:
     """Most positions the policy can attend to; a hint that does not fit is dropped."""
     kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None
     """Nats of KL to the reference per trajectory; asked only where `reward.kl_weight` is above 0."""
-    useful: Callable[[Told, Sequence[Trajectory]], Told] | None = None
+    useful: Callable[[SelectedHints, Sequence[Trajectory]], SelectedHints] | None = None
     """Leaves out hints that do not help the self-teacher; asked only with `loss.hint.useful_only`."""
 
     def signals(self, step: int, groups: Sequence[Group]) -> Signals:
@@ -74,7 +74,7 @@ class SignalMaker:
         metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
         return Signals(weighed.values, told.hinted, (*told.hints, *told.untold), metrics, dropped)
 
-    def told(self, step: int, trajectories: Sequence[Trajectory]) -> Told:
+    def told(self, step: int, trajectories: Sequence[Trajectory]) -> SelectedHints:
         """The hints of a step, and what became of every other finding."""
         hint = self.config.loss.hint
         found = find_hints(
@@ -95,7 +95,7 @@ class SignalMaker:
         inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.context_window)
         places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
         kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        told = Told(inserted.hinted, tuple(kept), (*untold, *inserted.untold))
+        told = SelectedHints(inserted.hinted, tuple(kept), (*untold, *inserted.untold))
         if not hint.useful_only:
             return told
         if self.useful is None:

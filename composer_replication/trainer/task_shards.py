@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.task_sampler import choose_tasks
 
-__all__ = ["TaskShare"]
+__all__ = ["TaskShard"]
 
 
 @dataclass(frozen=True, slots=True)
-class TaskShare:
+class TaskShard:
     """One replica's part of the tasks. A function of the step, so that a resumed replica goes on with its own."""
 
     rank: int

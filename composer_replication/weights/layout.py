@@ -15,7 +15,7 @@ from torch import Tensor
 from composer_replication.diloco.wire import Count, DamagedError
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Layout", "Shard", "content_of", "flatten", "lay_out", "read_full", "unflatten", "write_full"]
+__all__ = ["Shard", "StateLayout", "content_of", "flatten", "lay_out", "read_full", "unflatten", "write_full"]
 
 _TYPES = (
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
@@ -51,7 +51,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StateLayout:
     """Where each tensor of a state dict is."""
 
     shards: tuple[Shard, ...]
@@ -59,7 +59,7 @@ class Layout:
     """(name, name of the tensor that it shares memory with)."""
 
 
-def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> Layout:
+def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> StateLayout:
     """Shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
 
     Raises:
@@ -85,7 +85,7 @@ def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> Layout:
         open_[dtype].append((name, tuple(tensor.shape)))
         filled[dtype] += length
     shards += [Shard(dtype, tuple(tensors)) for dtype, tensors in open_.items()]
-    return Layout(tuple(shards), tuple(tied))
+    return StateLayout(tuple(shards), tuple(tied))
 
 
 def flatten(state: Mapping[str, Tensor], shard: Shard) -> Tensor:
@@ -98,7 +98,7 @@ def flatten(state: Mapping[str, Tensor], shard: Shard) -> Tensor:
     return flat
 
 
-def unflatten(layout: Layout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+def unflatten(layout: StateLayout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
     """The tensors, as views of the shards; those that were tied are one object."""
     state: dict[str, Tensor] = {}
     for shard, flat in zip(layout.shards, flats, strict=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Protocol, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from composer_replication.diloco.wire import Count, DamagedError, parsed
-from composer_replication.weights.layout import Layout, Shard
+from composer_replication.weights.layout import Shard, StateLayout
 
 __all__ = [
     "MANIFESTS",
@@ -21,12 +21,12 @@ __all__ = [
     "OBJECT_KEY",
     "WANTS",
     "WANT_KEY",
-    "Entry",
     "Full",
     "Manifest",
     "Object",
-    "Source",
-    "Step",
+    "PatchStep",
+    "ShardEntry",
+    "VersionSource",
     "manifest_key",
     "object_key",
     "read_manifest",
@@ -43,7 +43,7 @@ _MARK = "composer weights 1"
 _Sha256: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class Source(Protocol):
+class VersionSource(Protocol):
     """Where versions are read from: the store, or a relay."""
 
     def get(self, key: str) -> bytes | None:
@@ -79,7 +79,7 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PatchStep:
     """A patch."""
 
     base: _Sha256
@@ -90,21 +90,21 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ShardEntry:
     """How to get at the values of a shard: from a whole copy, or from what one has, by patches."""
 
     shard: Shard
     content: _Sha256
     """Checksum of the values."""
     full: Full
-    steps: tuple[Step, ...]
+    steps: tuple[PatchStep, ...]
     """In order; the last one makes `content`, one of them changes `full` unless that is it already."""
 
     def objects(self) -> list[Object]:
         """All that this shard may take."""
         return [self.full.object, *(step.object for step in self.steps)]
 
-    def after(self, content: str) -> tuple[Step, ...] | None:
+    def after(self, content: str) -> tuple[PatchStep, ...] | None:
         """The steps from these values on; None where they do not lead here."""
         if content == self.content:
             return ()
@@ -118,21 +118,21 @@ class Manifest:
 
     run: str
     version: int
-    entries: tuple[Entry, ...]
+    entries: tuple[ShardEntry, ...]
     tied: tuple[tuple[str, str], ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The trainer's own, as JSON."""
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StateLayout:
         """Of the state dict."""
-        return Layout(tuple(entry.shard for entry in self.entries), self.tied)
+        return StateLayout(tuple(entry.shard for entry in self.entries), self.tied)
 
 
 _MANIFEST = TypeAdapter(Manifest)
 
 
-def versions(source: Source) -> list[int]:
+def versions(source: VersionSource) -> list[int]:
     """The versions that can be had, ascending."""
     found = [MANIFEST_KEY.fullmatch(key) for key in source.list(MANIFESTS)]
     return sorted(int(key[1]) for key in found if key is not None)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
-__all__ = ["Limits", "Verdict", "prove", "verify"]
+__all__ = ["ProofLimits", "ProofVerdict", "prove", "verify"]
 
 _EVERY, _TOP = 32, 128
 _LENGTH = 2 + 2 * _TOP
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProofLimits:
     """What honest workers stay below; measure it with one's own model, kernels and machines (docs/weights.md)."""
 
     exponents: int = 16
@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProofVerdict:
     """The worst of the proofs of a text."""
 
     accepted: bool
@@ -65,7 +65,7 @@ def prove(hidden: Tensor, prompt: int) -> list[bytes]:
     return made
 
 
-def verify(hidden: Tensor, prompt: int, proofs: Sequence[bytes], limits: Limits | None = None) -> Verdict:
+def verify(hidden: Tensor, prompt: int, proofs: Sequence[bytes], limits: ProofLimits | None = None) -> ProofVerdict:
     """Whether a worker that sent these proofs had the weights that gave these hidden states.
 
     Args:
@@ -77,17 +77,17 @@ def verify(hidden: Tensor, prompt: int, proofs: Sequence[bytes], limits: Limits 
     Raises:
         ConfigError, MissingExtraError: as `prove`.
     """
-    limits = limits or Limits()
+    limits = limits or ProofLimits()
     parts = _parts(hidden, prompt)
     wanted = _count(hidden, prompt)
     if len(proofs) != wanted or any(len(proof) != _LENGTH for proof in proofs):
-        return Verdict(False, _TOP, float("inf"), float("inf"), f"not {wanted} proofs of {_LENGTH} bytes")
+        return ProofVerdict(False, _TOP, float("inf"), float("inf"), f"not {wanted} proofs of {_LENGTH} bytes")
     found = _toploc().verify_proofs_bytes(parts, list(proofs), decode_batching_size=_EVERY, topk=_TOP)
     exponents = max(int(one.exp_mismatches) for one in found)
     mean, median = max(float(one.mant_err_mean) for one in found), max(float(one.mant_err_median) for one in found)
     over = {"exponents": exponents > limits.exponents, "mean": mean > limits.mean, "median": median > limits.median}
     reason = ", ".join(name for name, beyond in over.items() if beyond)
-    return Verdict(not reason, exponents, mean, median, f"beyond the limits: {reason}" if reason else "")
+    return ProofVerdict(not reason, exponents, mean, median, f"beyond the limits: {reason}" if reason else "")
 
 
 def _parts(hidden: Tensor, prompt: int) -> list[Tensor]:

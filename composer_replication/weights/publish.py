@@ -15,17 +15,17 @@ from composer_replication.diloco.codecs.patch import make_patch
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError
 from composer_replication.types.errors import ConfigError, ObjectStoreError
-from composer_replication.weights.layout import Layout, Shard, content_of, flatten, lay_out, write_full
+from composer_replication.weights.layout import Shard, StateLayout, content_of, flatten, lay_out, write_full
 from composer_replication.weights.manifest import (
     OBJECT_KEY,
     OBJECTS,
     WANT_KEY,
     WANTS,
-    Entry,
     Full,
     Manifest,
     Object,
-    Step,
+    PatchStep,
+    ShardEntry,
     manifest_key,
     object_key,
     versions,
@@ -59,10 +59,10 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _EncodedShard:
     """What a version needs of a shard, and the bytes that are new."""
 
-    entry: Entry
+    entry: ShardEntry
     new: tuple[tuple[Object, bytes], ...]
 
 
@@ -173,18 +173,18 @@ class WeightPublisher:
             )
         self._flats = [None if isinstance(found, DamagedError) else found for found in puller.shards(self._last)]
 
-    def _put(self, version: int, at: int, layout: Layout, flats: Sequence[Tensor], wanted: Sequence[str]) -> _Made:
+    def _put(self, version: int, at: int, layout: StateLayout, flats: Sequence[Tensor], wanted: Sequence[str]) -> _EncodedShard:
         made = self._made(version, at, layout.shards[at], flats[at], whole=f"{WANTS}/{at:05d}" in wanted)
         for where, data in made.new:
             self._store.put(where.key, data)
         return made
 
-    def _made(self, version: int, at: int, shard: Shard, flat: Tensor, *, whole: bool) -> _Made:
+    def _made(self, version: int, at: int, shard: Shard, flat: Tensor, *, whole: bool) -> _EncodedShard:
         """What to put for a shard: nothing, a patch, a whole copy, or both."""
         content, before = content_of(flat), self._base(at, shard)
         last = before[0] if before is not None else None
         if last is not None and last.content == content and not whole:
-            return _Made(last, ())
+            return _EncodedShard(last, ())
         length = shard.size * shard.type.itemsize
         new: list[tuple[Object, bytes]] = []
         steps = last.steps if last is not None else ()
@@ -193,22 +193,22 @@ class WeightPublisher:
             patch = make_patch(before[1], flat) if _patchable(shard) else None
             if patch is not None and len(patch) < length:
                 new.append(_object(version, at, "patch", patch))
-                steps = self._bounded((*before[0].steps, Step(before[0].content, content, new[0][0])), length)
+                steps = self._bounded((*before[0].steps, PatchStep(before[0].content, content, new[0][0])), length)
         if whole or last is None or last.full.content not in {content, *(step.base for step in steps)}:
             if any(2 * part.length > length for part, _ in new):
                 new, steps = [], ()  # not worth having both
             new.append(_object(version, at, "full", write_full(shard, flat)))
-            return _Made(Entry(shard, content, Full(content, new[-1][0]), steps), tuple(new))
-        return _Made(Entry(shard, content, last.full, steps), tuple(new))
+            return _EncodedShard(ShardEntry(shard, content, Full(content, new[-1][0]), steps), tuple(new))
+        return _EncodedShard(ShardEntry(shard, content, last.full, steps), tuple(new))
 
-    def _base(self, at: int, shard: Shard) -> tuple[Entry, Tensor] | None:
+    def _base(self, at: int, shard: Shard) -> tuple[ShardEntry, Tensor] | None:
         """The same shard of the last version, where it was of the same tensors and can be read."""
         if self._last is None or at >= len(self._flats):
             return None
         entry, flat = self._last.entries[at], self._flats[at]
         return (entry, flat) if entry.shard == shard and flat is not None else None
 
-    def _bounded(self, steps: tuple[Step, ...], length: int) -> tuple[Step, ...]:
+    def _bounded(self, steps: tuple[PatchStep, ...], length: int) -> tuple[PatchStep, ...]:
         """The last steps that are together no more, and no longer, than a whole copy is worth."""
         taken, total = 0, 0
         for step in reversed(steps[-self._full_every :]):

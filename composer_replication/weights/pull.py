@@ -22,11 +22,11 @@ from composer_replication.types.errors import ConfigError, ObjectStoreError, Sto
 from composer_replication.weights.layout import content_of, read_full, unflatten
 from composer_replication.weights.manifest import (
     WANTS,
-    Entry,
     Manifest,
     Object,
-    Source,
-    Step,
+    PatchStep,
+    ShardEntry,
+    VersionSource,
     manifest_key,
     read_manifest,
     versions,
@@ -99,7 +99,7 @@ class WeightPuller:
         StorageError: the folder cannot be made.
     """
 
-    def __init__(self, source: Source, *, run: str = "", cache: Path | None = None, threads: int = 4) -> None:
+    def __init__(self, source: VersionSource, *, run: str = "", cache: Path | None = None, threads: int = 4) -> None:
         if threads < 1:
             raise ConfigError(f"threads is {threads}", fix="fetch one shard at a time or more")
         self._source = source
@@ -249,7 +249,7 @@ class WeightPuller:
         """The values of each shard of a version, or why there are none."""
         tallies = tallies or [Tally() for _ in manifest.entries]
 
-        def one(entry: Entry, tally: Tally) -> Tensor | DamagedError:
+        def one(entry: ShardEntry, tally: Tally) -> Tensor | DamagedError:
             try:
                 return self._shard(entry, tally)
             except DamagedError as error:
@@ -258,7 +258,7 @@ class WeightPuller:
         with ThreadPoolExecutor(self._threads, "weights") as pool:
             return list(pool.map(one, manifest.entries, tallies))
 
-    def _shard(self, entry: Entry, tally: Tally) -> Tensor:
+    def _shard(self, entry: ShardEntry, tally: Tally) -> Tensor:
         """The values of a shard: as they are, patched, or from the whole copy. Raises DamagedError."""
         held = self._kept(entry)
         if held is not None:
@@ -274,7 +274,7 @@ class WeightPuller:
             raise DamagedError("its patches do not fit its whole copy")
         return self._patched(entry, flat, after, tally)
 
-    def _patched(self, entry: Entry, base: Tensor, steps: tuple[Step, ...], tally: Tally) -> Tensor:
+    def _patched(self, entry: ShardEntry, base: Tensor, steps: tuple[PatchStep, ...], tally: Tally) -> Tensor:
         flat = base
         for step in steps:
             patch = self._fetch(step.object, tally)
@@ -303,7 +303,7 @@ class WeightPuller:
 
         return reread(read)
 
-    def _kept(self, entry: Entry) -> tuple[Tensor, tuple[Step, ...]] | None:
+    def _kept(self, entry: ShardEntry) -> tuple[Tensor, tuple[PatchStep, ...]] | None:
         """Values that are at hand, in memory or in the folder, and the steps that lead on from them."""
         for content in (entry.content, *(step.base for step in reversed(entry.steps))):
             steps = entry.after(content)
@@ -313,7 +313,7 @@ class WeightPuller:
                 return flat, steps
         return None
 
-    def _cached(self, entry: Entry, content: str) -> Tensor | None:
+    def _cached(self, entry: ShardEntry, content: str) -> Tensor | None:
         if self._cache is None:
             return None
         path = self._cache / content

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from composer_replication.diloco.wire import DamagedError, parsed
 from composer_replication.types.errors import ConfigError, ObjectStoreError
-from composer_replication.weights.manifest import MANIFEST_KEY, MANIFESTS, OBJECT_KEY, WANT_KEY, Source
+from composer_replication.weights.manifest import MANIFEST_KEY, MANIFESTS, OBJECT_KEY, WANT_KEY, VersionSource
 
 __all__ = ["Relay", "RelayClient"]
 
@@ -43,7 +43,7 @@ class Relay:
         ConfigError: the address cannot be listened on.
     """
 
-    def __init__(self, source: Source, *, host: str = "127.0.0.1", port: int = 0, cache_bytes: int = 8 * 2**30) -> None:
+    def __init__(self, source: VersionSource, *, host: str = "127.0.0.1", port: int = 0, cache_bytes: int = 8 * 2**30) -> None:
         self._source = source
         self._most = cache_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
@@ -52,7 +52,7 @@ class Relay:
         self._reading: dict[str, threading.Lock] = {}
         self.hits = self.misses = self.damaged = 0
         """Objects from memory, objects from the source, and times that the source's bytes did not have their checksum."""
-        handler = type("Handler", (_Handler,), {"relay": self})
+        handler = type("Handler", (_RelayHandler,), {"relay": self})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except (OSError, OverflowError) as error:
@@ -175,7 +175,7 @@ class RelayClient:
             raise ObjectStoreError(f"{self.where(key)}: {error}", fix="see whether the relay runs and is reachable") from error
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _RelayHandler(BaseHTTPRequestHandler):
     """`GET /manifests/`, manifests and objects, and `PUT /wants/SHARD`; 404 for everything else."""
 
     protocol_version = "HTTP/1.1"

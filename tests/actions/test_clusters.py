@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.agreement import Answer, Verdict, Vote, choose, cluster_votes
+from composer_replication.actions.agreement import ActionComparison, SameAction, Vote, choose, cluster_votes
 
-SAME, DIFF, OPEN = (Verdict(answer, "test", "") for answer in (Answer.SAME, Answer.DIFF, Answer.UNDECIDED))
+SAME, DIFF, OPEN = (ActionComparison(answer, "test", "") for answer in (SameAction.SAME, SameAction.DIFF, SameAction.UNDECIDED))
 
 
 def votes(*actions, families="abcdefgh"):
@@ -66,7 +66,7 @@ def test_the_student_has_no_vote_but_joins_what_is_the_same():
     assert choice.cluster.student.same
     assert choice.confidence == pytest.approx(2 / 3)
     assert chosen(["x", "y", "w"], student="x2") == "too few teachers agree"
-    assert chosen(["x", "x"], student="?").cluster.student.answer is Answer.UNDECIDED
+    assert chosen(["x", "x"], student="?").cluster.student.answer is SameAction.UNDECIDED
 
 
 def test_a_cluster_that_contradicts_itself_is_none():
@@ -84,7 +84,7 @@ def test_a_cluster_that_contradicts_itself_is_none():
 
 def test_sameness_is_carried_on():
     """a = b = c and nobody could compare a and c."""
-    table = {("a", "b"): SAME, ("b", "c"): Verdict(Answer.SAME, "judge", "", 0.8)}
+    table = {("a", "b"): SAME, ("b", "c"): ActionComparison(SameAction.SAME, "judge", "", 0.8)}
     clusters, _ = cluster_votes(votes("a", "b", "c"), "z", lambda x, y: table.get((min(x, y), max(x, y)), OPEN))
     assert [(len(c.votes), c.confidence) for c in clusters] == [(3, 0.8)]
 

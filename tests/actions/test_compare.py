@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import FULL
 
-from composer_replication.actions.agreement import Answer, Scene, Verdict, compare
+from composer_replication.actions.agreement import ActionComparison, SameAction, Scene, compare
 from composer_replication.actions.agreement.calls import call_form
 from composer_replication.actions.agreement.intent import intent_of
 from composer_replication.actions.calls import parse_action, render_action
-from composer_replication.actions.tool_effects import Kind, deed_of
+from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.envs.tools import TOOLSETS
 
 SCENE = Scene(files=FULL, complete=True, tools=TOOLSETS["shell"])
@@ -51,7 +51,7 @@ def test_null_arguments_and_their_order_say_nothing(call):
     other = {"name": call["name"], "arguments": {"never": None, **dict(reversed(call["arguments"].items()))}}
     (known,) = parse_action(json.dumps(call))[1]
     verdict = compare(json.dumps(call), json.dumps(other))
-    of_deeds = deed_of(known.name, known.arguments).kind is not Kind.OTHER
+    of_deeds = classify_call(known.name, known.arguments).kind is not EffectKind.OTHER
     assert verdict.same is (of_deeds and call_form(known) is not None)
 
 
@@ -76,7 +76,7 @@ def test_calls_of_one_form_have_one_intent(one, other):
     ],
 )
 def test_the_same_in_other_words(one, other):
-    assert compare(one, other).answer is Answer.SAME
+    assert compare(one, other).answer is SameAction.SAME
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_may_be_something_else_is_not_the_same(one, other):
 )
 def test_other_aims_are_other_actions(one, other, method):
     verdict = compare(one, other)
-    assert (verdict.answer, verdict.method) == (Answer.DIFF, method)
+    assert (verdict.answer, verdict.method) == (SameAction.DIFF, method)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_other_aims_are_other_actions(one, other, method):
 def test_two_looks_at_one_thing_are_no_pair_and_not_for_the_judge(one, other):
     asked = []
     verdict = compare(one, other, Scene(judge=lambda a, b: asked.append((a, b))))
-    assert (verdict.answer, verdict.method, asked) == (Answer.UNDECIDED, "intent", [])
+    assert (verdict.answer, verdict.method, asked) == (SameAction.UNDECIDED, "intent", [])
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,15 @@ def test_two_looks_at_one_thing_are_no_pair_and_not_for_the_judge(one, other):
     ],
 )
 def test_what_may_overlap_is_undecided(one, other):
-    assert compare(one, other).answer is Answer.UNDECIDED
+    assert compare(one, other).answer is SameAction.UNDECIDED
 
 
 def test_an_invalid_call_is_not_a_valid_one():
     scene = Scene(tools=TOOLSETS["basic"])
     assert compare(act("search"), act("search", pattern="x"), scene).method == "validity"
     assert compare(act("grep"), act("search", pattern="x"), scene).diff
-    assert compare(act("grep"), act("search"), scene).answer is Answer.UNDECIDED
-    assert compare(act("search"), act("search", pattern="x")).answer is Answer.UNDECIDED
+    assert compare(act("grep"), act("search"), scene).answer is SameAction.UNDECIDED
+    assert compare(act("search"), act("search", pattern="x")).answer is SameAction.UNDECIDED
 
 
 def test_a_required_argument_says_something():
@@ -211,16 +211,16 @@ def said(text, command, tag="bash"):
 @pytest.mark.parametrize(
     ("one", "other", "answer"),
     [
-        (said("I test.", "pytest -q tests"), said("Tests first.", "pytest tests -q"), Answer.SAME),
-        (said("x", "cat a.py"), said("x", "pytest -q"), Answer.DIFF),
-        (said("x", "cat > a <<E\nif x:\n    a()\nE"), said("y", "cat > a <<E\nif x:\n    a()\nE"), Answer.SAME),
-        (said("x", "cat > a <<E\nif x:\n    a()\nE"), said("x", "cat > a <<E\nif x:\n  a()\nE"), Answer.UNDECIDED),
-        (said("x", "# rm -rf build"), said("x", "rm -rf build"), Answer.UNDECIDED),
-        (said("x", "ls"), said("x", "ls", "sh"), Answer.UNDECIDED),
-        (said("x", "ls"), said(said("y", "ls"), "ls"), Answer.UNDECIDED),
-        (said("x", "ls"), "Done.", Answer.UNDECIDED),
-        ("Done.", "done", Answer.UNDECIDED),
-        (said("x", "ls"), said("x", "ls"), Answer.SAME),
+        (said("I test.", "pytest -q tests"), said("Tests first.", "pytest tests -q"), SameAction.SAME),
+        (said("x", "cat a.py"), said("x", "pytest -q"), SameAction.DIFF),
+        (said("x", "cat > a <<E\nif x:\n    a()\nE"), said("y", "cat > a <<E\nif x:\n    a()\nE"), SameAction.SAME),
+        (said("x", "cat > a <<E\nif x:\n    a()\nE"), said("x", "cat > a <<E\nif x:\n  a()\nE"), SameAction.UNDECIDED),
+        (said("x", "# rm -rf build"), said("x", "rm -rf build"), SameAction.UNDECIDED),
+        (said("x", "ls"), said("x", "ls", "sh"), SameAction.UNDECIDED),
+        (said("x", "ls"), said(said("y", "ls"), "ls"), SameAction.UNDECIDED),
+        (said("x", "ls"), "Done.", SameAction.UNDECIDED),
+        ("Done.", "done", SameAction.UNDECIDED),
+        (said("x", "ls"), said("x", "ls"), SameAction.SAME),
     ],
 )
 def test_a_command_in_a_text_is_a_call(one, other, answer):
@@ -253,17 +253,17 @@ def test_comments_that_tools_read_count(one, other, same):
     verdict = compare(
         *(act("edit_file", path="a.py", old="import os", new=new) for new in (one, other)), Scene(files={"a.py": OLD})
     )
-    assert verdict.answer is (Answer.SAME if same else Answer.UNDECIDED)
+    assert verdict.answer is (SameAction.SAME if same else SameAction.UNDECIDED)
 
 
 def test_a_comment_that_tools_read_belongs_to_its_line():
     one, other = (act("write_file", path="a.py", content=c) for c in ("a = 1  # noqa\nb = 2\n", "a = 1\nb = 2  # noqa\n"))
-    assert compare(one, other).answer is Answer.UNDECIDED
+    assert compare(one, other).answer is SameAction.UNDECIDED
 
 
 def test_a_last_line_break_may_count():
     one, other, third = (act("write_file", path="a.txt", content=content) for content in ("a\n", "a", "b"))
-    assert compare(one, other).answer is Answer.UNDECIDED
+    assert compare(one, other).answer is SameAction.UNDECIDED
     assert compare(one, third).diff
 
 
@@ -272,15 +272,15 @@ def test_a_last_line_break_may_count():
 def test_paths_that_may_be_one_file_are_undecided(path, scene):
     for content in ("x = 1\n", "x = 2\n"):
         one, other = act("write_file", path="a.py", content="x = 1\n"), act("write_file", path=path, content=content)
-        assert compare(one, other, scene).answer is Answer.UNDECIDED
+        assert compare(one, other, scene).answer is SameAction.UNDECIDED
     one, other = act("edit_file", path="a.py", old="y", new="z"), act("edit_file", path=path, old="y", new="w")
-    assert compare(one, other, scene).answer is Answer.UNDECIDED
+    assert compare(one, other, scene).answer is SameAction.UNDECIDED
 
 
 def test_of_a_file_outside_nothing_is_known():
     scene = Scene(files={"a.py": "y = 2\n"}, complete=True)
     one, other = act("edit_file", path="/repo/a.py", old="y", new="z"), act("write_file", path="/repo/a.py", content="z = 2\n")
-    assert compare(one, other, scene).answer is Answer.UNDECIDED
+    assert compare(one, other, scene).answer is SameAction.UNDECIDED
 
 
 def test_defaults_of_the_schema_are_dropped():
@@ -294,14 +294,14 @@ def test_defaults_of_the_schema_are_dropped():
 def test_several_calls():
     a, b, c = (act("read_file", path=p) for p in ("a.py", "b.py", "c.py"))
     assert compare(f"{a}\n{b}", f"{act('Read', file_path='a.py')}\n{b}").same
-    assert compare(f"{a}\n{b}", f"{b}\n{a}").answer is Answer.UNDECIDED
-    assert compare(f"{a}\n{b}", a).answer is Answer.UNDECIDED
+    assert compare(f"{a}\n{b}", f"{b}\n{a}").answer is SameAction.UNDECIDED
+    assert compare(f"{a}\n{b}", a).answer is SameAction.UNDECIDED
     assert compare(f"{a}\n{b}", c).diff
 
 
 def test_the_judge_is_asked_last():
     one, other = bash("make all"), bash("make -j2 all")
-    said = Verdict(Answer.SAME, "judge", "it says so", 0.8)
+    said = ActionComparison(SameAction.SAME, "judge", "it says so", 0.8)
     assert compare(one, other, Scene(judge=lambda a, b: said)) is said
     assert compare(one, other, Scene(judge=lambda a, b: None)).method == "none"
     assert compare(bash("ls -la"), bash("ls -al"), Scene(judge=lambda a, b: said)).method == "canonical"
@@ -331,8 +331,8 @@ def test_formatting_is_no_change_and_any_other_code_is(one, other):
 
 def test_edits_of_a_file_that_is_not_known_are_undecided():
     one, other = (act("edit_file", path="a.py", old="x", new=new) for new in ("y", "z"))
-    assert compare(one, other).answer is Answer.UNDECIDED
+    assert compare(one, other).answer is SameAction.UNDECIDED
     assert compare(one, other, Scene(files={"a.py": "x = 1\n"})).diff
-    assert compare(one, other, Scene(files={"a.py": "y = 1\n"})).answer is Answer.UNDECIDED
+    assert compare(one, other, Scene(files={"a.py": "y = 1\n"})).answer is SameAction.UNDECIDED
     fits = act("edit_file", path="a.py", old="y", new="z")
     assert compare(one, fits, Scene(files={"a.py": "y = 1\n"})).why == "one of the edits does not apply"

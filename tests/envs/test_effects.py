@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_replication.actions.agreement import Answer
+from composer_replication.actions.agreement import SameAction
 from composer_replication.actions.calls import Call
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
@@ -61,17 +61,17 @@ def answer(env, one, other):
 
 def test_the_same_file_by_another_way(env):
     by_sed = bash(f"sed -i 's/{OLD}/return sum(prices)/' shop.py")
-    assert answer(env, edit("return sum(prices)"), by_sed) is Answer.SAME
-    assert answer(env, edit("return (sum(prices))  # all"), by_sed) is Answer.SAME
+    assert answer(env, edit("return sum(prices)"), by_sed) is SameAction.SAME
+    assert answer(env, edit("return (sum(prices))  # all"), by_sed) is SameAction.SAME
 
 
 def test_tests_tell_other_files_apart(env):
-    assert answer(env, edit("return sum(prices)"), edit("return 3")) is Answer.DIFF
-    assert answer(env, edit("return sum(prices)"), bash("touch new.txt")) is Answer.DIFF
+    assert answer(env, edit("return sum(prices)"), edit("return 3")) is SameAction.DIFF
+    assert answer(env, edit("return sum(prices)"), bash("touch new.txt")) is SameAction.DIFF
 
 
 def test_other_code_that_passes_the_same_tests_is_undecided(env):
-    assert answer(env, edit("return sum(prices)"), edit("return 0 + sum(prices)")) is Answer.UNDECIDED
+    assert answer(env, edit("return sum(prices)"), edit("return 0 + sum(prices)")) is SameAction.UNDECIDED
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_other_code_that_passes_the_same_tests_is_undecided(env):
     ids=["no change", "another every time", "ends the work", "another ending", "no text"],
 )
 def test_no_verdict(env, one, other):
-    assert answer(env, one, other) is Answer.UNDECIDED
+    assert answer(env, one, other) is SameAction.UNDECIDED
 
 
 def test_the_environment_stays_where_it_was(env):

@@ -16,7 +16,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart import run as quickstart
 from composer_replication.quickstart.language import HOUSE_TERMS, modules, project_path
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
-from composer_replication.quickstart.serve import Server
+from composer_replication.quickstart.serve import TeacherServer
 from composer_replication.quickstart.teachers import served
 from composer_replication.tasks.store import load_tasks
 from composer_replication.types import Deletion
@@ -106,7 +106,7 @@ def test_ctrl_c_in_a_terminal_does_not_reach_the_teachers(tmp_path: Path) -> Non
 
 def test_the_teachers_take_all_connections_of_a_replay_at_once() -> None:
     """Before any of them is accepted; beyond the server's queue a connection hangs or is reset."""
-    server = Server()
+    server = TeacherServer()
     open_ones = [socket.create_connection(server.server_address, timeout=3) for _ in range(3 * 32)]
     for one in open_ones:
         one.close()

@@ -16,11 +16,11 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
 from composer_replication.recipes.mesh.member import Member
-from composer_replication.recipes.mesh.protocol import Ticket
+from composer_replication.recipes.mesh.protocol import WeightHandle
 from composer_replication.recipes.mesh.trainer import Stepped
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, StopReason, TaskSpec, Trajectory, Turn
 
 
@@ -31,7 +31,7 @@ class LocalPort:
         self.mesh, self.published = mesh, {}
 
     async def publish(self, name, version, weights):
-        ticket = Ticket(version, name, object())
+        ticket = WeightHandle(version, name, object())
         self.published = dict(list(self.published.items())[-1:]) | {id(ticket.where): weights}
         return ticket
 
@@ -245,11 +245,11 @@ def a_run(folder: Path, *, steps=5, groups=4, generators=2, max_staleness=1, che
     )
 
 
-def workshop(config: RunConfig) -> Workshop:
+def workshop(config: RunConfig) -> RunContext:
     run = config.out / config.name
     run_dir = RunDir(run) if RunDir.has_begun(run) else RunDir.create(run)
     tasks = [Task(_spec(f"task-{i}"), config.out) for i in range(7)]
-    return Workshop(
+    return RunContext(
         config=config,
         run_dir=run_dir,
         terminal=Terminal(Console(quiet=True), on_event=run_dir.log_event),

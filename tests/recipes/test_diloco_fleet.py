@@ -15,7 +15,7 @@ from composer_replication.observe.files import exclusive
 from composer_replication.recipes.diloco import fleet
 from composer_replication.recipes.diloco import learner_state as kept
 from composer_replication.recipes.diloco.job import check_job, run_job
-from composer_replication.recipes.diloco.learner_state import Kept
+from composer_replication.recipes.diloco.learner_state import LearnerState
 from composer_replication.types.errors import BackendError, ConfigError, ReplicaError, StorageError
 
 
@@ -156,21 +156,21 @@ def test_replicas_that_cannot_be_ended_are_kept_and_hide_nothing(executor, job) 
         run(config, executor)
     assert str(caught.value).count("may still run") == 1
     assert caught.value.fix.startswith("end them at rented; then see why")
-    assert [handle.rank for handle in Kept(config).read()] == [0, 1]
+    assert [handle.rank for handle in LearnerState(config).read()] == [0, 1]
 
 
 def test_handles_are_kept_while_replicas_run(executor, job) -> None:
     config, seen = job("lose_rank_1_once"), []
 
     def look(rows) -> None:
-        handles = Kept(config).read()
+        handles = LearnerState(config).read()
         assert handles == [handle for handle, *_ in rows]
         seen.append(handles[1].metadata["id"])
 
     run(config, executor, look)
     assert list(dict.fromkeys(seen)) == [identity for identity in executor._replicas if identity in seen]
     assert len(set(seen)) == 2
-    assert not Kept(config).path.exists()
+    assert not LearnerState(config).path.exists()
 
 
 def test_an_interruption_ends_every_replica(executor, job) -> None:
@@ -178,7 +178,7 @@ def test_an_interruption_ends_every_replica(executor, job) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(config, executor, Interrupt())
     assert executor.running() == []
-    assert not Kept(config).path.exists()
+    assert not LearnerState(config).path.exists()
 
 
 def test_replicas_that_an_interruption_cannot_end_are_named_and_the_next_start_ends_them(executor, job) -> None:
@@ -187,14 +187,14 @@ def test_replicas_that_an_interruption_cannot_end_are_named_and_the_next_start_e
         run(config, executor, Interrupt(lambda: setattr(executor, "ends_none", True)))
     earlier = executor.running()
     assert len(earlier) == 2
-    first = Kept(config).read()[0].metadata["id"]
+    first = LearnerState(config).read()[0].metadata["id"]
     with pytest.raises(ConfigError, match="names replicas of an earlier start") as caught:
         check_job(config, resume=False)
     assert "--resume" in caught.value.fix
     check_job(config, resume=True)
     with pytest.raises(BackendError, match=rf"of an earlier start may still run: 0 \({first}, rented\)") as caught:
         run(config, executor)
-    assert str(Kept(config).path) in caught.value.fix
+    assert str(LearnerState(config).path) in caught.value.fix
     assert executor.running() == earlier
     executor.ends_none = False
     running: list[str] = []
@@ -206,7 +206,7 @@ def test_replicas_that_an_interruption_cannot_end_are_named_and_the_next_start_e
 
 def test_replicas_of_another_executor_are_named(executor, job) -> None:
     config = job()
-    Kept(config).put([ReplicaHandle(0, "modal", {"id": "sb-1"})])
+    LearnerState(config).put([ReplicaHandle(0, "modal", {"id": "sb-1"})])
     with pytest.raises(BackendError, match=r"may still run: 0 \(sb-1, modal\); replica 0 was launched by modal, not rented"):
         run(config, executor)
     assert executor._replicas == {}
@@ -214,8 +214,8 @@ def test_replicas_of_another_executor_are_named(executor, job) -> None:
 
 def test_local_replicas_end_with_their_process_and_are_waited_for(executor, job, monkeypatch) -> None:
     config = job()
-    Kept(config).put([ReplicaHandle(0, "local", {"id": "a-1"}), ReplicaHandle(1, "local", {"id": "a-2"})])
-    folder = Kept(config).path.parent / "replica_00001"
+    LearnerState(config).put([ReplicaHandle(0, "local", {"id": "a-1"}), ReplicaHandle(1, "local", {"id": "a-2"})])
+    folder = LearnerState(config).path.parent / "replica_00001"
     folder.mkdir()
     monkeypatch.setattr(kept, "_END_S", 0.05)
     with exclusive(folder), pytest.raises(BackendError, match=r"they have not ended within 0\.05 s"):
@@ -226,15 +226,15 @@ def test_local_replicas_end_with_their_process_and_are_waited_for(executor, job,
 @pytest.mark.parametrize("data", ["", "[1]", '[{"rank": 0}]', '{"rank": 0}'])
 def test_damaged_handles_are_told(executor, job, data) -> None:
     config = job()
-    Kept(config).put([])
-    Kept(config).path.write_text(data)
+    LearnerState(config).put([])
+    LearnerState(config).path.write_text(data)
     with pytest.raises(StorageError, match=r"replicas\.json has no handles of replicas"):
         run(config, executor)
 
 
 def test_a_job_is_run_once_at_a_time(executor, job) -> None:
     config = job()
-    Kept(config).put([ReplicaHandle(0, "modal", {"id": "sb-1"})])
-    with exclusive(Kept(config).path.parent), pytest.raises(ConfigError, match="another process"):
+    LearnerState(config).put([ReplicaHandle(0, "modal", {"id": "sb-1"})])
+    with exclusive(LearnerState(config).path.parent), pytest.raises(ConfigError, match="another process"):
         run(config, executor)
-    assert json.loads(Kept(config).path.read_text())[0]["metadata"] == {"id": "sb-1"}
+    assert json.loads(LearnerState(config).path.read_text())[0]["metadata"] == {"id": "sb-1"}

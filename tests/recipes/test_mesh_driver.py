@@ -12,8 +12,8 @@ from mesh_in_process import IDLE, BookkeepingTrainer, IdleGenerator, LocalMesh, 
 
 from composer_replication.recipes.mesh.driver import Roles
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError
-from composer_replication.recipes.mesh.ledger import Ledger
-from composer_replication.recipes.mesh.supervisor import MOST_DEATHS, Crew
+from composer_replication.recipes.mesh.ledger import GroupLedger
+from composer_replication.recipes.mesh.supervisor import MOST_DEATHS, Supervisor
 from composer_replication.recipes.mesh.training import check
 from composer_replication.types.errors import BackendError, ConfigError
 
@@ -34,7 +34,7 @@ def check_books(config):
     for number, step in enumerate(steps, start=1):
         for _, version in step:
             assert 0 <= number - 1 - version <= config.substrate.max_staleness
-    ledger = Ledger(config.out / config.name / "mesh" / "main")
+    ledger = GroupLedger(config.out / config.name / "mesh" / "main")
     assert [len(ledger.trained[s + 1]) for s in range(config.steps)] == [config.rollout.groups] * config.steps
     over = [n for numbers in ledger.trained.values() for n in numbers] + list(ledger.dropped)
     assert sorted(over) == sorted(ledger.issued), "each group once: trained on, or dropped"
@@ -64,7 +64,7 @@ def test_cpu_time_is_that_of_all_processes_of_an_actor():
         async def call_all(self, method):
             return {"cpu_s": [1.0, 2.5]}[method]
 
-    crew = Crew(LocalMesh(), lambda dead, seconds: None, 60.0, handles={"trainer": Ranks()})
+    crew = Supervisor(LocalMesh(), lambda dead, seconds: None, 60.0, handles={"trainer": Ranks()})
     assert asyncio.run(crew.cpu_s()) == 3.5
 
 
@@ -271,7 +271,7 @@ def test_a_resumed_driver_repeats_steps_with_the_same_groups(tmp_path):
     config = a_run(tmp_path, checkpoint_every=2)
     with pytest.raises(StoppedError):
         run_to_the_end(mesh, config)
-    before = Ledger(tmp_path / "run" / "mesh" / "main").trained
+    before = GroupLedger(tmp_path / "run" / "mesh" / "main").trained
     assert len(before) == 5
     run_to_the_end(LocalMesh(), config)
     ledger = check_books(config)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from mesh_in_process import trajectory
 
-from composer_replication.recipes.mesh.actor_shell import Held, opened
-from composer_replication.recipes.mesh.ledger import Ledger
-from composer_replication.recipes.mesh.staleness import Pace
+from composer_replication.recipes.mesh.actor_shell import ActorShell, opened
+from composer_replication.recipes.mesh.ledger import GroupLedger
+from composer_replication.recipes.mesh.staleness import StalenessRule
 from composer_replication.recipes.mesh.trainer import _copied
 from composer_replication.types import Group
 from composer_replication.types.errors import BackendError, CheckpointError, ComposerError, ConfigError, MissingExtraError
@@ -28,7 +28,7 @@ def group(number, version=0):
 
 @pytest.fixture
 def ledger(tmp_path):
-    books = Ledger(tmp_path / "books")
+    books = GroupLedger(tmp_path / "books")
     books.issue(range(4), 0)
     return books
 
@@ -39,7 +39,7 @@ def test_a_ledger_reads_back_what_it_was_told(ledger, tmp_path):
         ledger.finish(number, group(number, version))
     ledger.drop([0], 3)
     ledger.take(3, [1])
-    again = Ledger(tmp_path / "books")
+    again = GroupLedger(tmp_path / "books")
     for books in (ledger, again):
         assert books.issued == {0: 1, 1: 2, 2: 1, 3: 1}
         assert books.dropped == {0: 0}
@@ -76,14 +76,14 @@ def test_a_line_torn_by_a_kill_was_never_written(ledger, tmp_path):
     ledger.finish(0, group(0))
     path = tmp_path / "books" / "ledger.jsonl"
     path.write_bytes(path.read_bytes()[:-3])
-    assert Ledger(tmp_path / "books").unfinished == [0, 1, 2, 3]
+    assert GroupLedger(tmp_path / "books").unfinished == [0, 1, 2, 3]
 
 
 def test_a_ledger_that_contradicts_itself_is_named(ledger, tmp_path):
     with (tmp_path / "books" / "ledger.jsonl").open("a") as file:
         file.write(json.dumps({"event": "trained", "step": 1, "groups": [2]}) + "\n")
     with pytest.raises(CheckpointError, match=r"ledger\.jsonl contradicts itself: group 2"):
-        Ledger(tmp_path / "books")
+        GroupLedger(tmp_path / "books")
 
 
 def test_groups_stay_while_a_step_may_be_repeated(ledger):
@@ -98,14 +98,14 @@ def test_groups_stay_while_a_step_may_be_repeated(ledger):
 
 
 def test_no_more_is_issued_than_the_bound_lets_be_trained_on():
-    pace = Pace(groups=4, steps=10, max_staleness=2)
+    pace = StalenessRule(groups=4, steps=10, max_staleness=2)
     assert [pace.limit(0, version) for version in (0, 1, 7, 9)] == [12, 16, 40, 40]
     assert pace.limit(3, 9) == 43
-    assert Pace(groups=4, steps=10, max_staleness=0).limit(0, 0) == 4
+    assert StalenessRule(groups=4, steps=10, max_staleness=0).limit(0, 0) == 4
 
 
 def test_the_oldest_are_taken_first_and_the_too_old_never():
-    pace = Pace(groups=2, steps=10, max_staleness=1)
+    pace = StalenessRule(groups=2, steps=10, max_staleness=1)
     waiting = {7: 4, 8: 3, 9: 2, 10: 4}
     assert pace.too_old(waiting, 5) == [9]
     assert pace.choose(waiting, 5) == [7, 8]
@@ -138,7 +138,7 @@ class UnfitError(ComposerError):
 
 def test_an_actor_s_object_answers_and_its_errors_can_travel():
     async def main():
-        held = Held("speaker")
+        held = ActorShell("speaker")
         opened(await held.begin(Speaker, None, ("hello",)))
         assert opened(await held.run("say", ())) == "hello"
         assert opened(await held.run("thread", ())).startswith("speaker")
@@ -146,7 +146,7 @@ def test_an_actor_s_object_answers_and_its_errors_can_travel():
             opened(await held.run("refuse", ()))
         assert refused.value.fix == "ask again"
         with pytest.raises(ConfigError, match="no word"):
-            opened(await Held("mute").begin(Speaker, None, (None,)))
+            opened(await ActorShell("mute").begin(Speaker, None, (None,)))
 
     asyncio.run(main())
 

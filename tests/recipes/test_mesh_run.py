@@ -19,7 +19,7 @@ from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder
 from composer_replication.trainer.loop import train
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 from world import make_world, run_text
@@ -48,7 +48,7 @@ def test_a_death_while_several_rollouts_wait_for_the_dead(run_file, tmp_path, ho
     run_dir = RunDir.create(tmp_path / "run")
 
     async def main():
-        workshop = Workshop.open(config, run_dir, Terminal(Console(quiet=True)))
+        workshop = RunContext.open(config, run_dir, Terminal(Console(quiet=True)))
         with workshop.terminal.phase("") as shown:
             driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
             await driver.run()
@@ -99,7 +99,7 @@ def test_who_keeps_rollouts_waiting_is_replaced(run_file, tmp_path, stuck, name,
     run_dir = RunDir.create(tmp_path / "run")
 
     async def main():
-        workshop = Workshop.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
+        workshop = RunContext.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
         with workshop.terminal.phase("") as shown:
             driver = Driver(LocalMesh(), workshop, resolve_arm(config, "main"), "main", shown, Roles(**stuck))
             await driver.run()
@@ -122,7 +122,7 @@ def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(run_file, tmp
     mesh_dir = RunDir.create(tmp_path / "mesh")
 
     async def main():
-        workshop = Workshop.open(config, mesh_dir, quiet)
+        workshop = RunContext.open(config, mesh_dir, quiet)
         with quiet.phase("") as shown:
             await Driver(LocalMesh(), workshop, config, "main", shown).run()
 

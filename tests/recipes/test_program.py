@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.recipes.prime_rl import substrate
-from composer_replication.recipes.program import Program
+from composer_replication.recipes.program import RunningProgram
 from composer_replication.recipes.short_folder import short_folder
 from composer_replication.sandbox.backends import linux
 
@@ -62,7 +62,9 @@ def started(tmp_path):
 
 def program(folder, text, patience_s=0.5):
     command, environment = [sys.executable, "-c", text], {"SAID": "yes"}
-    return Program(command, log=folder / "log", environment=environment, folder=folder, without=("HOME",), patience_s=patience_s)
+    return RunningProgram(
+        command, log=folder / "log", environment=environment, folder=folder, without=("HOME",), patience_s=patience_s
+    )
 
 
 @pytest.mark.parametrize(("text", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)])

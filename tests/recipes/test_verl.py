@@ -22,7 +22,7 @@ from composer_replication.recipes.verl.columns import Row, pack, rows_of, tokens
 from composer_replication.recipes.verl.dataset import training_rows
 from composer_replication.recipes.verl.episodes import generation_config_of
 from composer_replication.recipes.verl.overrides import Files, check, command_line, settings
-from composer_replication.recipes.verl.plan import PLAN, Plan
+from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.recipes.verl.siblings import Siblings
 from composer_replication.recipes.verl.unsupported import CANNOT
@@ -269,23 +269,23 @@ def test_nobody_waits_for_a_sibling_that_broke():
 
 @pytest.fixture
 def plan(tmp_path):
-    made = Plan("main", run(), 512, tmp_path / "arm")
+    made = ArmPlan("main", run(), 512, tmp_path / "arm")
     made.write()
     return made
 
 
 def test_a_plan_is_read_as_it_was_written(plan, monkeypatch):
     monkeypatch.setenv(PLAN, str(plan.path))
-    assert Plan.current() == plan
+    assert ArmPlan.current() == plan
     monkeypatch.setenv(PLAN, str(plan.folder / "none.json"))
     with pytest.raises(ConfigError, match=r"none\.json: No such file"):
-        Plan.current()
+        ArmPlan.current()
     monkeypatch.delenv(PLAN)
     with pytest.raises(ConfigError, match=f"{PLAN} is not set"):
-        Plan.required()
+        ArmPlan.required()
 
 
-def watched(plan: Plan, stall_s: float = 900.0, **environment: str) -> bool:
+def watched(plan: ArmPlan, stall_s: float = 900.0, **environment: str) -> bool:
     async def watch() -> bool:
         with Main(plan, ["--help"], environment, ()) as main:
             while not (ended := await main.wait(stall_s)):

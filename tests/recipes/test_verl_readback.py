@@ -11,8 +11,8 @@ from rich.console import Console
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.verl.episodes import GroupRecord, _to_json
-from composer_replication.recipes.verl.import_metrics import Readback
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.import_metrics import VerlMetrics
+from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.types import Group, StopReason, Trajectory, Turn
 
 TOKENS = 3
@@ -34,7 +34,7 @@ def trajectory(name: str) -> Trajectory:
     )
 
 
-def sampled(plan: Plan, step: int, count: int, *, evaluation: bool) -> None:
+def sampled(plan: ArmPlan, step: int, count: int, *, evaluation: bool) -> None:
     """What agent loops write of a group."""
     group = Group(group_id=f"{step}/t", task_id="t", trajectories=tuple(trajectory(f"{step}/t/{i}") for i in range(count)))
     path = plan.folder / "agents-here-1" / f"{'eval' if evaluation else 'step'}_{step:05d}.jsonl"
@@ -47,7 +47,7 @@ def test_traces_are_counted_from_the_first_step_on(tmp_path: Path) -> None:
     config = RunConfig(
         model=ModelConfig(path="policy"), tasks=TasksConfig(train=tmp_path), substrate=SubstrateConfig(type="verl"), steps=2
     )
-    plan = Plan("main", config, 512, tmp_path / "arm")
+    plan = ArmPlan("main", config, 512, tmp_path / "arm")
     sampled(plan, 0, 2, evaluation=True)
     for step in (1, 2):
         sampled(plan, step, 4, evaluation=False)
@@ -55,7 +55,7 @@ def test_traces_are_counted_from_the_first_step_on(tmp_path: Path) -> None:
     plan.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run_dir = RunDir.create(tmp_path / "run")
     traces = [trajectory(f"-2/t/{i}") for i in range(5)]
-    readback = Readback(plan, run_dir, Terminal(Console(file=io.StringIO())), 0, {}, traces)
+    readback = VerlMetrics(plan, run_dir, Terminal(Console(file=io.StringIO())), 0, {}, traces)
     assert list(readback.steps()) == [0, 1, 2]
     found = [(line.values["rollout/total"], line.values["rollout/tokens_total"]) for line in run_dir.read_metrics()]
     assert found == [(n, n * TOKENS) for n in (2, 2 + 5 + 4, 2 + 5 + 4 + 4)]

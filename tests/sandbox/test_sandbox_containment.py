@@ -15,7 +15,7 @@ from composer_replication.sandbox import Ending, Isolation, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
 from composer_replication.sandbox.backends import landlock
 from composer_replication.sandbox.doctor.probes import PROBES
-from composer_replication.sandbox.doctor.selftest import Verdict, self_test
+from composer_replication.sandbox.doctor.selftest import ProbeVerdict, self_test
 from composer_replication.sandbox.opening import available
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
@@ -43,14 +43,14 @@ def test_a_weaker_kind_says_why_it_is_not_a_stronger_one():
 @pytest.mark.parametrize("name", BY_NAME)
 def test_no_probe_gets_through(box, name):
     (finding,) = self_test(box, [BY_NAME[name]])
-    assert finding.verdict in (Verdict.BLOCKED, Verdict.ADMITTED), finding
+    assert finding.verdict in (ProbeVerdict.BLOCKED, ProbeVerdict.ADMITTED), finding
 
 
 @pytest.mark.parametrize("name", sorted(WORK_UNCONFINED))
 def test_the_probes_work_where_nothing_confines_them(name):
     """A probe that cannot get out of no box at all proves nothing about the others."""
     (finding,) = self_test(open_sandbox("unsafe-subprocess"), [BY_NAME[name]])
-    assert finding.verdict is Verdict.OPEN, finding
+    assert finding.verdict is ProbeVerdict.OPEN, finding
 
 
 def test_a_box_that_breaks_is_not_a_box_that_holds():
@@ -61,7 +61,7 @@ def test_a_box_that_breaks_is_not_a_box_that_holds():
             raise SandboxError("no box")
 
     (finding,) = self_test(Broken(), [BY_NAME["network"]])
-    assert (finding.verdict, finding.detail) == (Verdict.BROKEN, ("no box",))
+    assert (finding.verdict, finding.detail) == (ProbeVerdict.BROKEN, ("no box",))
 
 
 @pytest.mark.parametrize("warm", [False, True])

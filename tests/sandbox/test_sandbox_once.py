@@ -11,12 +11,12 @@ from composer_replication.envs import TestCache
 from composer_replication.sandbox import Ending
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.sandbox.grading.pytest_run import TestRun
-from composer_replication.sandbox.single_flight import Once
+from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.types import GradeReport
 
 
 def test_the_value_asked_for_longest_ago_is_forgotten():
-    once: Once[str, str] = Once(2)
+    once: SingleFlightCache[str, str] = SingleFlightCache(2)
     for key in "abacb":
         once.get_or_make(key, lambda key=key: (key, True))
     assert [once.get_or_make(key, lambda: ("new", False)) for key in "cba"] == [("c", True), ("b", True), ("new", False)]
@@ -24,7 +24,7 @@ def test_the_value_asked_for_longest_ago_is_forgotten():
 
 
 def test_of_equal_questions_at_once_one_is_answered():
-    once: Once[str, int] = Once(8)
+    once: SingleFlightCache[str, int] = SingleFlightCache(8)
     asked, together = [], threading.Barrier(6)
 
     def ask(_number: int) -> tuple[int, bool]:
@@ -37,7 +37,7 @@ def test_of_equal_questions_at_once_one_is_answered():
 
 
 def test_who_fails_is_followed_by_the_next():
-    once: Once[str, int] = Once(8)
+    once: SingleFlightCache[str, int] = SingleFlightCache(8)
     with pytest.raises(ZeroDivisionError):
         once.get_or_make("key", lambda: (1 // 0, True))
     assert once.get_or_make("key", lambda: (1, False)) == (1, False)

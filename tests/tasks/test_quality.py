@@ -16,7 +16,7 @@ from composer_replication.tasks import BuildOptions, build_tasks
 from composer_replication.tasks.features.difficulty import difficulty_of
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.licence import UNKNOWN, check_licence, licence_of
-from composer_replication.tasks.sources.source import Source
+from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.types.errors import ConfigError, SourceError
 
 WriteProject = Callable[[Mapping[str, str]], Path]
@@ -104,8 +104,8 @@ def test_a_licence_that_is_not_allowed_is_refused() -> None:
     assert "--licence" in (caught.value.fix or "")
 
 
-def source(name: str, label: str) -> Source:
-    return Source(name=name, label=label, digest="0", tree=Path("t"))
+def source(name: str, label: str) -> PristineTree:
+    return PristineTree(name=name, label=label, digest="0", tree=Path("t"))
 
 
 def test_repositories_of_benchmarks_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from composer_replication.teachers import Gate, Step, Tariff
+from composer_replication.teachers import Gate, ReplayStep, Tariff
 from composer_replication.teachers.gate import windows
 from composer_replication.types.errors import ConfigError
 
@@ -18,7 +18,7 @@ AUDIT = ("audit",)
 
 def trace(name, n, *, start=3000, grow=1500, entropies=None, findings=()):
     return [
-        Step(
+        ReplayStep(
             state_id=f"{name}#{i}",
             trace_id=name,
             prompt_bytes=start + grow * i,
@@ -41,7 +41,9 @@ def steps_of(rows):
         sizes[name] = max(size, sizes.get(name, 0)) if extends else size
         findings = ("timeout",) if found else ()
         steps.append(
-            Step(state_id=str(i), trace_id=name, prompt_bytes=sizes[name], entropy=entropy, findings=findings, extends=extends)
+            ReplayStep(
+                state_id=str(i), trace_id=name, prompt_bytes=sizes[name], entropy=entropy, findings=findings, extends=extends
+            )
         )
     return steps
 

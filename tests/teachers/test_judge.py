@@ -8,7 +8,7 @@ import json
 import pytest
 from teacher_server import Reply, TeacherServer, question_text
 
-from composer_replication.actions.agreement import Answer
+from composer_replication.actions.agreement import SameAction
 from composer_replication.teachers import Ledger, Teacher, judge_pairs
 from composer_replication.teachers.judge import JUDGE_CONFIDENCE
 
@@ -33,11 +33,11 @@ def ask(pairs, answer):
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        (("yes", "Yes."), Answer.SAME),
-        (("no", "**No**"), Answer.DIFF),
-        (("yes", "no"), Answer.UNDECIDED),
-        (("yes", "I think so"), Answer.UNDECIDED),
-        (("yes", ""), Answer.UNDECIDED),
+        (("yes", "Yes."), SameAction.SAME),
+        (("no", "**No**"), SameAction.DIFF),
+        (("yes", "no"), SameAction.UNDECIDED),
+        (("yes", "I think so"), SameAction.UNDECIDED),
+        (("yes", ""), SameAction.UNDECIDED),
     ],
 )
 def test_both_orders_have_to_say_the_same(said, answer):
@@ -52,13 +52,13 @@ def test_both_orders_have_to_say_the_same(said, answer):
     assert verdicts[one, other] == verdicts[other, one]
     verdict = verdicts[one, other]
     assert (verdict.answer, verdict.method) == (answer, "judge")
-    assert verdict.confidence == (1.0 if answer is Answer.UNDECIDED else JUDGE_CONFIDENCE)
+    assert verdict.confidence == (1.0 if answer is SameAction.UNDECIDED else JUDGE_CONFIDENCE)
 
 
 def test_a_failed_call_is_no_verdict():
     pairs = [(act("a"), act("b"))]
     verdicts, _ = ask(pairs, lambda _body, number: Reply(content="yes") if number else Reply(status=400))
-    assert verdicts[pairs[0]].answer is Answer.UNDECIDED
+    assert verdicts[pairs[0]].answer is SameAction.UNDECIDED
 
 
 def test_a_pair_is_paid_for_once_in_whichever_order_and_spelling(tmp_path):

@@ -14,7 +14,7 @@ from teacher_server import Reply, TeacherServer, question_text
 
 from composer_replication.config import TeacherConfig
 from composer_replication.teachers import Ledger, Question, Teacher, TeacherPool
-from composer_replication.teachers.pace import Pace
+from composer_replication.teachers.pace import RateLimiter
 from composer_replication.types.errors import ConfigError
 
 
@@ -60,12 +60,12 @@ def sent_at(pace, count, *, pause=None):
 
 
 def test_a_rate_spaces_requests_evenly():
-    assert sent_at(Pace(teacher("http://x", requests_per_minute=30.0)), 4) == pytest.approx([0.0, 2.0, 4.0, 6.0])
-    assert sent_at(Pace(teacher("http://x")), 4) == [0.0] * 4
+    assert sent_at(RateLimiter(teacher("http://x", requests_per_minute=30.0)), 4) == pytest.approx([0.0, 2.0, 4.0, 6.0])
+    assert sent_at(RateLimiter(teacher("http://x")), 4) == [0.0] * 4
 
 
 def test_nobody_asks_during_a_pause():
-    times = sent_at(Pace(teacher("http://x", requests_per_minute=60.0)), 4, pause=(0.5, 10.0))
+    times = sent_at(RateLimiter(teacher("http://x", requests_per_minute=60.0)), 4, pause=(0.5, 10.0))
     assert times[0] == 0.0
     assert min(times[1:]) >= 10.5
     assert all(b - a >= 1.0 - 1e-9 for a, b in itertools.pairwise(times))

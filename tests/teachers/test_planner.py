@@ -22,7 +22,7 @@ from composer_replication.teachers import (
     Gate,
     Ledger,
     Question,
-    Step,
+    ReplayStep,
     Tariff,
     Teacher,
     bill,
@@ -179,7 +179,7 @@ def test_the_cap_it_names_lets_every_call_through_and_a_little_less_does_not():
     reach=st.none() | st.integers(1, 3),
 )
 def test_the_expectation_is_the_mean_over_all_outcomes(sizes, reach):
-    steps = [Step(state_id=str(i), trace_id="t", prompt_bytes=b, extends=e) for i, (b, e, _) in enumerate(sizes)]
+    steps = [ReplayStep(state_id=str(i), trace_id="t", prompt_bytes=b, extends=e) for i, (b, e, _) in enumerate(sizes)]
     chances = {str(i): c for i, (_, _, c) in enumerate(sizes)}
     tariff = Tariff(fresh=5.0, answer=25.0, cache_read=0.5, cache_write=6.25, hit_rate=0.9, reach=reach)
     mean = 0.0
@@ -212,7 +212,9 @@ def test_the_expectation_is_the_mean_over_all_outcomes(sizes, reach):
 def test_what_is_planned_is_the_mean_over_all_that_the_cheap_teacher_may_say(sizes, rule, audit, seed, reach):
     """Windows, audits and all: each outcome is what the gate itself asks then."""
     steps = [
-        Step(state_id=f"{seed}#{i}", trace_id="t", prompt_bytes=b, extends=e, entropy=entropy, findings=("timeout",) * found)
+        ReplayStep(
+            state_id=f"{seed}#{i}", trace_id="t", prompt_bytes=b, extends=e, entropy=entropy, findings=("timeout",) * found
+        )
         for i, (b, e, entropy, found) in enumerate(sizes)
     ]
     gate = Gate(rule=rule, uncertain=0.5, audit=audit, seed=seed)
@@ -239,7 +241,7 @@ def test_what_is_planned_is_the_mean_over_all_that_the_cheap_teacher_may_say(siz
 def test_tokens_grow_with_the_square_of_the_steps():
     def sent(n):
         return bill(
-            [Step(state_id=str(i), trace_id="t", prompt_bytes=1000 * (i + 1), extends=i > 0) for i in range(n)],
+            [ReplayStep(state_id=str(i), trace_id="t", prompt_bytes=1000 * (i + 1), extends=i > 0) for i in range(n)],
             {str(i): 1.0 for i in range(n)},
             Tariff(fresh=1.0, answer=0.0, cache_read=1.0, cache_write=1.0, bytes_per_token=1.0),
         ).prompt_tokens

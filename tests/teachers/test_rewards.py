@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.actions.agreement import Answer, Scene, Verdict, choose, cluster_votes, compare, why_no_pair
+from composer_replication.actions.agreement import (
+    ActionComparison,
+    SameAction,
+    Scene,
+    choose,
+    cluster_votes,
+    compare,
+    why_no_pair,
+)
 from composer_replication.actions.calls import Call, render_action
 from composer_replication.teachers import Vote
 from composer_replication.teachers.rewards import (
@@ -133,7 +141,7 @@ def judged(verdicts, asked=None):
         if asked is not None:
             asked.append(one + other)
         said = verdicts.get(one + other) or verdicts.get(other + one)
-        return None if said is None else Verdict(Answer(said), "judge", "")
+        return None if said is None else ActionComparison(SameAction(said), "judge", "")
 
     return Scene(judge=judge)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.recipes.program import Program
+from composer_replication.recipes.program import RunningProgram
 
 START_S = 600.0
 """The most that a start may take: a guard against one that never ends."""
@@ -26,7 +26,7 @@ OPTIONS = ("--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora
 @dataclass(frozen=True)
 class Vllm:
     url: str
-    program: Program
+    program: RunningProgram
 
     def metric(self, name: str) -> float:
         """The value of one of its metrics, all its labels together."""
@@ -56,12 +56,12 @@ def vllm(
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "policy"]
     command += ["--enforce-eager", "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port), *options]
     log = home / f"{port}.log"
-    with Program(command, log=log, environment={**settings, **environment}, patience_s=PATIENCE_S) as program:
+    with RunningProgram(command, log=log, environment={**settings, **environment}, patience_s=PATIENCE_S) as program:
         _wait(f"http://127.0.0.1:{port}/health", program, log)
         yield Vllm(f"http://127.0.0.1:{port}", program)
 
 
-def _wait(url: str, program: Program, log: Path) -> None:
+def _wait(url: str, program: RunningProgram, log: Path) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until and program.poll() is None:
         with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):

@@ -13,7 +13,7 @@ from hypothesis import given
 from made_traces import traces, write_jsonl
 
 from composer_replication.traces import Redactor, import_traces, read_traces
-from composer_replication.traces.recorder import Recorder, native_call
+from composer_replication.traces.recorder import ConversationRecorder, native_call
 from composer_replication.types import Message, ToolResult
 from composer_replication.types.secrets import secrets_in_log
 from composer_replication.types.transcript import Trace, TraceTurn
@@ -32,7 +32,9 @@ KEY = "\n".join(["-----BEGIN RSA " + "PRIVATE KEY-----", *[made_up(64)] * 3, "--
 
 
 def leaky() -> Trace:
-    recorder = Recorder([Message(role="system", content="Be careful."), Message(role="user", content=f"Use {GITHUB} to push.")])
+    recorder = ConversationRecorder(
+        [Message(role="system", content="Be careful."), Message(role="user", content=f"Use {GITHUB} to push.")]
+    )
     recorder.answer(
         f"I use {GITHUB}", [native_call("c1", "bash", {"command": f"git push https://x:{GITHUB}@host"})], reasoning=GITHUB
     )
@@ -117,7 +119,7 @@ def test_a_secret_as_commands_print_it(kind):
 
 
 def test_a_credential_in_keys_names_tools_and_ids():
-    recorder = Recorder([Message(role="user", content="go")])
+    recorder = ConversationRecorder([Message(role="user", content="go")])
     arguments = {"env": {GITHUB: 1}, "reply": [401, f"token {GITHUB}"]}
     recorder.answer("", [native_call(f"call {GITHUB}", f"f {GITHUB}", arguments)], details={GITHUB: 1})
     recorder.result(ToolResult(call_id=f"call {GITHUB}", name=f"f {GITHUB}", content="ok"))

@@ -8,7 +8,7 @@ import pytest
 from made_traces import write_jsonl
 
 from composer_replication.traces import atif_from_trace, import_traces, read_traces
-from composer_replication.traces.recorder import Recorder, native_call
+from composer_replication.traces.recorder import ConversationRecorder, native_call
 from composer_replication.traces.store import trace_to_json
 from composer_replication.types import Message, StopReason, ToolResult, Trajectory, Turn, to_json
 from composer_replication.types.errors import ConfigError
@@ -19,7 +19,7 @@ GONE = object()
 
 
 def whole() -> Trace:
-    recorder = Recorder([Message(role="user", content="go")])
+    recorder = ConversationRecorder([Message(role="user", content="go")])
     recorder.answer("look", [native_call("c0", "bash", {"command": "ls"}), native_call("c1", "bash", "{")])
     recorder.result(ToolResult(call_id="c0", name="bash", content="a.py", status="command_failed"))
     recorder.answer("done")

@@ -9,7 +9,7 @@ from hypothesis import given
 from made_traces import traces
 
 from composer_replication.traces import read_traces, states_from_traces, write_traces
-from composer_replication.traces.recorder import Recorder, native_call
+from composer_replication.traces.recorder import ConversationRecorder, native_call
 from composer_replication.traces.store import context_from, context_steps, trace_from_json, trace_to_json
 from composer_replication.types import Message, ToolResult
 from composer_replication.types.errors import ConfigError, StorageError
@@ -22,7 +22,7 @@ def test_a_trace_comes_back_as_it_was(trace):
 
 
 def long_trace(turns: int, *, elide: bool = False) -> Trace:
-    recorder = Recorder([Message(role="system", content="s" * 1000)])
+    recorder = ConversationRecorder([Message(role="system", content="s" * 1000)])
     for i in range(turns):
         recorder.answer(f"turn {i:04}", [native_call(f"c{i}", "bash", {"command": f"echo {i:04}"})])
         recorder.result(ToolResult(call_id=f"c{i}", name="bash", content=f"{i:04} " * 200))
@@ -80,7 +80,7 @@ def test_files_that_are_no_traces(tmp_path):
 
 
 def test_states_are_turns_whose_context_is_known():
-    recorder = Recorder([Message(role="user", content="go")])
+    recorder = ConversationRecorder([Message(role="user", content="go")])
     recorder.answer("", [native_call("c0", "bash", '{"command": "ls"}')])
     recorder.result(ToolResult(call_id="c0", name="bash", content="a.py"))
     recorder.answer("", [native_call("c1", "bash", '{"command": ')])

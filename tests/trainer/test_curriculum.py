@@ -16,7 +16,7 @@ import pytest
 from composer_replication.config import CurriculumConfig, RunConfig
 from composer_replication.policy_gradient import has_signal
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.collector import Actor
+from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.rewards import group_verdicts
 from composer_replication.types import Deletion, Group, Reward, StopReason, TaskSpec, Trajectory, Unscored
@@ -279,7 +279,7 @@ def test_shares_fall(shares: list[float]) -> None:
         CurriculumConfig.model_validate({"visible_tests": shares})
 
 
-class Simulated(Actor):
+class Simulated(RolloutCollector):
     """A policy that solves one task half of the time, four always and three never."""
 
     async def _collect(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:

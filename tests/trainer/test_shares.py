@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.config.run import CurriculumConfig
-from composer_replication.trainer.collector import Actor
+from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.task_sampler import choose_tasks
-from composer_replication.trainer.task_shards import TaskShare
+from composer_replication.trainer.task_shards import TaskShard
 
 JOBS = st.fixed_dictionaries(
     {"world": st.integers(1, 5), "count": st.integers(1, 3), "window": st.integers(1, 6), "size": st.integers(15, 60)}
@@ -20,7 +20,7 @@ JOBS = st.fixed_dictionaries(
 
 
 def of_step(world, count, window, size, step, seed=0):
-    return [TaskShare(rank, world, seed, window).of_step(range(size), step, count) for rank in range(world)]
+    return [TaskShard(rank, world, seed, window).of_step(range(size), step, count) for rank in range(world)]
 
 
 @given(job=JOBS, round_=st.integers(1, 20))
@@ -39,7 +39,7 @@ def test_no_task_is_taken_twice_in_a_round(job, round_):
 @given(job=JOBS, step=st.integers(1, 40))
 def test_all_replicas_together_take_what_one_would_and_no_task_more_than_another(job, step):
     whole = sorted(task for mine, _ in of_step(**job, step=step) for task in mine)
-    alone = TaskShare(0, 1, 0, job["window"]).of_step(range(job["size"]), step, job["count"] * job["world"])
+    alone = TaskShard(0, 1, 0, job["window"]).of_step(range(job["size"]), step, job["count"] * job["world"])
     assert whole == sorted(alone[0])
     assert len(set(whole)) == len(whole)
     steps = max(1, min(job["window"], job["size"] // len(whole))) * job["size"]
@@ -68,7 +68,7 @@ def actor(rank, count, **curriculum):
     ]
     rollout = SimpleNamespace(groups=count)
     config = SimpleNamespace(seed=10 * rank, rollout=rollout, curriculum=CurriculumConfig(**curriculum))
-    return Actor(SimpleNamespace(train=tasks), config, "main", None, None, TaskShare(rank, 2, 0, 3))
+    return RolloutCollector(SimpleNamespace(train=tasks), config, "main", None, None, TaskShard(rank, 2, 0, 3))
 
 
 def names(tasks):
@@ -99,7 +99,7 @@ def test_the_traces_that_replay_freezes_are_shared_out_too(monkeypatch):
         recorded.append(names(tasks))
         return []
 
-    monkeypatch.setattr(Actor, "_collect", collect)
+    monkeypatch.setattr(RolloutCollector, "_collect", collect)
     for rank in range(2):
         one = actor(rank, 2)
         one.config.loss = SimpleNamespace(replay=SimpleNamespace(traces_per_task=1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import Command, Sandbox, Tree, open_sandbox
-from composer_replication.trainer.cpu_clock import Spending
+from composer_replication.trainer.cpu_clock import CpuClock
 
 BURN_S = 0.5
 PYTHON = Path(sys.executable)
@@ -30,7 +30,7 @@ def burn(sandbox: Sandbox, base: Path) -> float:
 
 
 def test_boxes_are_in_it(sandbox: Sandbox, tmp_path: Path) -> None:
-    spending = Spending(sandbox)
+    spending = CpuClock(sandbox)
     assert spending.cpu_s() < BURN_S
     took = burn(sandbox, tmp_path)
     assert 0.99 * took < spending.cpu_s() < took + BURN_S
@@ -44,7 +44,7 @@ def test_boxes_at_once_are_all_counted(sandbox: Sandbox, tmp_path: Path) -> None
 
 
 def test_a_resumed_run_adds_to_what_it_had_spent(sandbox: Sandbox, tmp_path: Path) -> None:
-    spending = Spending(sandbox)
+    spending = CpuClock(sandbox)
     burn(sandbox, tmp_path)
     spending.start_from(100.0)
     assert 99.99 < spending.cpu_s() < 100.0 + 0.9 * BURN_S

@@ -14,7 +14,7 @@ from composer_replication.hints import insert_hints
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.hint_filter import USELESS, Told, only_useful, teacher_logprobs
+from composer_replication.trainer.hint_filter import USELESS, SelectedHints, only_useful, teacher_logprobs
 from composer_replication.trainer.learner import Learner
 from composer_replication.types import Hint, StopReason, Trajectory, Turn
 
@@ -44,9 +44,9 @@ def attempt(renderer: ChatRenderer, sibling: int, text: str, reward: float) -> T
     )
 
 
-def told(trajectory: Trajectory, renderer: ChatRenderer, text: str) -> Told:
+def told(trajectory: Trajectory, renderer: ChatRenderer, text: str) -> SelectedHints:
     hint = Hint(trajectory_id=trajectory.trajectory_id, turn=0, kind="k", text=text, source="s")
-    return Told(insert_hints([trajectory], [hint], renderer).hinted, (hint,), ())
+    return SelectedHints(insert_hints([trajectory], [hint], renderer).hinted, (hint,), ())
 
 
 def test_log_probs_are_those_of_each_sequence_alone(learner: Learner):

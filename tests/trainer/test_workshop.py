@@ -11,12 +11,12 @@ from composer_replication.hints import leaks_gold
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.tasks import Task, load_task
 from composer_replication.tasks.join import can_be_joined
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 
 
 def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:
     """Only the deleted bodies are secret: not their signatures, and not the functions around them."""
-    workshop = Workshop.open(load_config(run_file), RunDir.create(run_file.parent / "run"), Terminal())
+    workshop = RunContext.open(load_config(run_file), RunDir.create(run_file.parent / "run"), Terminal())
     assert len(workshop.train) == 4
     for task in workshop.train:
         (deleted,) = task.spec.deleted
@@ -32,7 +32,7 @@ def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:
 
 def test_two_tasks_joined_are_practised_on_with_what_is_known_of_both(run_file: Path) -> None:
     run_dir = RunDir.create(run_file.parent / "run")
-    workshop = Workshop.open(load_config(run_file), run_dir, Terminal())
+    workshop = RunContext.open(load_config(run_file), run_dir, Terminal())
     first, second = next((a, b) for a, b in combinations(workshop.train, 2) if can_be_joined([a, b]))
     task = workshop.join(first, second)
     assert isinstance(task, Task), task

@@ -16,7 +16,7 @@ import pytest
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
 from composer_replication.sandbox.backends import docker
 from composer_replication.sandbox.doctor.probes import PROBES
-from composer_replication.sandbox.doctor.selftest import Verdict, self_test
+from composer_replication.sandbox.doctor.selftest import ProbeVerdict, self_test
 from composer_replication.sandbox.grading.pytest_run import run_pytest
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
@@ -39,7 +39,7 @@ def containers() -> list[str]:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_no_probe_gets_through(box, name):
     (finding,) = self_test(box, [BY_NAME[name]])
-    assert finding.verdict is Verdict.BLOCKED, finding
+    assert finding.verdict is ProbeVerdict.BLOCKED, finding
 
 
 def test_the_container_is_as_small_as_it_is_said_to_be(box, base):

@@ -26,9 +26,9 @@ from world import name_teachers, run_text
 from composer_replication.config import load_config, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.driver import Driver, Roles
-from composer_replication.recipes.mesh.ledger import Ledger
+from composer_replication.recipes.mesh.ledger import GroupLedger
 from composer_replication.recipes.substrates import SUBSTRATES
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 
 STALL_S = 100.0
 """A limit that an actor's start keeps on a busy machine."""
@@ -46,7 +46,7 @@ def run_file(world, tmp_path, kind):
 
 
 def check_books(run, *, steps, groups=2, max_staleness=1):
-    ledger = Ledger(run / "mesh" / "main")
+    ledger = GroupLedger(run / "mesh" / "main")
     assert sorted(ledger.trained) == list(range(1, steps + 1))
     over = [n for numbers in ledger.trained.values() for n in numbers] + list(ledger.dropped)
     assert sorted(over) == sorted(ledger.issued), "each group once: trained on, or dropped"
@@ -82,7 +82,7 @@ def test_each_role_is_killed_in_turn(run_file, on_mesh):
         config = load_config(run_file, [])
         run_dir = RunDir.create(run)
         with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
-            workshop = Workshop.open(config, run_dir, shown._terminal)
+            workshop = RunContext.open(config, run_dir, shown._terminal)
             driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
             handles_of(driver)
             killer = asyncio.create_task(killed_in_turn(driver))
@@ -119,7 +119,7 @@ def test_whoever_is_stopped_is_replaced(run_file, on_mesh):
         config = load_config(run_file, ["--rollout.stall_s", str(STALL_S)])
         run_dir = RunDir.create(run)
         with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
-            workshop = Workshop.open(config, run_dir, shown._terminal)
+            workshop = RunContext.open(config, run_dir, shown._terminal)
             roles = Roles(generator=StoppedGenerator, trainer=StoppedTrainer, rewarder=StoppedRewarder)
             driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown, roles)
             await driver.run()
@@ -149,14 +149,14 @@ def test_the_driver_is_killed_and_the_run_resumed(run_file):
     command[1:3] = ["-c", "from composer_replication.cli import main; main()"]
     first = subprocess.Popen(command, cwd=run_file.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_for(lambda: len(Ledger(run / "mesh" / "main").trained) >= 5, first)
+        wait_for(lambda: len(GroupLedger(run / "mesh" / "main").trained) >= 5, first)
     finally:
         started = children() - before - {first.pid}
         first.kill()
         first.communicate()
     assert started
     assert gone_all(started)
-    books = Ledger(run / "mesh" / "main")
+    books = GroupLedger(run / "mesh" / "main")
     second = subprocess.run(command, cwd=run_file.parent, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stdout + second.stderr
     assert "resumed at step 3 of 7" in second.stdout

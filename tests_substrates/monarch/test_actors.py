@@ -22,17 +22,17 @@ from composer_replication.config import load_config, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.driver import Driver
 from composer_replication.recipes.mesh.generator import Generator
-from composer_replication.recipes.mesh.ledger import Ledger
+from composer_replication.recipes.mesh.ledger import GroupLedger
 from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder
-from composer_replication.recipes.mesh.trainer import TeacherPool, Trainer
+from composer_replication.recipes.mesh.trainer import TeacherActor, Trainer
 from composer_replication.recipes.monarch import actors
 from composer_replication.recipes.monarch import mesh as monarch_mesh
 from composer_replication.recipes.monarch.host import Host
 from composer_replication.recipes.monarch.substrate import mesh_of
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types.errors import ConfigError
 
-PLAIN = (Generator, Trainer, Rewarder, TeacherPool, EnvHost)
+PLAIN = (Generator, Trainer, Rewarder, TeacherActor, EnvHost)
 HANG_S = 1200
 
 
@@ -128,7 +128,7 @@ def run_it(run_file, folder, trainers, *words, kill=None):
         try:
             async with asyncio.timeout(HANG_S):
                 with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
-                    workshop = Workshop.open(config, run_dir, shown._terminal)
+                    workshop = RunContext.open(config, run_dir, shown._terminal)
                     driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
                     killer = asyncio.create_task(killed(driver)) if kill is not None else None
                     await driver.run()
@@ -147,7 +147,7 @@ def test_a_run_with_two_trainers_takes_the_steps_of_one(run_file, tmp_path):
     one = run_it(run_file, tmp_path / "one", 1, "--steps", "1")
     assert len(two.crew.handles["trainer"].pids) == 2
     assert two.crew.replaced == {"trainer": 1}
-    ledger = Ledger(tmp_path / "two" / "mesh" / "main")
+    ledger = GroupLedger(tmp_path / "two" / "mesh" / "main")
     assert sorted(ledger.trained) == [1, 2, 3, 4]
     assert sorted(n for numbers in ledger.trained.values() for n in numbers) == sorted(ledger.issued)
     first = [RunDir(tmp_path / name).read_trajectories("main", 1) for name in ("one", "two")]

@@ -15,7 +15,7 @@ from rollouts import finalized, group, pairs_as_rollouts, rollout
 
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.report import rebuild_report
-from composer_replication.recipes.prime_rl.import_metrics import Readback
+from composer_replication.recipes.prime_rl.import_metrics import PrimeRLMetrics
 
 SCORES = {"replay/loss", "replay/margin", "replay/accuracy"}
 
@@ -59,7 +59,7 @@ def test_a_step(outputs, run_file, tmp_path):
     config = run_file(tmp_path / "read.toml")
     run_dir, said = RunDir.create(tmp_path / "run"), io.StringIO()
     terminal = Terminal(Console(file=said, width=200), on_event=run_dir.log_event)
-    readback = Readback(config, "main", run_dir, terminal, where)
+    readback = PrimeRLMetrics(config, "main", run_dir, terminal, where)
     readback.record()
     start, step = run_dir.read_metrics()
     assert (start.step, step.step) == (0, 1)
@@ -92,7 +92,7 @@ def test_a_rollout_that_broke_is_in_no_mean(outputs, policy, run_file, tmp_path)
     broken.errors = [vf.Error(type="SandboxError", message="the box broke")]
     kept(where, 2, "train", [siblings[0], broken])
     run_dir = RunDir.create(tmp_path / "run")
-    Readback(run_file(tmp_path / "read.toml"), "main", run_dir, Terminal(Console(quiet=True)), where).record()
+    PrimeRLMetrics(run_file(tmp_path / "read.toml"), "main", run_dir, Terminal(Console(quiet=True)), where).record()
     found = run_dir.read_metrics()[-1].values
     assert (found["reward/mean"], found["reward/unscored"], found["rollout/total"]) == (1.0, 1.0, 7.0)
     assert len(run_dir.read_trajectories("main", 2)) == 1

@@ -28,7 +28,7 @@ from composer_replication.cli import app
 from composer_replication.sandbox import Command, Ending, Limits, Tree, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
 from composer_replication.sandbox.doctor.probes import PROBES
-from composer_replication.sandbox.doctor.selftest import Verdict, self_test
+from composer_replication.sandbox.doctor.selftest import ProbeVerdict, self_test
 from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.grading.pytest_run import run_pytest
 from composer_replication.sandbox.remote import client as remote
@@ -106,7 +106,7 @@ def test_it_says_what_is_enforced_there(box, address):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_no_probe_gets_through(box, name):
     (finding,) = self_test(box, [BY_NAME[name]])
-    assert finding.verdict in (Verdict.BLOCKED, Verdict.ADMITTED), finding
+    assert finding.verdict in (ProbeVerdict.BLOCKED, ProbeVerdict.ADMITTED), finding
 
 
 def test_the_tree_is_a_disposable_copy_and_changes_come_back(box, base):

@@ -140,10 +140,10 @@ def verl(folder: Path) -> None:
     import os
 
     from composer_replication.config import ModelConfig, RunConfig, TasksConfig
-    from composer_replication.recipes.verl.plan import PLAN, Plan
+    from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 
     config = RunConfig(model=ModelConfig(path=str(folder)), tasks=TasksConfig(train=folder))
-    plan = Plan("main", config, 512, folder / "arm")
+    plan = ArmPlan("main", config, 512, folder / "arm")
     plan.write()
     os.environ |= {PLAN: str(plan.path), "VERL_PLATFORM": "cpu"}
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
@@ -218,9 +218,9 @@ def diloco(_: Path) -> None:
 
 async def _asked(mesh: Any) -> float:
     """CPU-seconds of an actor that it is given."""
-    from composer_replication.recipes.mesh.sandbox_actors import Boxes, EnvHost
+    from composer_replication.recipes.mesh.sandbox_actors import EnvHost, SandboxPool
 
-    boxes = Boxes(tasks={}, pythons={}, limits={}, sandbox="auto", toolset="basic", workers=1)
+    boxes = SandboxPool(tasks={}, pythons={}, limits={}, sandbox="auto", toolset="basic", workers=1)
     try:
         return float(await (await mesh.spawn("env-0", EnvHost, boxes)).call("cpu_s"))
     finally:

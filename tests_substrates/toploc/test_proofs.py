@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from composer_replication.types.errors import ConfigError
-from composer_replication.weights.proofs import Limits, prove, verify
+from composer_replication.weights.proofs import ProofLimits, prove, verify
 
 PROMPT, TOKENS = 24, 96
 
@@ -56,7 +56,7 @@ def test_an_honest_worker_is_accepted_whatever_its_kernels(model):
         assert [len(proof) for proof in proofs] == [258] * 4
         verdict = verify(states(model, tokens), PROMPT, proofs)
         assert verdict.accepted, verdict
-        assert verify(hidden, PROMPT, proofs, Limits(0, 0, 0)).accepted
+        assert verify(hidden, PROMPT, proofs, ProofLimits(0, 0, 0)).accepted
 
 
 @pytest.mark.parametrize(

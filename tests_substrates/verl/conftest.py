@@ -23,12 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def planned(tmp_path_factory):
     """A function that makes a plan for a policy the present one: verl's plugin is loaded with the first."""
     from composer_replication.config import ModelConfig, RunConfig, TasksConfig
-    from composer_replication.recipes.verl.plan import PLAN, Plan
+    from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 
     def plan(policy: Path, **sections):
         folder = tmp_path_factory.mktemp("arm")
         config = RunConfig(model=ModelConfig(path=str(policy)), tasks=TasksConfig(train=folder), **sections)
-        made = Plan("main", config, 512, folder)
+        made = ArmPlan("main", config, 512, folder)
         made.write()
         os.environ[PLAN] = str(made.path)
         import verl  # noqa: F401  loads the plugin

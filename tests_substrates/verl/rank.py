@@ -19,7 +19,7 @@ def main(policy: Path, folder: Path) -> None:
     from composer_replication.config import HintConfig, ModelConfig, RunConfig, TasksConfig
     from composer_replication.distillation import LiveTeacher
     from composer_replication.loss import compose_loss
-    from composer_replication.recipes.verl.plan import PLAN, Plan
+    from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 
     rank = int(os.environ["RANK"])
     for kind in ("frozen", "live"):
@@ -27,7 +27,7 @@ def main(policy: Path, folder: Path) -> None:
         assert isinstance(hint, HintConfig)
         loss = one_gradient.LOSS.model_copy(update={"hint": hint})
         config = RunConfig(model=ModelConfig(path=str(policy)), tasks=TasksConfig(train=folder), loss=loss)
-        plan = Plan("main", config, 512, folder / f"{kind}-{rank}")
+        plan = ArmPlan("main", config, 512, folder / f"{kind}-{rank}")
         plan.write()
         os.environ[PLAN] = str(plan.path)
         import engines

@@ -6,15 +6,15 @@ from composer_replication.actions.agreement.clusters import Choice, Cluster, Vot
 from composer_replication.actions.agreement.compare import Scene, compare
 from composer_replication.actions.agreement.reliability import Ballot, family_accuracies
 from composer_replication.actions.agreement.seen import files_seen
-from composer_replication.actions.agreement.verdict import Answer, Verdict
+from composer_replication.actions.agreement.verdict import ActionComparison, SameAction
 
 __all__ = [
-    "Answer",
+    "ActionComparison",
     "Ballot",
     "Choice",
     "Cluster",
+    "SameAction",
     "Scene",
-    "Verdict",
     "Vote",
     "choose",
     "cluster_votes",

@@ -1,7 +1,7 @@
 """When two tool calls are the same call, told from what they say: names and defaults of arguments, paths, shell words.
 
-Tools of several agents that do one thing are one tool here (`actions.tool_effects`), as far as their arguments say nothing that the
-effect does not hold.
+Tools of several agents that do one thing are one tool here (`actions.tool_effects`), as far as their arguments say nothing
+that the effect does not hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from composer_replication.actions.agreement.shell import shell_form
 from composer_replication.actions.calls import Call
 from composer_replication.actions.shell_words import NotUnderstoodError
-from composer_replication.actions.tool_effects import Deed, Kind, deed_of, plain_path
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call, plain_path
 from composer_replication.types import ToolSchema
 
 __all__ = ["call_form", "path_of", "same_json"]
@@ -30,15 +30,15 @@ _SPELLINGS = (
 )
 """Names of one argument; a call that has two of them is not understood."""
 _PATH, _OLD, _NEW, _CONTENT, _PATCH, _PATTERN = _SPELLINGS
-_WHOLE: Mapping[Kind, frozenset[str]] = {
-    Kind.READ: _PATH | {"start", "end", "view_range", "command"},
-    Kind.LIST: _PATH,
-    Kind.SEARCH: _PATH | _PATTERN,
-    Kind.EDIT: _PATH | _OLD | _NEW | {"replace_all", "edits", "insert_line", "command"},
-    Kind.WRITE: _PATH | _CONTENT | {"command"},
-    Kind.PATCH: _PATCH,
-    Kind.TEST: frozenset(),
-    Kind.SUBMIT: frozenset(),
+_WHOLE: Mapping[EffectKind, frozenset[str]] = {
+    EffectKind.READ: _PATH | {"start", "end", "view_range", "command"},
+    EffectKind.LIST: _PATH,
+    EffectKind.SEARCH: _PATH | _PATTERN,
+    EffectKind.EDIT: _PATH | _OLD | _NEW | {"replace_all", "edits", "insert_line", "command"},
+    EffectKind.WRITE: _PATH | _CONTENT | {"command"},
+    EffectKind.PATCH: _PATCH,
+    EffectKind.TEST: frozenset(),
+    EffectKind.SUBMIT: frozenset(),
 }
 """Per kind the arguments that its deed holds entirely. Of a call with another one, the tool's own name and arguments count."""
 _COMMAND, _CWD = frozenset({"command", "cmd", "action"}), frozenset({"workdir", "cwd"})
@@ -55,8 +55,8 @@ def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[s
         folders: see `shell_form`.
     """
     arguments = _given(call, tools)
-    deed = deed_of(call.name, arguments)
-    if deed.kind is Kind.SHELL:
+    deed = classify_call(call.name, arguments)
+    if deed.kind is EffectKind.SHELL:
         try:
             form = shell_form(deed.command, () if deed.cwd else folders)
         except NotUnderstoodError:
@@ -67,7 +67,7 @@ def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[s
         own = _json([call.name, beside]) if beside else ""
         return ("shell", own, _shell_of(arguments), plain_path(deed.cwd), form)
     plain = arguments.keys() <= _WHOLE.get(deed.kind, frozenset()) and not any(len(s & arguments.keys()) > 1 for s in _SPELLINGS)
-    if plain and deed.kind is not Kind.OTHER:
+    if plain and deed.kind is not EffectKind.OTHER:
         return _deed_form(call.name, deed, arguments)
     return ("call", call.name, _json(arguments))
 
@@ -95,12 +95,12 @@ def _given(call: Call, tools: Sequence[ToolSchema]) -> dict[str, Any]:
         (t["function"].get("parameters", {}) for t in tools if t["function"]["name"] == call.name), {}
     )
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    kind = deed_of(call.name, call.arguments).kind
+    kind = classify_call(call.name, call.arguments).kind
 
     def is_nothing(name: str, value: Any) -> bool:
-        if name in required or kind is Kind.OTHER:
+        if name in required or kind is EffectKind.OTHER:
             return False
-        return value is None or (name in _SAYS_NOTHING and kind is not Kind.SUBMIT)
+        return value is None or (name in _SAYS_NOTHING and kind is not EffectKind.SUBMIT)
 
     return {
         name: value
@@ -113,9 +113,9 @@ def _is_default(declared: Any, value: Any) -> bool:
     return isinstance(declared, Mapping) and "default" in declared and same_json(declared["default"], value)
 
 
-def _deed_form(name: str, deed: Deed, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+def _deed_form(name: str, deed: ToolEffect, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """Tools that show the same differently, or refuse in other cases, keep their names."""
-    own = name if deed.kind in (Kind.LIST, Kind.SEARCH) or "command" in arguments else ""
+    own = name if deed.kind in (EffectKind.LIST, EffectKind.SEARCH) or "command" in arguments else ""
     path = path_of(arguments)
     if name in _NORMALISES:
         path = path.rstrip("/") or path

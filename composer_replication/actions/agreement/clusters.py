@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from composer_replication.actions.agreement.verdict import Answer, Verdict
+from composer_replication.actions.agreement.verdict import ActionComparison, SameAction
 
 __all__ = ["Choice", "Cluster", "Vote", "choose", "cluster_votes", "why_no_pair"]
 
@@ -29,7 +29,7 @@ class Cluster:
     votes: tuple[Vote, ...]
     confidence: float
     """The least of the verdicts that join them; 1 for one vote alone."""
-    student: Verdict
+    student: ActionComparison
     """Whether the student's action is this one."""
 
     @property
@@ -55,7 +55,7 @@ class Choice:
     """In (0, 1]: its share of all votes' weight, times the confidence of the verdicts it rests on."""
 
 
-def cluster_votes(votes: Sequence[Vote], student: str, same: Callable[[str, str], Verdict]) -> tuple[list[Cluster], int]:
+def cluster_votes(votes: Sequence[Vote], student: str, same: Callable[[str, str], ActionComparison]) -> tuple[list[Cluster], int]:
     """The clusters, and how many were dissolved for contradicting themselves.
 
     A cluster is a connected component of SAME over the votes and the student's action, which has no vote. Where two of its
@@ -90,9 +90,9 @@ def _components(size: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
     return [[i for i in range(size) if label[i] == name] for name in sorted(set(label))]
 
 
-def _most_decided(verdicts: Sequence[Verdict]) -> Verdict:
+def _most_decided(verdicts: Sequence[ActionComparison]) -> ActionComparison:
     """What the members say of the student together: SAME if one does, for they are one action; then DIFF if one does."""
-    order = (Answer.SAME, Answer.DIFF, Answer.UNDECIDED)
+    order = (SameAction.SAME, SameAction.DIFF, SameAction.UNDECIDED)
     return min(verdicts, key=lambda verdict: (order.index(verdict.answer), -verdict.confidence))
 
 
@@ -113,7 +113,7 @@ def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str,
     return Choice(best, heavy[0][0] / total * best.confidence)
 
 
-def why_no_pair(student: Verdict) -> str:
+def why_no_pair(student: ActionComparison) -> str:
     """Why an action and the student's are no pair, from the verdict on the two; empty when they are one."""
     if student.same:
         return "the student agrees"

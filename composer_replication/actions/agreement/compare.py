@@ -21,9 +21,9 @@ from composer_replication.actions.agreement.calls import call_form, same_json
 from composer_replication.actions.agreement.edits import DOES_NOT_APPLY, Files, compare_edits
 from composer_replication.actions.agreement.intent import Aim, intent_of, look_alike, surely_differ
 from composer_replication.actions.agreement.validity import problem_of
-from composer_replication.actions.agreement.verdict import Answer, Verdict
+from composer_replication.actions.agreement.verdict import ActionComparison, SameAction
 from composer_replication.actions.calls import Call, canonical_text, command_in, parse_action
-from composer_replication.actions.tool_effects import deed_of
+from composer_replication.actions.tool_effects import classify_call
 from composer_replication.types import ToolSchema
 
 __all__ = ["Scene", "compare"]
@@ -44,13 +44,13 @@ class Scene:
     tools: Sequence[ToolSchema] = ()
     text_actions: bool = False
     """The agent calls no tools: it writes a shell command in its text, as its only fenced block."""
-    run_both: Callable[[Calls, Calls], Verdict] | None = None
+    run_both: Callable[[Calls, Calls], ActionComparison] | None = None
     """Carries both actions out in the sandbox; asked only for actions that mean to change files."""
-    judge: Callable[[str, str], Verdict | None] | None = None
+    judge: Callable[[str, str], ActionComparison | None] | None = None
     """What a teacher has said of two actions; None for nothing."""
 
 
-def compare(one: str, other: str, scene: Scene | None = None) -> Verdict:
+def compare(one: str, other: str, scene: Scene | None = None) -> ActionComparison:
     """Whether two actions, as text (`actions.render_action`), are the same. Symmetric: the order of the two changes nothing.
 
     Raises:
@@ -59,25 +59,25 @@ def compare(one: str, other: str, scene: Scene | None = None) -> Verdict:
     one, other = sorted((one, other))
     scene = scene or Scene()
     if one == other:
-        return Verdict(Answer.SAME, "identical", "the same text")
+        return ActionComparison(SameAction.SAME, "identical", "the same text")
     if scene.text_actions:
         return _compare_commands(one, other, scene)
     (left_text, left), (right_text, right) = parse_action(one), parse_action(other)
     if not left and not right:
         if canonical_text(left_text) == canonical_text(right_text):
-            return Verdict(Answer.SAME, "canonical", "the same words")
+            return ActionComparison(SameAction.SAME, "canonical", "the same words")
         choices = [_CHOICE.match(canonical_text(text)) for text in (left_text, right_text)]
         if all(choices) and len({choice[1] for choice in choices if choice}) > 1:
-            return Verdict(Answer.DIFF, "intent", "they choose another option")
+            return ActionComparison(SameAction.DIFF, "intent", "they choose another option")
         return _judged(one, other, scene, "two texts in other words")
     if not left or not right:
         if command_in(left_text if right else right_text) is not None:
             return _judged(one, other, scene, "one calls a tool, the other writes a command")
-        return Verdict(Answer.DIFF, "intent", "one calls a tool, the other does not")
+        return ActionComparison(SameAction.DIFF, "intent", "one calls a tool, the other does not")
     return _compare_calls(left, right, scene) or _judged(one, other, scene, "nothing tells them apart or makes them one")
 
 
-def _compare_commands(one: str, other: str, scene: Scene) -> Verdict:
+def _compare_commands(one: str, other: str, scene: Scene) -> ActionComparison:
     """The commands in two texts, of which the thoughts beside them do not count."""
     left, right = command_in(one), command_in(other)
     if left is None or right is None or left[0] != right[0]:
@@ -87,25 +87,25 @@ def _compare_commands(one: str, other: str, scene: Scene) -> Verdict:
     return verdict or _judged(one, other, scene, "nothing tells them apart or makes them one")
 
 
-def _compare_calls(left: Calls, right: Calls, scene: Scene) -> Verdict | None:
+def _compare_calls(left: Calls, right: Calls, scene: Scene) -> ActionComparison | None:
     together = list(zip(left, right, strict=False)) if len(left) == len(right) else []
     if together and all(same_json([a.name, a.arguments], [b.name, b.arguments]) for a, b in together):
-        return Verdict(Answer.SAME, "canonical", "the same calls")
+        return ActionComparison(SameAction.SAME, "canonical", "the same calls")
     problems = [[problem_of(call, scene.tools) for call in calls] for calls in (left, right)]
     if any(problems[0]) != any(problems[1]):
-        return Verdict(Answer.DIFF, "validity", "one of them cannot be carried out")
+        return ActionComparison(SameAction.DIFF, "validity", "one of them cannot be carried out")
     if any(problems[0]):
-        return Verdict(Answer.UNDECIDED, "validity", "neither can be carried out")
+        return ActionComparison(SameAction.UNDECIDED, "validity", "neither can be carried out")
     if together and all(_same_form(a, b, scene) for a, b in together):
-        return Verdict(Answer.SAME, "canonical", "the same calls")
+        return ActionComparison(SameAction.SAME, "canonical", "the same calls")
     changed = _compare_changes(left, right, scene)
     if changed is not None:
         return changed
     intents = [[intent_of(call) for call in calls] for calls in (left, right)]
     if all(surely_differ(a, b) for a in intents[0] for b in intents[1]):
-        return Verdict(Answer.DIFF, "intent", "they are for different things")
+        return ActionComparison(SameAction.DIFF, "intent", "they are for different things")
     if len(left) == len(right) and all(look_alike(a, b) for a, b in zip(*intents, strict=True)):
-        return Verdict(Answer.UNDECIDED, "intent", "both look at the same thing")
+        return ActionComparison(SameAction.UNDECIDED, "intent", "both look at the same thing")
     return None
 
 
@@ -127,10 +127,10 @@ class _Folders:
         return any(path.startswith(f"{folder}/") for path in self.files if self.files[path] is not None)
 
 
-def _compare_changes(left: Calls, right: Calls, scene: Scene) -> Verdict | None:
+def _compare_changes(left: Calls, right: Calls, scene: Scene) -> ActionComparison | None:
     """The verdict on two actions that mean to change files; None when they may do something else, or it cannot be told."""
     verdict = None
-    if all(deed_of(c.name, c.arguments).changes for c in (*left, *right)):
+    if all(classify_call(c.name, c.arguments).changes for c in (*left, *right)):
         verdict = compare_edits(left, right, scene.files, complete=scene.complete)
         if verdict.same or verdict.why == DOES_NOT_APPLY:
             return verdict
@@ -142,9 +142,9 @@ def _compare_changes(left: Calls, right: Calls, scene: Scene) -> Verdict | None:
 def _may_change(call: Call) -> bool:
     """Whether the call changes files, or is a command of which nobody knows."""
     intent = intent_of(call)
-    return intent.aim is Aim.CHANGE if intent is not None else bool(deed_of(call.name, call.arguments).command)
+    return intent.aim is Aim.CHANGE if intent is not None else bool(classify_call(call.name, call.arguments).command)
 
 
-def _judged(one: str, other: str, scene: Scene, why: str) -> Verdict:
+def _judged(one: str, other: str, scene: Scene, why: str) -> ActionComparison:
     said = None if scene.judge is None else scene.judge(one, other)
-    return said or Verdict(Answer.UNDECIDED, "none", why)
+    return said or ActionComparison(SameAction.UNDECIDED, "none", why)

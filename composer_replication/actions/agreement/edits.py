@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from composer_replication.actions.agreement.calls import path_of
-from composer_replication.actions.agreement.verdict import Answer, Verdict
+from composer_replication.actions.agreement.verdict import ActionComparison, SameAction
 from composer_replication.actions.calls import Call
 from composer_replication.actions.patches import PatchError, added_text, parse_patch, patched
-from composer_replication.actions.tool_effects import Deed, Kind, deed_of, plain_path
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call, plain_path
 
 __all__ = ["DOES_NOT_APPLY", "Files", "NoEditError", "UnknownFileError", "compare_edits", "edited", "may_be_one", "same_text"]
 
@@ -37,7 +37,7 @@ class UnknownFileError(Exception):
     """What the file holds is not known."""
 
 
-def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, complete: bool = False) -> Verdict:
+def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, complete: bool = False) -> ActionComparison:
     """Of calls that all mean to change files. Python files are the same when their syntax trees are, and the comments that tools
     read; others when their texts are. Texts that differ only in such comments, or in blanks at the end, are undecided: what is
     known of a file may lack its last line break. So are edits of paths that may be one file.
@@ -56,36 +56,38 @@ def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, c
             return _from_paths(one, other)
     left, right = after
     if any(a != b and may_be_one(a, b) for a in _targets(one) | _targets(other) for b in _targets(one) | _targets(other)):
-        return Verdict(Answer.UNDECIDED, "edits", "two of the paths may be one file")
+        return ActionComparison(SameAction.UNDECIDED, "edits", "two of the paths may be one file")
     if left is None and right is None:
-        return Verdict(Answer.UNDECIDED, "edits", "neither edit applies")
+        return ActionComparison(SameAction.UNDECIDED, "edits", "neither edit applies")
     if left is None or right is None:
         if len(one if left is None else other) > 1:
-            return Verdict(Answer.UNDECIDED, "edits", "some of the edits do not apply")
-        return Verdict(Answer.DIFF, "edits", DOES_NOT_APPLY)
+            return ActionComparison(SameAction.UNDECIDED, "edits", "some of the edits do not apply")
+        return ActionComparison(SameAction.DIFF, "edits", DOES_NOT_APPLY)
     paths = left.keys() | right.keys()
     ends = [tuple(after_it.get(path, files.get(path)) for after_it in (left, right)) for path in sorted(paths)]
     answers = {_compare_texts(path, *texts) for path, texts in zip(sorted(paths), ends, strict=True)}
-    if answers <= {Answer.SAME}:
-        return Verdict(Answer.SAME, "edits", "the files are the same afterwards")
-    if Answer.DIFF in answers:
-        return Verdict(Answer.DIFF, "edits", "the files differ afterwards")
-    return Verdict(Answer.UNDECIDED, "edits", "the files differ in comments that tools read, or in blanks at their end")
+    if answers <= {SameAction.SAME}:
+        return ActionComparison(SameAction.SAME, "edits", "the files are the same afterwards")
+    if SameAction.DIFF in answers:
+        return ActionComparison(SameAction.DIFF, "edits", "the files differ afterwards")
+    return ActionComparison(
+        SameAction.UNDECIDED, "edits", "the files differ in comments that tools read, or in blanks at their end"
+    )
 
 
-def _from_paths(one: Sequence[Call], other: Sequence[Call]) -> Verdict:
+def _from_paths(one: Sequence[Call], other: Sequence[Call]) -> ActionComparison:
     left, right = _targets(one), _targets(other)
     if left and right and not left & right and not any(may_be_one(a, b) for a in left for b in right):
-        return Verdict(Answer.DIFF, "edits", "they change different files")
-    return Verdict(Answer.UNDECIDED, "edits", "what the files hold is not known")
+        return ActionComparison(SameAction.DIFF, "edits", "they change different files")
+    return ActionComparison(SameAction.UNDECIDED, "edits", "what the files hold is not known")
 
 
 def _targets(calls: Sequence[Call]) -> frozenset[str]:
     """Paths that are changed; none where a patch cannot be read."""
     found: set[str] = set()
     for call in calls:
-        deed = deed_of(call.name, call.arguments)
-        if deed.kind is not Kind.PATCH:
+        deed = classify_call(call.name, call.arguments)
+        if deed.kind is not EffectKind.PATCH:
             found.add(path_of(call.arguments))
             continue
         try:
@@ -130,12 +132,12 @@ def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> di
         return files.get(path)
 
     for call in calls:
-        deed = deed_of(call.name, call.arguments)
-        if deed.kind is Kind.PATCH:
+        deed = classify_call(call.name, call.arguments)
+        if deed.kind is EffectKind.PATCH:
             changed |= _apply_patch(deed.content, text_of)
             continue
         path = path_of(call.arguments)
-        if deed.kind is Kind.WRITE:
+        if deed.kind is EffectKind.WRITE:
             if "command" in call.arguments and text_of(path) is not None:
                 raise NoEditError(path)  # an editor's `create` refuses to replace a file
             changed[path] = deed.content
@@ -147,7 +149,7 @@ def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> di
     return changed
 
 
-def _apply_edit(deed: Deed, text: str) -> str:
+def _apply_edit(deed: ToolEffect, text: str) -> str:
     if deed.insert_after is not None:
         line, inserted = deed.insert_after
         lines = text.split("\n")
@@ -183,21 +185,21 @@ def _apply_patch(text: str, text_of: Callable[[str], str | None]) -> dict[str, s
 def same_text(path: str, one: str | None, other: str | None) -> bool:
     """Whether two contents of a file are certainly the same: for Python by syntax tree and the comments that tools read, else by
     text."""
-    return _compare_texts(path, one, other) is Answer.SAME
+    return _compare_texts(path, one, other) is SameAction.SAME
 
 
-def _compare_texts(path: str, one: str | None, other: str | None) -> Answer:
+def _compare_texts(path: str, one: str | None, other: str | None) -> SameAction:
     if one == other:
-        return Answer.SAME
+        return SameAction.SAME
     if one is None or other is None:
-        return Answer.DIFF
+        return SameAction.DIFF
     if path.endswith((".py", ".pyi")):
         left, right = _tree(one), _tree(other)
         if left is not None or right is not None:
             if left != right:
-                return Answer.DIFF
-            return Answer.SAME if _obeyed(one) == _obeyed(other) else Answer.UNDECIDED
-    return Answer.UNDECIDED if one.rstrip() == other.rstrip() else Answer.DIFF
+                return SameAction.DIFF
+            return SameAction.SAME if _obeyed(one) == _obeyed(other) else SameAction.UNDECIDED
+    return SameAction.UNDECIDED if one.rstrip() == other.rstrip() else SameAction.DIFF
 
 
 def _obeyed(source: str) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from composer_replication.actions.agreement.calls import path_of
 from composer_replication.actions.agreement.shell import arguments_of
 from composer_replication.actions.calls import Call
 from composer_replication.actions.shell_words import NotUnderstoodError, Simple, read_line
-from composer_replication.actions.tool_effects import Kind, deed_of, plain_path
+from composer_replication.actions.tool_effects import EffectKind, classify_call, plain_path
 
 __all__ = ["Aim", "Intent", "intent_of", "look_alike", "surely_differ"]
 
@@ -32,14 +32,14 @@ class Aim(StrEnum):
 
 _LOOKS = frozenset({Aim.READ, Aim.SEARCH, Aim.LIST, Aim.HISTORY})
 _TOOLS = {
-    Kind.READ: Aim.READ,
-    Kind.SEARCH: Aim.SEARCH,
-    Kind.LIST: Aim.LIST,
-    Kind.TEST: Aim.TEST,
-    Kind.SUBMIT: Aim.SUBMIT,
-    Kind.EDIT: Aim.CHANGE,
-    Kind.WRITE: Aim.CHANGE,
-    Kind.PATCH: Aim.CHANGE,
+    EffectKind.READ: Aim.READ,
+    EffectKind.SEARCH: Aim.SEARCH,
+    EffectKind.LIST: Aim.LIST,
+    EffectKind.TEST: Aim.TEST,
+    EffectKind.SUBMIT: Aim.SUBMIT,
+    EffectKind.EDIT: Aim.CHANGE,
+    EffectKind.WRITE: Aim.CHANGE,
+    EffectKind.PATCH: Aim.CHANGE,
 }
 _PROGRAMS = {
     "cat": Aim.READ,
@@ -75,8 +75,8 @@ class Intent:
 
 def intent_of(call: Call) -> Intent | None:
     """The call's intent; None when it is not known."""
-    deed = deed_of(call.name, call.arguments)
-    if deed.kind is Kind.SHELL:
+    deed = classify_call(call.name, call.arguments)
+    if deed.kind is EffectKind.SHELL:
         return None if deed.cwd else _shell_intent(deed.command)
     aim = _TOOLS.get(deed.kind)
     if aim is None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["PROGRAMS", "Arguments", "Program", "find_program", "read_arguments"]
+__all__ = ["PROGRAMS", "Arguments", "ProgramOptions", "find_program", "read_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def _never(_: Arguments) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ProgramOptions:
     """How one program reads its command line."""
 
     options: Mapping[str, str]
@@ -98,7 +98,7 @@ def _verbosely(given: Arguments) -> bool:
 
 
 _LINES = "n/lines= c/bytes= q/quiet/silent v/verbose"
-_PYTEST = Program(
+_PYTEST = ProgramOptions(
     _options(
         "q/quiet v/verbose x/exitfirst s l/showlocals lf/last-failed ff/failed-first co/collect-only no-header no-summary "
         "strict-markers strict-config k= m= r= n= tb= maxfail= durations= capture= color="
@@ -106,21 +106,21 @@ _PYTEST = Program(
     exclusive=_sets("x+maxfail= s+capture= lf+ff"),
     pytest=True,
 )
-PROGRAMS: Mapping[str, Program] = {
-    "cat": Program(_options("n/number s/squeeze-blank E/show-ends T/show-tabs v/show-nonprinting")),
+PROGRAMS: Mapping[str, ProgramOptions] = {
+    "cat": ProgramOptions(_options("n/number s/squeeze-blank E/show-ends T/show-tabs v/show-nonprinting")),
     **dict.fromkeys(
         ("head", "tail"),
-        Program(_options(_LINES), exclusive=_sets("n=+c= q+v"), defaults={"n=": "10"}, count=True, shows=_above_each),
+        ProgramOptions(_options(_LINES), exclusive=_sets("n=+c= q+v"), defaults={"n=": "10"}, count=True, shows=_above_each),
     ),
-    "wc": Program(_options("l/lines w/words c/bytes m/chars L/max-line-length"), shows=lambda _: True),
-    "ls": Program(
+    "wc": ProgramOptions(_options("l/lines w/words c/bytes m/chars L/max-line-length"), shows=lambda _: True),
+    "ls": ProgramOptions(
         _options("a/all A/almost-all l h/human-readable R/recursive r/reverse t S d/directory s/size 1 p"),
         exclusive=_sets("a+A t+S l+1"),
         lists=True,
         here=frozenset("*"),
         slash=frozenset("dlR"),
     ),
-    "grep": Program(
+    "grep": ProgramOptions(
         _options(
             "n/line-number i/ignore-case r/recursive R/dereference-recursive w/word-regexp x/line-regexp v/invert-match c/count "
             "l/files-with-matches L/files-without-match o/only-matching q/quiet/silent s/no-messages H/with-filename "
@@ -133,38 +133,38 @@ PROGRAMS: Mapping[str, Program] = {
         here=frozenset("rR"),
         slash=frozenset(),
     ),
-    "sed": Program(
+    "sed": ProgramOptions(
         _options("n/quiet/silent E/r/regexp-extended s/separate u/unbuffered z/null-data e/expression="),
         leading="e=",
         shows=lambda given: "F" in (given.leading or ""),
     ),
-    "sort": Program(
+    "sort": ProgramOptions(
         _options(
             "r/reverse n/numeric-sort u/unique f/ignore-case b/ignore-leading-blanks s/stable V/version-sort k/key= "
             "t/field-separator="
         ),
         exclusive=_sets("n+V u+s"),
     ),
-    "uniq": Program(_options("c/count d/repeated u/unique i/ignore-case"), exclusive=_sets("d+u")),
-    "mkdir": Program(_options("p/parents v/verbose"), shows=_verbosely),
-    "rm": Program(_options("r/R/recursive f/force v/verbose d/dir"), shows=_verbosely),
-    "cp": Program(_options("r/R/recursive p v/verbose"), shows=_verbosely),
+    "uniq": ProgramOptions(_options("c/count d/repeated u/unique i/ignore-case"), exclusive=_sets("d+u")),
+    "mkdir": ProgramOptions(_options("p/parents v/verbose"), shows=_verbosely),
+    "rm": ProgramOptions(_options("r/R/recursive f/force v/verbose d/dir"), shows=_verbosely),
+    "cp": ProgramOptions(_options("r/R/recursive p v/verbose"), shows=_verbosely),
     "pytest": _PYTEST,
-    "git status": Program(_options("s/short b/branch"), paths=False, git=True),
-    "git diff": Program(
+    "git status": ProgramOptions(_options("s/short b/branch"), paths=False, git=True),
+    "git diff": ProgramOptions(
         _options("stat cached/staged name-only name-status w/ignore-all-space"),
         exclusive=_sets("stat+name-only+name-status"),
         paths=False,
         git=True,
         clusters=False,
     ),
-    "git log": Program(_options("oneline stat n/max-count="), paths=False, git=True, clusters=False, count=True),
+    "git log": ProgramOptions(_options("oneline stat n/max-count="), paths=False, git=True, clusters=False, count=True),
 }
 _COUNT = re.compile(r"-[0-9]+")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
-def find_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program, Sequence[str]] | None:
+def find_program(words: Sequence[str]) -> tuple[tuple[str, ...], ProgramOptions, Sequence[str]] | None:
     """How the program is called, its entry, and its arguments; None for one that is not listed."""
     if len(words) >= 3 and _PYTHON.fullmatch(words[0]) and words[1:3] == ["-m", "pytest"]:
         return tuple(words[:3]), _PYTEST, words[3:]
@@ -173,7 +173,7 @@ def find_program(words: Sequence[str]) -> tuple[tuple[str, ...], Program, Sequen
     return None if entry is None else (tuple(words[:head]), entry, words[head:])
 
 
-def read_arguments(program: Program, words: Sequence[str]) -> Arguments | None:
+def read_arguments(program: ProgramOptions, words: Sequence[str]) -> Arguments | None:
     """The arguments, read as the program reads them; None where that is not certain."""
     words = list(words)
     if program.count and not program.git and len(words) <= 2 and words and _COUNT.fullmatch(words[0]):
@@ -199,7 +199,7 @@ def read_arguments(program: Program, words: Sequence[str]) -> Arguments | None:
     return found
 
 
-def _read(program: Program, words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]] | None:
+def _read(program: ProgramOptions, words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]] | None:
     """Options without a value, those with one, and operands, each in order."""
     flags: list[str] = []
     values: list[tuple[str, str]] = []
@@ -229,7 +229,7 @@ def _read(program: Program, words: list[str]) -> tuple[list[str], list[tuple[str
     return flags, values, operands
 
 
-def _split(program: Program, word: str) -> list[tuple[str | None, str | None]]:
+def _split(program: ProgramOptions, word: str) -> list[tuple[str | None, str | None]]:
     """The options that one word holds, each with the value attached to it; a name is None where it is not understood."""
     if word.startswith("--"):
         spelling, equals, value = word.partition("=")

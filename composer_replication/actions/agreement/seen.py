@@ -13,7 +13,7 @@ from composer_replication.actions.agreement.calls import path_of
 from composer_replication.actions.agreement.edits import may_be_one
 from composer_replication.actions.agreement.intent import Aim, intent_of
 from composer_replication.actions.calls import Call
-from composer_replication.actions.tool_effects import Deed, Kind, deed_of
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call
 
 __all__ = ["files_seen"]
 
@@ -66,23 +66,23 @@ def _call(wire: Mapping[str, Any]) -> Call | None:
 
 
 def _follow(call: Call, answer: Any, known: dict[str, str | None]) -> None:
-    deed, path = deed_of(call.name, call.arguments), path_of(call.arguments)
-    if deed.kind is Kind.READ:
+    deed, path = classify_call(call.name, call.arguments), path_of(call.arguments)
+    if deed.kind is EffectKind.READ:
         text = _text(call.name, deed, answer)
         if text is not None:
             known[path] = text
-    elif deed.kind in (Kind.EDIT, Kind.WRITE):
+    elif deed.kind in (EffectKind.EDIT, EffectKind.WRITE):
         for other in [name for name in known if may_be_one(name, path)]:
             del known[other]
         if call.name == "write_file" and answer == f"wrote {path}":
             known[path] = deed.content
-    elif deed.kind not in (Kind.SEARCH, Kind.LIST, Kind.TEST, Kind.SUBMIT):
+    elif deed.kind not in (EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST, EffectKind.SUBMIT):
         intent = intent_of(call)
         if intent is None or intent.aim in (Aim.CHANGE, Aim.TEST):
             known.clear()
 
 
-def _text(name: str, deed: Deed, answer: Any) -> str | None:
+def _text(name: str, deed: ToolEffect, answer: Any) -> str | None:
     """The whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from either."""
     if deed.lines is not None or not isinstance(answer, str):
         return None

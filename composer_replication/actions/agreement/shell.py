@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
-from composer_replication.actions.agreement.programs import Arguments, Program, find_program, read_arguments
+from composer_replication.actions.agreement.programs import Arguments, ProgramOptions, find_program, read_arguments
 from composer_replication.actions.shell_words import Redirect, Simple, Word, read_line
 from composer_replication.actions.tool_effects import plain_path
 
@@ -88,7 +88,7 @@ def _simple_form(simple: Simple, folders: Container[str] | None, *, messages_sho
     return ("program", assignments, called, arguments.options, arguments.values, arguments.leading, operands)
 
 
-def arguments_of(simple: Simple) -> tuple[tuple[str, ...], Program, Arguments] | None:
+def arguments_of(simple: Simple) -> tuple[tuple[str, ...], ProgramOptions, Arguments] | None:
     """How a simple command calls a known program; None where nothing expands only by chance, or the program is not known."""
     if not simple.words or any(word.expands for word in (*simple.words, *simple.assignments)):
         return None
@@ -128,7 +128,7 @@ def _output_shown(simple: Simple, after: Sequence[Simple]) -> bool:
     return True
 
 
-def _operand(text: str, program: Program, arguments: Arguments, folders: Container[str], *, plain: bool) -> str:
+def _operand(text: str, program: ProgramOptions, arguments: Arguments, folders: Container[str], *, plain: bool) -> str:
     """The operand; if `plain`, nothing but its meaning counts."""
     if not program.paths:
         return text

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Answer", "Verdict"]
+__all__ = ["ActionComparison", "SameAction"]
 
 
-class Answer(StrEnum):
+class SameAction(StrEnum):
     """Whether two actions are one."""
 
     SAME = "same"
@@ -20,10 +20,10 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ActionComparison:
     """An answer, and what it rests on."""
 
-    answer: Answer
+    answer: SameAction
     method: str
     """`identical`, `canonical`, `edits`, `state`, `validity`, `intent`, `judge`, or `none` where no method applied."""
     why: str
@@ -33,8 +33,8 @@ class Verdict:
 
     @property
     def same(self) -> bool:
-        return self.answer is Answer.SAME
+        return self.answer is SameAction.SAME
 
     @property
     def diff(self) -> bool:
-        return self.answer is Answer.DIFF
+        return self.answer is SameAction.DIFF

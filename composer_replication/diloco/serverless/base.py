@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from composer_replication.diloco.serverless.launch import Launch, chosen, plan
 from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaHandle, ReplicaStatus
-from composer_replication.diloco.serverless.records import Outcome, Records
+from composer_replication.diloco.serverless.records import Records, ReplicaOutcome
 from composer_replication.types.errors import BackendError, ComposerError, ConfigError, ObjectStoreError, ReplicaError
 
 __all__ = ["Sight", "StoreExecutor"]
@@ -104,7 +104,7 @@ class StoreExecutor(ABC):
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float | None = None, *, keep_going: bool = False) -> list[Any]:
         """See `ServerlessExecutor.collect`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        ended: dict[int, tuple[ReplicaStatus, Outcome | None, str]] = {}
+        ended: dict[int, tuple[ReplicaStatus, ReplicaOutcome | None, str]] = {}
         patience = Patience()
         while True:
             for place, handle in enumerate(handles):
@@ -178,7 +178,7 @@ class StoreExecutor(ABC):
             raise ConfigError(f"replica {handle.rank} was launched by {handle.backend_name}, not {self.backend_name}", fix=fix)
         return handle.metadata["id"]
 
-    def _ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Outcome | None, str]:
+    def _ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, ReplicaOutcome | None, str]:
         """Its status, the outcome that it left if it has ended, and what the backend says. The outcome knows more."""
         identity = self._identity(handle)
         sight = self._look(identity)
@@ -193,7 +193,7 @@ class StoreExecutor(ABC):
             return ReplicaStatus.FAILED, None, "it ended without a result in the store"
         return sight.status, None, sight.why
 
-    def _failure(self, handle: ReplicaHandle, status: ReplicaStatus, outcome: Outcome | None, why: str) -> str:
+    def _failure(self, handle: ReplicaHandle, status: ReplicaStatus, outcome: ReplicaOutcome | None, why: str) -> str:
         """One replica's end, its traceback or the end of its log under it."""
         said = (outcome.error if outcome is not None else why) or status.value
         more = outcome.traceback if outcome is not None else ""
@@ -213,7 +213,7 @@ class StoreExecutor(ABC):
         return ReplicaError(message, fix="collect them again with a longer timeout, or cancel them")
 
 
-def _value(found: tuple[ReplicaStatus, Outcome | None, str] | None) -> Any:
+def _value(found: tuple[ReplicaStatus, ReplicaOutcome | None, str] | None) -> Any:
     return found[1].value if found is not None and found[1] is not None else None
 
 

@@ -17,14 +17,14 @@ from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.types.errors import ObjectStoreError
 
-__all__ = ["LogWriter", "Outcome", "Records"]
+__all__ = ["LogWriter", "Records", "ReplicaOutcome"]
 
 PART_BYTES = 256 << 10
 """Of one part of a log: what is uploaded again with every few lines of a slow one is at most this."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplicaOutcome:
     """How a replica ended."""
 
     status: ReplicaStatus
@@ -72,11 +72,11 @@ class Records:
         data = b"".join(parts)
         return (data if most is None else data[-most:]).decode("utf-8", "replace")
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: ReplicaOutcome) -> None:
         """Say how it ended. Raises ObjectStoreError."""
         self._store.put("outcome.json", json.dumps(asdict(outcome)).encode())
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> ReplicaOutcome | None:
         """How it ended; None where it has not said so.
 
         Raises:
@@ -87,7 +87,7 @@ class Records:
             return None
         try:
             facts = json.loads(found)
-            return Outcome(**{**facts, "status": ReplicaStatus(facts["status"])})
+            return ReplicaOutcome(**{**facts, "status": ReplicaStatus(facts["status"])})
         except (ValueError, TypeError, KeyError) as error:
             fix = "let every launch have a prefix that nothing else writes under"
             raise ObjectStoreError(f"{self._store.where('outcome.json')} is no outcome of a replica: {error}", fix=fix) from error

@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 from composer_replication.diloco.serverless.launch import MEETING, RANK_ENV
 from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, ReplicaStatus
-from composer_replication.diloco.serverless.records import LogWriter, Outcome, Records
+from composer_replication.diloco.serverless.records import LogWriter, Records, ReplicaOutcome
 from composer_replication.diloco.serverless.replica import Replica
 from composer_replication.diloco.serverless.trainer_process import CALL, END
 from composer_replication.diloco.store import open_store
@@ -41,7 +41,7 @@ _LOOK_S, _GRACE_S, _TELL_S = 0.2, 5.0, 60.0
 """Seconds between looks at the trainer; for it to end after SIGTERM; for the store to take the outcome."""
 
 
-class _Trainer:
+class _TrainerProcess:
     """The process that trains, in a process group of its own."""
 
     def __init__(self, folder: Path, replica: Replica, rank_env: str, told_to_end: threading.Event) -> None:
@@ -66,7 +66,7 @@ class _Trainer:
         assert self._process.stdout is not None
         return self._process.stdout  # type: ignore[return-value]
 
-    def watch(self, timeout_s: float) -> Outcome:
+    def watch(self, timeout_s: float) -> ReplicaOutcome:
         """Wait until it ends, or end it."""
         why: tuple[ReplicaStatus, int, str] | None = None
         while why is None and self._process.poll() is None:
@@ -86,9 +86,9 @@ class _Trainer:
         self._signal(signal.SIGKILL)  # what it started itself ends as well
         status = self._process.wait()
         seconds = round(time.monotonic() - self._begun, 3)
-        return Outcome(why[0], why[1], seconds, error=why[2]) if why is not None else self._outcome(status, seconds)
+        return ReplicaOutcome(why[0], why[1], seconds, error=why[2]) if why is not None else self._outcome(status, seconds)
 
-    def _outcome(self, status: int, seconds: float) -> Outcome:
+    def _outcome(self, status: int, seconds: float) -> ReplicaOutcome:
         """How it ended by itself."""
         path = self._folder / END
         told = json.loads(path.read_text("utf-8")) if path.exists() else {}
@@ -96,11 +96,11 @@ class _Trainer:
         if "value" in told:
             # native threads may abort an interpreter that ends; what the function returned is none the worse for it
             self.note = f"replica: the trainer had returned when it was {died}\n" if died else ""
-            return Outcome(ReplicaStatus.SUCCEEDED, 0, seconds, value=told["value"])
+            return ReplicaOutcome(ReplicaStatus.SUCCEEDED, 0, seconds, value=told["value"])
         if died:
-            return Outcome(ReplicaStatus.FAILED, 128 - status, seconds, error=died)
+            return ReplicaOutcome(ReplicaStatus.FAILED, 128 - status, seconds, error=died)
         error = told.get("error", f"ended with status {status} and no result")
-        return Outcome(ReplicaStatus.FAILED, status or 1, seconds, error=error, traceback=told.get("traceback", ""))
+        return ReplicaOutcome(ReplicaStatus.FAILED, status or 1, seconds, error=error, traceback=told.get("traceback", ""))
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ def _run(asked: argparse.Namespace) -> int:
         folder = Path(name)
         call = {"module": asked.trainer_module, "name": asked.trainer_fn, "kwargs": asked.trainer_kwargs_json}
         (folder / CALL).write_text(json.dumps(call), "utf-8")
-        trainer = _Trainer(folder, replica, asked.rank_env, told_to_end)
+        trainer = _TrainerProcess(folder, replica, asked.rank_env, told_to_end)
         log = LogWriter(records, asked.log_interval_s)
         pump = threading.Thread(target=_pump, args=(trainer.output, log), name="replica-pump", daemon=True)
         pump.start()
@@ -157,7 +157,7 @@ def _pump(output: BinaryIO, log: LogWriter) -> None:
             sys.stdout.buffer.flush()
 
 
-def _tell(records: Records, outcome: Outcome) -> None:
+def _tell(records: Records, outcome: ReplicaOutcome) -> None:
     """Put the outcome, again and again where the store does not take it. Raises ObjectStoreError."""
     deadline = time.monotonic() + _TELL_S
     while True:

@@ -7,7 +7,7 @@ change of the workspace before them, not the call that ran them.
 from __future__ import annotations
 
 from composer_replication.hints.detectors.lint import LintChanged
-from composer_replication.hints.detectors.reading import Reading, Step
+from composer_replication.hints.detectors.reading import CallStep, Reading
 from composer_replication.hints.detectors.registry import (
     BUILTIN_DETECTORS,
     ENVIRONMENT,
@@ -23,12 +23,12 @@ __all__ = [
     "BUILTIN_DETECTORS",
     "ENVIRONMENT",
     "Ask",
+    "CallStep",
     "Detector",
     "JudgeRule",
     "LintChanged",
     "PatternRule",
     "Reading",
-    "Step",
     "StyleRules",
     "all_detectors",
     "detect",

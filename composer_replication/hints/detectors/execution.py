@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer_replication.actions.tool_effects import Kind
-from composer_replication.hints.detectors.reading import Reading, Step, same_action
+from composer_replication.actions.tool_effects import EffectKind
+from composer_replication.hints.detectors.reading import CallStep, Reading, same_action
 from composer_replication.types import Finding
 
 __all__ = ["CommandFailed", "EditNotApplied", "FailedRun", "PathNotFound", "PermissionRefused"]
@@ -79,14 +79,14 @@ class CommandFailed:
 _RUNS_ANYTHING = frozenset({"python", "node", "ruby", "perl", "bash", "sh", "php", "java", "Rscript"})
 
 
-def _failed_without_saying(step: Step) -> bool:
+def _failed_without_saying(step: CallStep) -> bool:
     command = step.command
     if command is None or not step.exit_code or command.checks or (command.searches and step.exit_code == 1):
         return False
     return not set(command.programs) & _RUNS_ANYTHING and not any(program.startswith("./") for program in command.words[:1])
 
 
-def _taken_back(work: Reading, step: Step) -> str | None:
+def _taken_back(work: Reading, step: CallStep) -> str | None:
     """Whether the next turn corrects or undoes a command, in words."""
     following = next((s for s in work.steps[step.index + 1 :] if s.turn > step.turn), None)
     if following is None or following.turn > step.turn + 1 or following.command is None or step.command is None:
@@ -119,9 +119,9 @@ class FailedRun:
             if step.changes:
                 changed = step.turn
             kind = step.refusal
-            if kind not in self.kinds or (kind == "tests_failed" and (changed is None or step.deed.kind is not Kind.TEST)):
+            if kind not in self.kinds or (kind == "tests_failed" and (changed is None or step.deed.kind is not EffectKind.TEST)):
                 continue
-            turn = step.turn if changed is None or step.deed.kind is not Kind.TEST else changed
+            turn = step.turn if changed is None or step.deed.kind is not EffectKind.TEST else changed
             if (kind, turn) not in found:
                 found.add((kind, turn))
                 yield step.finding(kind, turn=turn)
@@ -140,7 +140,7 @@ class FailedGrade:
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         if work.reward != 0.0:
             return
-        last: Step | None = None
+        last: CallStep | None = None
         seen_failing = False
         for step in work.steps:
             if step.changes:

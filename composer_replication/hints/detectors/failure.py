@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from composer_replication.actions.tool_effects import Deed, Kind
-from composer_replication.hints.detectors.shell import Command
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect
+from composer_replication.hints.detectors.shell import ShellCommand
 from composer_replication.types import ToolResult
 
 __all__ = ["STATUSES", "refusal_of", "shell_answer", "shell_refusal"]
@@ -187,18 +187,18 @@ _MISUSED = re.compile(
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 
 
-def refusal_of(result: ToolResult | None, deed: Deed) -> str | None:
+def refusal_of(result: ToolResult | None, deed: ToolEffect) -> str | None:
     """The kind of error that a result tells in its status, or, of a tool that is not this framework's, in its first words."""
     if result is None:
         return None
     if result.status != "ok":
-        if deed.kind is Kind.SHELL or result.status in STATUSES - {"command_failed"}:
+        if deed.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
             return result.status
         return _told(result.content) or result.status
-    if result.name in _OWN or deed.kind in (Kind.SHELL, Kind.TEST):
+    if result.name in _OWN or deed.kind in (EffectKind.SHELL, EffectKind.TEST):
         return None
     opening = _OPENING.match(result.content)
-    if deed.kind in (Kind.READ, Kind.SEARCH, Kind.LIST) and (opening is None or not opening[0].strip()):
+    if deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
         # what they show may begin with anything: only a short answer that is all error counts
         return _told(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
     return _told(result.content)
@@ -231,7 +231,7 @@ def shell_answer(result: ToolResult) -> tuple[str, int | None]:
     return text[frame.end() :].removesuffix("</output>") if frame is not None else text, code
 
 
-def shell_refusal(status: str, shown: str, command: Command, exit_code: int | None) -> str | None:
+def shell_refusal(status: str, shown: str, command: ShellCommand, exit_code: int | None) -> str | None:
     """The kind of error of a command that certainly failed through its own fault, or None.
 
     A failing test run, check or search says something about the code, not about the command.

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from composer_replication.actions.tool_effects import Deed, Kind
-from composer_replication.hints.detectors.reading import Step
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect
+from composer_replication.hints.detectors.reading import CallStep
 
 __all__ = ["Change", "changes", "patched_paths"]
 
@@ -28,7 +28,7 @@ _PATCH_FILE = re.compile(r"^\*\*\* (Update|Add|Delete) File: (.+)$|^(?:\+\+\+|--
 class Change:
     """One file changed by one step."""
 
-    step: Step
+    step: CallStep
     path: str
     before: str | None
     """None when it is not known, or the file is new."""
@@ -36,7 +36,7 @@ class Change:
     """None when it is not known."""
 
 
-def changes(steps: Sequence[Step]) -> Iterator[Change]:
+def changes(steps: Sequence[CallStep]) -> Iterator[Change]:
     """Every change of a file by an editing tool that was carried out, in order."""
     known: dict[str, str] = {}
     for step in steps:
@@ -47,7 +47,7 @@ def changes(steps: Sequence[Step]) -> Iterator[Change]:
                 known[posixpath.normpath(words[1])] = step.content
             elif not step.command.looks and not step.command.checks:
                 known.clear()
-        elif deed.kind is Kind.READ and deed.lines is None and step.refusal is None:
+        elif deed.kind is EffectKind.READ and deed.lines is None and step.refusal is None:
             text = _shown(step.content)
             if text is not None:
                 known[deed.path] = text
@@ -57,29 +57,29 @@ def changes(steps: Sequence[Step]) -> Iterator[Change]:
                 if after is not None:
                     known[path] = after
                 yield Change(step, path, before, after)
-        elif deed.changes or deed.kind is Kind.OTHER:
+        elif deed.changes or deed.kind is EffectKind.OTHER:
             for path in patched_paths(deed) if deed.changes else tuple(known):
                 known.pop(path, None)
 
 
-def patched_paths(deed: Deed) -> tuple[str, ...]:
+def patched_paths(deed: ToolEffect) -> tuple[str, ...]:
     """The files that an editing call means to change."""
-    if deed.kind is not Kind.PATCH:
+    if deed.kind is not EffectKind.PATCH:
         return (deed.path,)
     found = (match[2] or match[3] for match in _PATCH_FILE.finditer(deed.content))
     return tuple(dict.fromkeys(posixpath.normpath(path.strip()) for path in found if path))
 
 
-def _after(deed: Deed, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    if deed.kind is Kind.WRITE:
+def _after(deed: ToolEffect, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    if deed.kind is EffectKind.WRITE:
         yield deed.path, deed.content
-    elif deed.kind is Kind.EDIT:
+    elif deed.kind is EffectKind.EDIT:
         yield deed.path, _edited(deed, known.get(deed.path))
     else:
         yield from _patched(deed.content, known)
 
 
-def _edited(deed: Deed, text: str | None) -> str | None:
+def _edited(deed: ToolEffect, text: str | None) -> str | None:
     if text is None:
         return None
     if deed.insert_after is not None:
@@ -98,7 +98,7 @@ def _patched(patch: str, known: dict[str, str]) -> Iterator[tuple[str, str | Non
     """The files of a `*** Begin Patch`; of another kind of patch only their names are known."""
     marks = [match for match in _PATCH_FILE.finditer(patch) if match[2]]
     if not marks:
-        yield from ((path, None) for path in patched_paths(Deed(kind=Kind.PATCH, content=patch)))
+        yield from ((path, None) for path in patched_paths(ToolEffect(kind=EffectKind.PATCH, content=patch)))
     for mark, following in zip(marks, [*marks[1:], None], strict=True):
         body = patch[mark.end() + 1 : following.start() if following else len(patch)]
         body = body.partition("*** End Patch")[0]

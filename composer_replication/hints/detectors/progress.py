@@ -6,15 +6,15 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer_replication.actions.tool_effects import Kind
+from composer_replication.actions.tool_effects import EffectKind
 from composer_replication.hints.detectors.files import patched_paths
-from composer_replication.hints.detectors.reading import Reading, Step, same_action
+from composer_replication.hints.detectors.reading import CallStep, Reading, same_action
 from composer_replication.types import Finding
 
 __all__ = ["Oscillation", "PrematureSubmit", "RepeatedAction", "Reread", "TooLong"]
 
 
-def _same_answer(one: Step, other: Step) -> bool:
+def _same_answer(one: CallStep, other: CallStep) -> bool:
     return one.result is not None and other.result is not None and one.content == other.content
 
 
@@ -26,7 +26,7 @@ class RepeatedAction:
     needs: frozenset[str] = frozenset()
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
-        previous: Step | None = None
+        previous: CallStep | None = None
         repeats = 0
         for step in work.steps:
             if step.call is None or step.call.error is not None:
@@ -78,7 +78,7 @@ class Reread:
     """Turns after which reading again is fair: contexts are long and get cut."""
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
-        seen: dict[str, Step] = {}
+        seen: dict[str, CallStep] = {}
         for step in work.steps:
             if not step.looks:
                 seen.clear()
@@ -117,14 +117,14 @@ class PrematureSubmit:
     needs: frozenset[str] = frozenset({"end"})
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
-        untested: Step | None = None
+        untested: CallStep | None = None
         for step in work.steps:
             if step.changes and step.deed.changes:
                 code = [path for path in patched_paths(step.deed) if path.endswith(_CODE)]
                 untested = step if code else untested
             elif step.runs_tests or (step.command is not None and not step.command.looks):
                 untested = None
-            elif step.deed.kind is Kind.SUBMIT and step.refusal is None and untested is not None:
+            elif step.deed.kind is EffectKind.SUBMIT and step.refusal is None and untested is not None:
                 yield self._finding(step.turn, untested)
                 return
         last = len(work.turns) - 1
@@ -133,7 +133,7 @@ class PrematureSubmit:
                 return
             yield self._finding(last, untested)
 
-    def _finding(self, turn: int, untested: Step) -> Finding:
+    def _finding(self, turn: int, untested: CallStep) -> Finding:
         paths = [posixpath.basename(path) for path in patched_paths(untested.deed)]
         return Finding(kind="premature_submit", turn=turn, confidence=0.9, evidence={"changed_at": untested.turn, "paths": paths})
 

@@ -14,7 +14,7 @@ from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, bes
 from referencing.exceptions import Unresolvable
 
 from composer_replication.actions.calls import too_deep
-from composer_replication.actions.tool_effects import Kind, deed_of
+from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.hints.detectors.failure import STATUSES
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding, ToolSchema
@@ -177,7 +177,7 @@ _ANNOUNCED = re.compile(
 
 @lru_cache(maxsize=1024)
 def _hands_in(tool: str) -> bool:
-    return deed_of(tool, {}).kind is Kind.SUBMIT
+    return classify_call(tool, {}).kind is EffectKind.SUBMIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from composer_replication.actions.tool_effects import Kind
+from composer_replication.actions.tool_effects import EffectKind
 from composer_replication.hints.detectors.files import Change, changes, patched_paths
-from composer_replication.hints.detectors.reading import Reading, Step
+from composer_replication.hints.detectors.reading import CallStep, Reading
 from composer_replication.types import Finding
 
 __all__ = ["ForbiddenPath", "SyntaxBroken", "TestRegression"]
@@ -89,14 +89,14 @@ class TestRegression:
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         passed: set[str] = set()
         green = ""  # the call of the last run, when all of it passed
-        blamed: Step | None = None
+        blamed: CallStep | None = None
         touched: set[str] = set()
         for step in work.steps:
             if not step.runs_tests:
                 if step.changes and step.deed.changes:
                     blamed = step
                     touched.update(patched_paths(step.deed))
-                elif step.deed.kind is Kind.SHELL and not step.looks:
+                elif step.deed.kind is EffectKind.SHELL and not step.looks:
                     green = ""
                 continue
             good, bad = _outcomes(step)
@@ -111,7 +111,7 @@ class TestRegression:
             blamed, touched = None, set()
 
 
-def _outcomes(step: Step) -> tuple[set[str], set[str]]:
+def _outcomes(step: CallStep) -> tuple[set[str], set[str]]:
     """Ids of the tests that passed and of those that failed, as far as the run names them."""
     details = {} if step.result is None else step.result.details
     passed, failed = details.get("passed"), details.get("failed")
@@ -124,7 +124,7 @@ def _outcomes(step: Step) -> tuple[set[str], set[str]]:
     return good - bad, bad
 
 
-def _all_passed(step: Step) -> bool:
+def _all_passed(step: CallStep) -> bool:
     counts = {name.rstrip("s"): int(number[:9]) for number, name in _COUNTS.findall(step.content[-300:])}
     return counts.get("passed", 0) > 0 and not counts.get("failed") and not counts.get("error")
 
@@ -167,7 +167,7 @@ class ForbiddenPath:
         made: set[str] = set()
         seen: set[str] = set()
         for step in work.steps:
-            if step.deed.kind is Kind.READ and step.refusal is None:
+            if step.deed.kind is EffectKind.READ and step.refusal is None:
                 seen.add(step.deed.path)
             for path, new in self._touched(step, seen, made):
                 kind = _forbidden(path, new)
@@ -180,17 +180,17 @@ class ForbiddenPath:
                     evidence = {"argument": "command", "mark": mark.strip()}
                     yield step.finding("hidden_files", evidence, span=(start, start + len(mark)), confidence=0.9)
 
-    def _touched(self, step: Step, seen: set[str], made: set[str]) -> Iterator[tuple[str, bool]]:
+    def _touched(self, step: CallStep, seen: set[str], made: set[str]) -> Iterator[tuple[str, bool]]:
         """Paths that the step changes, or reads from where nothing is to be read; and whether each is the agent's own."""
         if step.refusal is not None:
             return
-        if step.deed.kind is Kind.READ and _HIDDEN.search(step.deed.path):
+        if step.deed.kind is EffectKind.READ and _HIDDEN.search(step.deed.path):
             yield step.deed.path, False
         elif step.deed.changes:
             for path in patched_paths(step.deed):
-                if step.deed.kind is Kind.WRITE and path not in seen and not _overwrote(step):
+                if step.deed.kind is EffectKind.WRITE and path not in seen and not _overwrote(step):
                     made.add(path)
-                if step.deed.kind is Kind.PATCH and f"*** Add File: {path}" in step.deed.content:
+                if step.deed.kind is EffectKind.PATCH and f"*** Add File: {path}" in step.deed.content:
                     made.add(path)
                 yield path, path in made
         elif step.command is not None and not step.command.looks:
@@ -201,7 +201,7 @@ class ForbiddenPath:
                 yield path, path in made
 
 
-def _overwrote(step: Step) -> bool:
+def _overwrote(step: CallStep) -> bool:
     return bool(re.search(r"\b(?:overwr|updated|has been updated|replaced)", step.content[:200]))
 
 

@@ -8,19 +8,19 @@ from functools import cached_property
 from typing import Any
 
 from composer_replication.actions.calls import canonical_call, too_deep
-from composer_replication.actions.tool_effects import Deed, Kind, deed_of
+from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call
 from composer_replication.hints.detectors.failure import refusal_of, shell_answer, shell_refusal
-from composer_replication.hints.detectors.shell import Command, command_of, condensed
+from composer_replication.hints.detectors.shell import ShellCommand, command_of, condensed
 from composer_replication.types import Finding, Message, Reward, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.transcript import Transcript, TranscriptTurn
 
-__all__ = ["Reading", "Step", "same_action"]
+__all__ = ["CallStep", "Reading", "same_action"]
 
-_NOTHING = Deed(kind=Kind.OTHER)
+_NOTHING = ToolEffect(kind=EffectKind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CallStep:
     """One call and what it returned; one of the two may be missing in a log."""
 
     turn: int
@@ -28,8 +28,8 @@ class Step:
     """Place among all steps of the transcript."""
     call: ToolCall | None
     result: ToolResult | None
-    deed: Deed
-    command: Command | None
+    deed: ToolEffect
+    command: ShellCommand | None
     """Of a shell call."""
     content: str
     """What was shown; empty when there is no result."""
@@ -41,19 +41,19 @@ class Step:
 
     @property
     def runs_tests(self) -> bool:
-        return self.deed.kind is Kind.TEST or (self.command is not None and self.command.tests)
+        return self.deed.kind is EffectKind.TEST or (self.command is not None and self.command.tests)
 
     @property
     def looks(self) -> bool:
         """It certainly changes no file."""
-        return self.deed.kind in (Kind.READ, Kind.SEARCH, Kind.LIST, Kind.TEST) or (
+        return self.deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
             self.command is not None and self.command.looks
         )
 
     @property
     def changes(self) -> bool:
         """It has certainly changed files: an edit that was carried out, or a command whose environment says so."""
-        if self.deed.kind is Kind.SHELL:
+        if self.deed.kind is EffectKind.SHELL:
             return self.result is not None and bool(self.result.details.get("changed"))
         return self.deed.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
 
@@ -87,7 +87,7 @@ class Reading:
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
         self.turns: Sequence[TranscriptTurn] = transcript.turns
-        self.steps: tuple[Step, ...] = tuple(_steps(transcript))
+        self.steps: tuple[CallStep, ...] = tuple(_steps(transcript))
 
     @property
     def trajectory_id(self) -> str:
@@ -120,12 +120,12 @@ class Reading:
         functions = (tool.get("function") for tool in self.tools if isinstance(tool, dict))
         return frozenset(str(function.get("name", "")) for function in functions if isinstance(function, dict))
 
-    def steps_of(self, turn: int) -> list[Step]:
+    def steps_of(self, turn: int) -> list[CallStep]:
         """The steps of one turn, in order."""
         return [step for step in self.steps if step.turn == turn]
 
 
-def _steps(transcript: Transcript) -> Iterator[Step]:
+def _steps(transcript: Transcript) -> Iterator[CallStep]:
     index = 0
     for number, turn in enumerate(transcript.turns):
         left: dict[str, list[ToolResult]] = {}
@@ -141,32 +141,32 @@ def _steps(transcript: Transcript) -> Iterator[Step]:
                 index += 1
 
 
-def _step(turn: int, index: int, call: ToolCall | None, result: ToolResult | None) -> Step:
-    deed = _NOTHING if call is None or call.error is not None else deed_of(call.name, call.arguments)
-    if deed.kind is Kind.SHELL and deed.command.startswith("apply_patch"):
-        deed = Deed(kind=Kind.PATCH, content=deed.command)
+def _step(turn: int, index: int, call: ToolCall | None, result: ToolResult | None) -> CallStep:
+    deed = _NOTHING if call is None or call.error is not None else classify_call(call.name, call.arguments)
+    if deed.kind is EffectKind.SHELL and deed.command.startswith("apply_patch"):
+        deed = ToolEffect(kind=EffectKind.PATCH, content=deed.command)
     command, exit_code, content = None, None, "" if result is None else result.content
-    if deed.kind is Kind.SHELL:
+    if deed.kind is EffectKind.SHELL:
         command, refusal = command_of(deed.command), None
         if result is not None:
             content, exit_code = shell_answer(result)
             refusal = shell_refusal(result.status, content, command, exit_code)
     else:
         refusal = refusal_of(result, deed)
-    return Step(turn, index, call, result, deed, command, content, exit_code, refusal, _signature(call, deed))
+    return CallStep(turn, index, call, result, deed, command, content, exit_code, refusal, _signature(call, deed))
 
 
-def _signature(call: ToolCall | None, deed: Deed) -> str:
+def _signature(call: ToolCall | None, deed: ToolEffect) -> str:
     if call is None or call.error is not None:
         return ""
-    if deed.kind is Kind.SHELL:
+    if deed.kind is EffectKind.SHELL:
         return f"{call.name}\0{deed.cwd}\0{condensed(deed.command)}"
-    if deed.kind in (Kind.READ, Kind.LIST, Kind.SEARCH):
+    if deed.kind in (EffectKind.READ, EffectKind.LIST, EffectKind.SEARCH):
         return f"{call.name}\0{deed.path}\0{deed.pattern}\0{deed.lines}"
     return f"{call.name}\0{deed.path}\0{len(call.arguments)}"
 
 
-def same_action(one: Step, other: Step) -> bool:
+def same_action(one: CallStep, other: CallStep) -> bool:
     """Whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
     if one.call is None or other.call is None or not one.signature or one.signature != other.signature:
         return False

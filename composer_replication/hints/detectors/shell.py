@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Command", "command_of", "condensed"]
+__all__ = ["ShellCommand", "command_of", "condensed"]
 
 _LONGEST = 4_000
 """Characters of a command that are looked at."""
@@ -52,7 +52,7 @@ _UNDOES = re.compile(r"^git (?:checkout\b.*\s--\s|checkout -- |restore\b|reset -
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShellCommand:
     """A command, as far as it is known."""
 
     programs: tuple[str, ...]
@@ -71,7 +71,7 @@ class Command:
     """It puts files back as they were."""
 
 
-def command_of(text: str) -> Command:
+def command_of(text: str) -> ShellCommand:
     """What a command line is for."""
     text = text[:_LONGEST]
     bare = _QUOTED.sub("Q", text)
@@ -80,7 +80,7 @@ def command_of(text: str) -> Command:
     programs = tuple(_program(words) for words in split)
     tests = any(_runs_tests(program, words) for program, words in zip(programs, split, strict=True))
     checks = tests or any(program in _CHECKERS for program in programs)
-    return Command(
+    return ShellCommand(
         programs=programs,
         words=tuple(split[-1]) if split else (),
         tests=tests,

@@ -24,8 +24,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import regex  # type: ignore[import-untyped]  # ships without annotations
 
-from composer_replication.actions.tool_effects import Kind
-from composer_replication.hints.detectors.reading import Reading, Step
+from composer_replication.actions.tool_effects import EffectKind
+from composer_replication.hints.detectors.reading import CallStep, Reading
 from composer_replication.types import Finding
 from composer_replication.types.errors import ConfigError
 
@@ -79,7 +79,7 @@ class StyleRules:
         return frozenset({"judge"} if any(isinstance(rule, JudgeRule) for rule in self.rules) else ())
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
-        steps: dict[int, list[Step]] = {}
+        steps: dict[int, list[CallStep]] = {}
         for step in work.steps:
             steps.setdefault(step.turn, []).append(step)
         for index in range(len(work.turns)):
@@ -91,7 +91,7 @@ class StyleRules:
                 if finding is not None:
                     yield finding
 
-    def _judged(self, rule: JudgeRule, turn: int, text: str, steps: Sequence[Step]) -> Finding | None:
+    def _judged(self, rule: JudgeRule, turn: int, text: str, steps: Sequence[CallStep]) -> Finding | None:
         if self.ask is None:
             return None
         calls = "\n".join(f"call {s.call.name} with {dict(s.call.arguments)}"[:2_000] for s in steps if s.call is not None)
@@ -103,7 +103,7 @@ class StyleRules:
         return Finding(kind="style", turn=turn, confidence=0.8, evidence={"rule": rule.name, "message": rule.message})
 
 
-def _search(rule: PatternRule, turn: int, text: str, steps: Sequence[Step]) -> Finding | None:
+def _search(rule: PatternRule, turn: int, text: str, steps: Sequence[CallStep]) -> Finding | None:
     for argument, value in [(None, text)] if rule.where == "text" else _texts(rule.where, steps):
         try:
             found = rule.pattern.search(value, timeout=_SECONDS)
@@ -118,11 +118,11 @@ def _search(rule: PatternRule, turn: int, text: str, steps: Sequence[Step]) -> F
 _OLD = ("old", "old_string", "old_str")
 
 
-def _texts(where: Where, steps: Iterable[Step]) -> Iterator[tuple[str, str]]:
+def _texts(where: Where, steps: Iterable[CallStep]) -> Iterator[tuple[str, str]]:
     for step in steps:
         if step.call is None or step.call.error is not None:
             continue
-        wanted = where == "arguments" or (step.deed.kind is Kind.SHELL if where == "command" else step.deed.changes)
+        wanted = where == "arguments" or (step.deed.kind is EffectKind.SHELL if where == "command" else step.deed.changes)
         for name, value in step.call.arguments.items() if wanted else ():
             if isinstance(value, str) and not (where == "code" and (name in _OLD or "path" in str(name))):
                 yield str(name), value

@@ -192,7 +192,7 @@ class _UnusedImports(_NoEmptyLines):
         return _with_names(updated_node, [alias for alias in updated_node.names if _bound(alias) not in self._names])
 
 
-class _Names(cst.CSTVisitor):
+class _UsedNames(cst.CSTVisitor):
     """Every name a module mentions outside imports, those in strings included."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class _Names(cst.CSTVisitor):
 
 
 def _used_names(module: cst.Module) -> set[str]:
-    names = _Names()
+    names = _UsedNames()
     module.visit(names)
     return names.found
 

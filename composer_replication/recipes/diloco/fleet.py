@@ -12,7 +12,7 @@ from composer_replication.diloco.serverless.patience import Patience
 from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
 from composer_replication.diloco.serverless.records import Records
 from composer_replication.diloco.store import open_store
-from composer_replication.recipes.diloco.learner_state import Kept
+from composer_replication.recipes.diloco.learner_state import LearnerState
 from composer_replication.recipes.diloco.status import Status, read_status
 from composer_replication.types.errors import (
     BackendError,
@@ -44,7 +44,7 @@ Told = Callable[[str], None]
 class Fleet:
     """What one start of a job has running."""
 
-    def __init__(self, config: RunConfig, uri: str, executor: ServerlessExecutor, kept: Kept, told: Told) -> None:
+    def __init__(self, config: RunConfig, uri: str, executor: ServerlessExecutor, kept: LearnerState, told: Told) -> None:
         self._options, self._executor, self._kept, self._told = config.diloco, executor, kept, told
         self._store = open_store(uri)
         absolute = config.model_copy(update={"out": config.out.absolute()})

@@ -9,7 +9,7 @@ from composer_replication.diloco.serverless.protocol import ServerlessExecutor
 from composer_replication.diloco.store import open_store
 from composer_replication.observe.files import exclusive, storage_errors
 from composer_replication.recipes.diloco.fleet import Fleet, Seen, Told
-from composer_replication.recipes.diloco.learner_state import Kept
+from composer_replication.recipes.diloco.learner_state import LearnerState
 from composer_replication.types.errors import ConfigError
 
 __all__ = ["check_job", "rendezvous_of", "run_job"]
@@ -38,7 +38,7 @@ def check_job(config: RunConfig, *, resume: bool) -> None:
         raise ConfigError(f"replicas elsewhere do not reach {uri}", fix="set diloco.rendezvous to s3://, gs:// or az://")
     if not resume and open_store(uri).list("arms"):
         raise ConfigError(f"{uri} holds a job already", fix="go on with --resume, or give the new job another name or rendezvous")
-    if not resume and (kept := Kept(config).path).exists():
+    if not resume and (kept := LearnerState(config).path).exists():
         told = f"{kept} names replicas of an earlier start, which may still run"
         raise ConfigError(told, fix="go on with --resume, which ends them first, or give the new job another name")
 
@@ -57,7 +57,7 @@ def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen, told: T
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
-        kept = Kept(config)
+        kept = LearnerState(config)
         kept.end(executor)
         fleet = Fleet(config, rendezvous_of(config), executor, kept, told)
         try:

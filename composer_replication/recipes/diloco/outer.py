@@ -14,17 +14,17 @@ from composer_replication.diloco.manager import ObjectStoreManager, RoundReport
 from composer_replication.diloco.outer_loop import OuterLoop, make_diloco_outer_loop
 from composer_replication.diloco.store import Store
 from composer_replication.recipes.diloco.status import Status, write_status
-from composer_replication.trainer.loop import Trainee, wants_replay
+from composer_replication.trainer.loop import ArmTrainer, wants_replay
 from composer_replication.trainer.replay import pairs_digest
 from composer_replication.types.errors import CheckpointError, ConfigError
 
-__all__ = ["Outer"]
+__all__ = ["DiLoCoCallback"]
 
 _REMADE = ("optimizer", "reference")
 """Of a learner's state, what is kept elsewhere: the outer loop saves the optimizer, and the reference is the starting policy."""
 
 
-class Outer:
+class DiLoCoCallback:
     """What the loop of an arm does beside its steps (`trainer.loop.Beside`).
 
     Args:
@@ -40,10 +40,10 @@ class Outer:
         self._up = self._down = 0
         self._stall_s = 0.0
         self._members = 0
-        self._trainee: Trainee | None = None
+        self._trainee: ArmTrainer | None = None
         self._loop: OuterLoop | None = None
 
-    def resume(self, trainee: Trainee) -> bool:
+    def resume(self, trainee: ArmTrainer) -> bool:
         """Make the outer loop, and bring the arm to where the job is. Whether the job had begun.
 
         Raises:
@@ -128,7 +128,7 @@ class Outer:
             self._loop.__exit__(None, None, None)
             self._loop = None
 
-    def _outer_loop(self, trainee: Trainee) -> OuterLoop:
+    def _outer_loop(self, trainee: ArmTrainer) -> OuterLoop:
         options = trainee.config.diloco
         store = self._store.at(f"arms/{trainee.arm}")
         all_reduce = ObjectStoreAllReduce(
@@ -164,11 +164,11 @@ class Outer:
         if trainee.learner.version != loop.round * config.diloco.window:
             trainee.learner.skip_to(loop.round * config.diloco.window)
 
-    def _kept(self, trainee: Trainee) -> dict[str, Any]:
+    def _kept(self, trainee: ArmTrainer) -> dict[str, Any]:
         left_out = {*_REMADE, *(("self_teacher",) if trainee.config.loss.hint.self_teacher == "frozen" else ())}
         return {key: value for key, value in trainee.learner.state_dict().items() if key not in left_out}
 
-    def _known(self) -> tuple[Trainee, OuterLoop]:
+    def _known(self) -> tuple[ArmTrainer, OuterLoop]:
         assert self._trainee is not None
         assert self._loop is not None
         return self._trainee, self._loop

@@ -16,13 +16,13 @@ from composer_replication.diloco.store import Store, open_store
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.diloco.outer import Outer
+from composer_replication.recipes.diloco.outer import DiLoCoCallback
 from composer_replication.recipes.diloco.result import put_policy
 from composer_replication.trainer.checkpoint import latest_checkpoint
-from composer_replication.trainer.loop import Trainee, train_arms, train_steps
+from composer_replication.trainer.loop import ArmTrainer, train_arms, train_steps
 from composer_replication.trainer.open_run import open_run
-from composer_replication.trainer.run_context import Workshop
-from composer_replication.trainer.task_shards import TaskShare
+from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.task_shards import TaskShard
 
 __all__ = ["train_replica"]
 
@@ -51,21 +51,21 @@ def train_replica(run: str) -> list[dict[str, Any]]:
 
 
 async def _train(config: RunConfig, run_dir: RunDir, train_arm: Any) -> list[SummaryRow]:
-    return await train_arms(Workshop.open(config, run_dir, Terminal(on_event=run_dir.log_event)), "start", train_arm)
+    return await train_arms(RunContext.open(config, run_dir, Terminal(on_event=run_dir.log_event)), "start", train_arm)
 
 
 async def _train_arm(
-    workshop: Workshop, config: RunConfig, arm: str, shown: Phase, *, store: Store, rank: int, world_size: int
+    workshop: RunContext, config: RunConfig, arm: str, shown: Phase, *, store: Store, rank: int, world_size: int
 ) -> SummaryRow:
     own = config.model_copy(update={"seed": (config.seed + _APART * rank) % (1 << 63)})
     share = None
     if config.diloco.shard_tasks:
-        share = TaskShare(rank, world_size, config.seed, config.diloco.window)
+        share = TaskShard(rank, world_size, config.seed, config.diloco.window)
         groups = config.rollout.groups // world_size
         own = own.model_copy(update={"rollout": config.rollout.model_copy(update={"groups": groups})})
-    outer = Outer(store, rank, world_size)
+    outer = DiLoCoCallback(store, rank, world_size)
     with closing(outer), closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        row = await train_steps(Trainee.create(workshop, own, arm, pair_logprobs, share), shown, outer)
+        row = await train_steps(ArmTrainer.create(workshop, own, arm, pair_logprobs, share), shown, outer)
     if rank == 0:
         last = latest_checkpoint(workshop.run_dir.ckpt_path / arm)
         assert last is not None  # of the last step

@@ -13,18 +13,18 @@ from typing import Any
 from composer_replication.recipes.mesh.protocol import Build, Port
 from composer_replication.types.errors import BackendError, ComposerError
 
-__all__ = ["Held", "Reply", "opened"]
+__all__ = ["ActorShell", "CallResult", "opened"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CallResult:
     """What became of a call; can be pickled where the value can."""
 
     value: Any = None
     error: ComposerError | None = None
 
 
-class Held:
+class ActorShell:
     """One object, and the thread of its methods that are not `async`.
 
     A `ComposerError` of the object is a value of the reply. Any other exception is a bug, and is raised: the backend makes a
@@ -35,27 +35,27 @@ class Held:
         self._thread = ThreadPoolExecutor(1, name)
         self._object: Any = None
 
-    async def begin(self, build: Build, port: Port, args: Sequence[Any]) -> Reply:
+    async def begin(self, build: Build, port: Port, args: Sequence[Any]) -> CallResult:
         """Build the object, in its thread."""
         try:
             self._object = await self._in_thread(build, port, *args)
         except ComposerError as error:
-            return Reply(error=_fit_to_travel(error))
-        return Reply()
+            return CallResult(error=_fit_to_travel(error))
+        return CallResult()
 
-    async def run(self, method: str, args: Sequence[Any]) -> Reply:
+    async def run(self, method: str, args: Sequence[Any]) -> CallResult:
         """Run one of its methods."""
         found = getattr(self._object, method)
         try:
-            return Reply(await (found(*args) if inspect.iscoroutinefunction(found) else self._in_thread(found, *args)))
+            return CallResult(await (found(*args) if inspect.iscoroutinefunction(found) else self._in_thread(found, *args)))
         except ComposerError as error:
-            return Reply(error=_fit_to_travel(error))
+            return CallResult(error=_fit_to_travel(error))
 
     async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
 
-def opened(reply: Reply) -> Any:
+def opened(reply: CallResult) -> Any:
     """The value. Raises the error."""
     if reply.error is not None:
         raise reply.error

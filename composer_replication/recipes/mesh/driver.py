@@ -18,11 +18,11 @@ from composer_replication.observe import Phase, pass_at_1
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError, WeightsLostError
 from composer_replication.recipes.mesh.generator import Generator
-from composer_replication.recipes.mesh.ledger import Ledger
-from composer_replication.recipes.mesh.protocol import Build, Handle, Mesh, Ticket
-from composer_replication.recipes.mesh.sandbox_actors import Boxes, EnvHost, Rewarder
-from composer_replication.recipes.mesh.supervisor import Crew
-from composer_replication.recipes.mesh.trainer import Stepped, TeacherPool, Trainer
+from composer_replication.recipes.mesh.ledger import GroupLedger
+from composer_replication.recipes.mesh.protocol import Build, Handle, Mesh, WeightHandle
+from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder, SandboxPool
+from composer_replication.recipes.mesh.supervisor import Supervisor
+from composer_replication.recipes.mesh.trainer import Stepped, TeacherActor, Trainer
 from composer_replication.recipes.mesh.work import Job, Work
 from composer_replication.rollout.collect import first_error
 from composer_replication.tasks.store import Task
@@ -31,7 +31,7 @@ from composer_replication.trainer.collector import refuse_unscored, rollout_metr
 from composer_replication.trainer.loop import LONGER, evaluation, wants_replay
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.trainer.replay import teacher_costs
-from composer_replication.trainer.run_context import Workshop, toolset_of
+from composer_replication.trainer.run_context import RunContext, toolset_of
 from composer_replication.types import Group, Trajectory
 
 __all__ = ["Driver", "Roles"]
@@ -47,11 +47,11 @@ class Roles:
     trainer: Build = Trainer
     rewarder: Build = Rewarder
     env: Build = EnvHost
-    teachers: Build = TeacherPool
+    teachers: Build = TeacherActor
 
 
 @dataclass(slots=True)
-class _Counts:
+class _SpentSoFar:
     """What an arm has taken so far; beside its groups in the ledger where they are counted there."""
 
     rollouts: int = 0
@@ -68,19 +68,19 @@ class Driver:
     """
 
     def __init__(
-        self, mesh: Mesh, workshop: Workshop, config: RunConfig, arm: str, shown: Phase, roles: Roles | None = None
+        self, mesh: Mesh, workshop: RunContext, config: RunConfig, arm: str, shown: Phase, roles: Roles | None = None
     ) -> None:
         self.workshop, self.config, self.arm, self.shown = workshop, config, arm, shown
         self.roles = roles or Roles()
-        self.crew = Crew(mesh, self._replaced, config.rollout.stall_s)
+        self.crew = Supervisor(mesh, self._replaced, config.rollout.stall_s)
         self.folder = workshop.run_dir.path / "mesh" / arm
-        self.ledger = Ledger(self.folder)
+        self.ledger = GroupLedger(self.folder)
         self.work = Work(config, workshop.train, self.ledger)
         self.version = 0
-        self._outside = _Counts()
+        self._outside = _SpentSoFar()
         self._generators = [f"generator-{i}" for i in range(config.substrate.generators)]
         self._hosts = [f"env-{i}" for i in range(math.ceil(config.substrate.generators / 2))]
-        self._ticket: Ticket | None = None
+        self._ticket: WeightHandle | None = None
         self._changed = asyncio.Condition()
         self._learning = asyncio.Lock()
         self._recoveries: list[float] = []
@@ -138,10 +138,10 @@ class Driver:
         if state is None:
             self.workshop.run_dir.truncate_after(self.arm, -1)
             shutil.rmtree(self.folder, ignore_errors=True)
-            self.ledger = self.work.ledger = Ledger(self.folder)
+            self.ledger = self.work.ledger = GroupLedger(self.folder)
         else:
             self.workshop.run_dir.truncate_after(self.arm, self.version)
-            self._outside = _Counts(state["rollouts"], state["tokens"], state["cpu_s"])
+            self._outside = _SpentSoFar(state["rollouts"], state["tokens"], state["cpu_s"])
             self._say(f"resumed at step {self.version} of {self.config.steps}; {len(self.ledger.waiting)} groups wait")
         self.shown.advance(self.version)
         self.work.resume(self.version)
@@ -194,7 +194,7 @@ class Driver:
                 await self._done(job, groups)
             await self._forget(order.name, hosts)
 
-    async def _next_job(self) -> tuple[Job, Ticket]:
+    async def _next_job(self) -> tuple[Job, WeightHandle]:
         async with self._changed:
             while True:
                 if self._ticket is not None and (job := self.work.pick(self.version)) is not None:
@@ -252,7 +252,7 @@ class Driver:
         waited = time.monotonic()
         async with self._learning:
             stepped: Stepped = await self._trainer(step - 1, "step", step, groups)
-            ticket: Ticket = await self._trainer(step, "publish")
+            ticket: WeightHandle = await self._trainer(step, "publish")
         async with self._changed:
             self.version, self._ticket = step, ticket
             self._changed.notify_all()
@@ -297,7 +297,7 @@ class Driver:
             except ActorDiedError as dead:
                 await self.crew.successor(dead, {"trainer": used})
 
-    async def _publish_again(self, lost: Ticket) -> None:
+    async def _publish_again(self, lost: WeightHandle) -> None:
         async with self._learning:
             if self._ticket is not lost:
                 return
@@ -358,9 +358,9 @@ class Driver:
         )
 
 
-def _boxes(workshop: Workshop, config: RunConfig) -> Boxes:
+def _boxes(workshop: RunContext, config: RunConfig) -> SandboxPool:
     tasks: dict[str, Task] = {t.spec.task_id: t for t in (*workshop.train, *workshop.held_out)}
-    return Boxes(
+    return SandboxPool(
         tasks=tasks,
         pythons=dict(workshop.pythons),
         limits={name: limits_of(config.sandbox, task) for name, task in tasks.items()},

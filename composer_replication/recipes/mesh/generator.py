@@ -15,7 +15,7 @@ from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.recipes.mesh.errors import ActorStalledError, in_time
 from composer_replication.recipes.mesh.member import Member
-from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
+from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
 from composer_replication.rollout.collect import StalledError, collect_groups
 from composer_replication.rollout.protocol import Budgets
 from composer_replication.rollout.transformers_engine import TransformersEngine
@@ -56,7 +56,7 @@ class Generator(Member):
         self.version: int | None = None
         """Of the loaded weights; None: those the run starts from, before any were fetched."""
 
-    async def roll_out(self, order: Order, ticket: Ticket, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
+    async def roll_out(self, order: Order, ticket: WeightHandle, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
         """The order's groups, in its order, sampled by the ticket's weights.
 
         Raises:
@@ -107,7 +107,7 @@ class Generator(Member):
             whom = asked[0] if asked else ""
             raise ActorStalledError(f"{whom or 'a generator'} did not get on: {stalled.message}", actor=whom) from None
 
-    async def _load(self, ticket: Ticket) -> None:
+    async def _load(self, ticket: WeightHandle) -> None:
         if ticket.version == self.version:
             return
         weights = await self.port.fetch(ticket)

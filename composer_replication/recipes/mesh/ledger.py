@@ -20,10 +20,10 @@ from composer_replication.observe import files
 from composer_replication.types import Group, to_json, trajectory_from_json
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["Ledger"]
+__all__ = ["GroupLedger"]
 
 
-class Ledger:
+class GroupLedger:
     """The groups of one arm, numbered from 0 in the order they are first issued. One process writes it at a time.
 
     Raises:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Build", "Handle", "Mesh", "Port", "Ticket"]
+__all__ = ["Build", "Handle", "Mesh", "Port", "WeightHandle"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class WeightHandle:
     """Says where weights are; small, and can be passed through any process."""
 
     version: int
@@ -31,14 +31,14 @@ class Ticket:
 class Port(Protocol):
     """An actor's way to hand weights on. They go from process to process, never through the driver."""
 
-    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
+    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
         """Copy the weights of actor `name` to where others can fetch them.
 
         The present and the previous publication of a process can be fetched; older ones are let go.
         """
         ...
 
-    async def fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+    async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
         """The weights of a ticket, on the CPU, as they were when they were published: same names, shapes and types.
 
         Raises:

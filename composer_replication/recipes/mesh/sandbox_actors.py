@@ -23,13 +23,13 @@ from composer_replication.sandbox.grading.grade import GradeCache, grade
 from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["Boxes", "EnvHost", "Rewarder"]
+__all__ = ["EnvHost", "Rewarder", "SandboxPool"]
 
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boxes:
+class SandboxPool:
     """What runs in boxes, and how."""
 
     tasks: Mapping[str, Task]
@@ -43,10 +43,10 @@ class Boxes:
     """Tools, tests or grades at a time, in one actor."""
 
 
-class _Boxed(Member):
+class _SandboxMember(Member):
     """An actor with a sandbox."""
 
-    def __init__(self, boxes: Boxes) -> None:
+    def __init__(self, boxes: SandboxPool) -> None:
         self.boxes = boxes
         self.sandbox = open_sandbox(boxes.sandbox)
         self._threads = ThreadPoolExecutor(boxes.workers, "box")
@@ -59,12 +59,12 @@ class _Boxed(Member):
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-class EnvHost(_Boxed):
+class EnvHost(_SandboxMember):
     """Episodes of coding tasks. One call at a time for each episode; episodes may overlap."""
 
     role = "env"
 
-    def __init__(self, port: Port, boxes: Boxes) -> None:  # noqa: ARG002  every actor is given one
+    def __init__(self, port: Port, boxes: SandboxPool) -> None:  # noqa: ARG002  every actor is given one
         super().__init__(boxes)
         self._runs = TestCache()
         self._episodes: dict[str, CodingEnv] = {}
@@ -97,12 +97,12 @@ class EnvHost(_Boxed):
             del self._episodes[episode]
 
 
-class Rewarder(_Boxed):
+class Rewarder(_SandboxMember):
     """Gives verdicts. An infrastructure fault is `Unscored`, never a zero."""
 
     role = "rewarder"
 
-    def __init__(self, port: Port, boxes: Boxes, verdicts: Path) -> None:  # noqa: ARG002  every actor is given one
+    def __init__(self, port: Port, boxes: SandboxPool, verdicts: Path) -> None:  # noqa: ARG002  every actor is given one
         super().__init__(boxes)
         self._verdicts = GradeCache(verdicts)
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Pace"]
+__all__ = ["StalenessRule"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StalenessRule:
     """The rule, for one arm."""
 
     groups: int

@@ -22,7 +22,7 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.errors import in_time
 from composer_replication.recipes.mesh.member import Member
-from composer_replication.recipes.mesh.protocol import Handle, Port, Ticket
+from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
@@ -31,11 +31,11 @@ from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.loop import wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import Group, Hint, Pair
 
-__all__ = ["Stepped", "TeacherPool", "Trainer"]
+__all__ = ["Stepped", "TeacherActor", "Trainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _PreparedStep:
     """What a step trains on, and what there is to say of it."""
 
     batch: Batch
@@ -66,7 +66,7 @@ class Trainer(Member):
 
     Raises:
         CheckpointError: that checkpoint is damaged, or was made of something else.
-        ComposerError: as `Workshop.open` and `load_policy`.
+        ComposerError: as `RunContext.open` and `load_policy`.
     """
 
     role = "trainer"
@@ -116,12 +116,12 @@ class Trainer(Member):
         """Train on the groups of a step, the next one. Raises ValueError for any other."""
         if step != self.learner.version + 1:
             raise ValueError(f"step {step} does not follow {self.learner.version}")
-        made: _Made = broadcast_object_list([self._made(step, groups) if self._first else None])[0]
+        made: _PreparedStep = broadcast_object_list([self._made(step, groups) if self._first else None])[0]
         result = self.learner.update(made.batch)
         self._keep_weights()
         return Stepped({**made.metrics, **result.metrics}, {**result.off, **made.off}, made.hints)
 
-    async def publish(self) -> Ticket:
+    async def publish(self) -> WeightHandle:
         """Make the weights of the last finished step available to the generators, also while another step goes on."""
         version, weights = self._weights
         return await self.port.publish("trainer", version, weights)
@@ -137,13 +137,13 @@ class Trainer(Member):
         """As `Learner.with_reference_logprobs`."""
         return self.learner.with_reference_logprobs(pairs) if self._first else []
 
-    def _made(self, step: int, groups: Sequence[Group]) -> _Made:
+    def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
         """Teachers may be asked for it, so one process makes it for all."""
         signals = self.maker.signals(step, groups)
         pairs = self._pairs_of_run()
         taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
         batch = self.maker.batch(groups, signals, taken)
-        return _Made(batch, signals.metrics, self.maker.why_off(pairs, signals), signals.hints)
+        return _PreparedStep(batch, signals.metrics, self.maker.why_off(pairs, signals), signals.hints)
 
     @property
     def _folder(self) -> Path:
@@ -171,7 +171,7 @@ def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copied
 
 
-class TeacherPool(Member):
+class TeacherActor(Member):
     """Turns frozen traces into preference pairs: asks the teachers, compares, verifies. Generators sample meanwhile."""
 
     role = "teachers"
@@ -196,7 +196,7 @@ class TeacherPool(Member):
         tokenizer, window = await in_time(told, stall_s, f"{trainer.name} did not answer", actor=trainer.name)
         loop = asyncio.get_running_loop()
         recorded = _Recorded(self.arm, ChatRenderer(tokenizer), window, list(traces))
-        scorer = _Scorer(trainer, loop, stall_s)
+        scorer = _LearnerScorer(trainer, loop, stall_s)
         self._notes.clear()
         await asyncio.to_thread(lambda: asyncio.run(collect_pairs(self.workshop, self.config, recorded, scorer)))
         return list(self._notes)
@@ -220,7 +220,7 @@ class _Recorded:
 
 
 @dataclass(frozen=True)
-class _Scorer:
+class _LearnerScorer:
     """The trainer's log-probs, for a thread beside the event loop."""
 
     trainer: Handle
@@ -233,5 +233,5 @@ class _Scorer:
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
 
 
-def _workshop(config: RunConfig, run: Path, terminal: Terminal) -> Workshop:
-    return Workshop.open(config, RunDir(run), terminal, proven=True)
+def _workshop(config: RunConfig, run: Path, terminal: Terminal) -> RunContext:
+    return RunContext.open(config, RunDir(run), terminal, proven=True)

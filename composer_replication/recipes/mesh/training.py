@@ -38,11 +38,11 @@ async def train(
     """
     from composer_replication.recipes.mesh.driver import Driver
     from composer_replication.trainer.loop import train_arms
-    from composer_replication.trainer.run_context import Workshop
+    from composer_replication.trainer.run_context import RunContext
 
-    workshop = Workshop.open(config, run_dir, terminal)
+    workshop = RunContext.open(config, run_dir, terminal)
 
-    async def train_arm(workshop: Workshop, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    async def train_arm(workshop: RunContext, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
         mesh = make_mesh(variant)
         try:
             return await Driver(mesh, workshop, variant, arm, shown).run()

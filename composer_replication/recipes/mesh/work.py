@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from composer_replication.config import RunConfig
 from composer_replication.recipes.mesh.generator import Order
-from composer_replication.recipes.mesh.ledger import Ledger
-from composer_replication.recipes.mesh.staleness import Pace
+from composer_replication.recipes.mesh.ledger import GroupLedger
+from composer_replication.recipes.mesh.staleness import StalenessRule
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.task_sampler import choose_tasks
 from composer_replication.types import Group
@@ -33,9 +33,9 @@ class Job:
 class Work:
     """The orders of one arm. What is issued is in the ledger before it is handed out."""
 
-    def __init__(self, config: RunConfig, tasks: Sequence[Task], ledger: Ledger) -> None:
+    def __init__(self, config: RunConfig, tasks: Sequence[Task], ledger: GroupLedger) -> None:
         self.config, self.ledger = config, ledger
-        self.pace = Pace(config.rollout.groups, config.steps, config.substrate.max_staleness)
+        self.pace = StalenessRule(config.rollout.groups, config.steps, config.substrate.max_staleness)
         self._tasks = tasks
         self._urgent: deque[Job] = deque()
         self._named = 0

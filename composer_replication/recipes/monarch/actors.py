@@ -15,7 +15,7 @@ from composer_replication.recipes.monarch.library import Port, endpoint
 
 if TYPE_CHECKING:
     from composer_replication.recipes.mesh.generator import Order
-    from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
+    from composer_replication.recipes.mesh.protocol import Build, Handle, WeightHandle
     from composer_replication.types import Group, ToolCall
 
 __all__ = ["ACTORS", "EnvActor", "GeneratorActor", "RewarderActor", "TeacherPoolActor", "TrainerActor", "actor_for"]
@@ -28,7 +28,7 @@ class GeneratorActor(Host):
     endpoints = MappingProxyType({"roll_out": "rollout"})
 
     @endpoint(explicit_response_port=True)
-    async def rollout(self, reply: Port, order: Order, ticket: Ticket, hosts: Sequence[Handle], rewarder: Handle) -> None:
+    async def rollout(self, reply: Port, order: Order, ticket: WeightHandle, hosts: Sequence[Handle], rewarder: Handle) -> None:
         """The order's groups, graded, sampled by the ticket's weights."""
         self._run(reply, "roll_out", order, ticket, hosts, rewarder)
 
@@ -46,7 +46,7 @@ class TrainerActor(Host):
 
     @endpoint(explicit_response_port=True)
     async def publish(self, reply: Port) -> None:
-        """Make the weights of the last finished step available: their `Ticket`."""
+        """Make the weights of the last finished step available: their `WeightHandle`."""
         self._run(reply, "publish")
 
     @endpoint(explicit_response_port=True)

@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from composer_replication.recipes.mesh.actor_shell import Held, Reply
+from composer_replication.recipes.mesh.actor_shell import ActorShell, CallResult
 from composer_replication.recipes.mesh.processes import Process
 from composer_replication.recipes.monarch.library import Actor, Port, endpoint
 from composer_replication.recipes.monarch.processes import settle
@@ -25,7 +25,7 @@ __all__ = ["Host"]
 class Host(Actor):
     """Builds an object in its process and runs the methods that are called.
 
-    Monarch lets an actor do one thing at a time, so every endpoint here only begins something; the answer, a `Reply`, comes
+    Monarch lets an actor do one thing at a time, so every endpoint here only begins something; the answer, a `CallResult`, comes
     when it is done.
 
     Args:
@@ -41,9 +41,9 @@ class Host(Actor):
     def __init__(self, name: str, modules: Sequence[str]) -> None:
         sys.path += [folder for folder in modules if folder not in sys.path]  # before anything of theirs is unpickled
         self._name = name
-        self._held = Held(name)
+        self._held = ActorShell(name)
         self._port: MonarchPort | None = None
-        self._running: set[asyncio.Task[Reply]] = set()
+        self._running: set[asyncio.Task[CallResult]] = set()
 
     @endpoint(explicit_response_port=True)
     async def build(self, reply: Port, host: Any, rank: int, env: Mapping[str, str], build: Any, args: tuple[Any, ...]) -> None:
@@ -80,12 +80,12 @@ class Host(Actor):
     def _run(self, reply: Port, method: str, *args: Any) -> None:
         self._begin(reply, self._held.run(method, args))
 
-    def _begin(self, reply: Port, work: Coroutine[Any, Any, Reply]) -> None:
+    def _begin(self, reply: Port, work: Coroutine[Any, Any, CallResult]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(partial(self._answer, reply))
 
-    def _answer(self, reply: Port, task: asyncio.Task[Reply]) -> None:
+    def _answer(self, reply: Port, task: asyncio.Task[CallResult]) -> None:
         self._running.discard(task)
         if task.cancelled():
             return  # the process is being ended
@@ -96,5 +96,5 @@ class Host(Actor):
             reply.send(_failed(f"{self._name}: its answer cannot be pickled: {unsendable}"))
 
 
-def _failed(why: str) -> Reply:
-    return Reply(error=BackendError(why.strip()))
+def _failed(why: str) -> CallResult:
+    return CallResult(error=BackendError(why.strip()))

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.recipes.mesh.actor_shell import Reply, opened
+from composer_replication.recipes.mesh.actor_shell import CallResult, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError
 from composer_replication.recipes.mesh.processes import Process, end, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle
@@ -234,7 +234,7 @@ async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
 async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[Any, ...]) -> Any:
     host = handle.hosts.slice(ranks=rank)
     try:
-        reply: Reply = await answer(handle.processes[rank], getattr(host, order).call_one(*letter))
+        reply: CallResult = await answer(handle.processes[rank], getattr(host, order).call_one(*letter))
     except ProcessLookupError as error:
         raise ActorDiedError(f"the process of {handle.name} is gone: {error}", actor=handle.name) from error
     except ActorError as error:

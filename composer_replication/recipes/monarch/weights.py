@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composer_replication.recipes.mesh.errors import WeightsLostError
 from composer_replication.recipes.mesh.processes import Process
-from composer_replication.recipes.mesh.protocol import Ticket
+from composer_replication.recipes.mesh.protocol import WeightHandle
 from composer_replication.recipes.monarch.library import (
     ActorError,
     RDMABuffer,
@@ -34,7 +34,7 @@ _READ_S = 24 * 3600
 """Monarch ends a read after a minute unless told otherwise; the looks above end one that has lost its other side."""
 
 
-class Entry(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where a tensor stands in the bytes of a publication."""
 
     name: str
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightLocation:
     """What a ticket says besides version and publisher."""
 
     host: Any
@@ -55,7 +55,7 @@ class Place:
     stamp: int
     """Which of the slot's publications this is."""
     buffer: Any
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorSlot, ...]
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class MonarchPort:
         self._slots = [_Slot() for _ in range(SLOTS)]
         self._published = 0
 
-    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
+    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
         """As `Port.publish`; the weights must not change meanwhile.
 
         Raises:
@@ -90,18 +90,18 @@ class MonarchPort:
         """
         async with self._writing:
             place = None if self._rank else await at_home(asyncio.to_thread(self._write, weights))
-        return Ticket(version=version, publisher=name, where=place)
+        return WeightHandle(version=version, publisher=name, where=place)
 
     def holds(self, slot: int, stamp: int) -> bool:
         """Whether that publication is whole now."""
         return self._slots[slot].stamp == stamp
 
-    async def fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+    async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
         """As `Port.fetch`."""
         return await at_home(self._fetch(ticket))
 
-    async def _fetch(self, ticket: Ticket) -> dict[str, Tensor]:
-        place: Place = ticket.where
+    async def _fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
+        place: WeightLocation = ticket.where
         flat = _memory(place.entries)
         reading = asyncio.ensure_future(_awaited(place.buffer.read_into(flat, timeout=_READ_S)))
         try:
@@ -116,8 +116,8 @@ class MonarchPort:
             raise BackendError(f"the weights of version {ticket.version} did not arrive: {failure}") from failure
         return {entry.name: _view(flat, entry) for entry in place.entries}
 
-    async def _look(self, ticket: Ticket) -> None:
-        place: Place = ticket.where
+    async def _look(self, ticket: WeightHandle) -> None:
+        place: WeightLocation = ticket.where
         try:
             held = await answer(place.process, place.host.holds.call_one(place.slot, place.stamp))
         except (ProcessLookupError, ActorError) as error:
@@ -129,7 +129,7 @@ class MonarchPort:
                 f"the weights of version {ticket.version} are gone: {ticket.publisher} has published others since"
             )
 
-    def _write(self, weights: Mapping[str, Tensor]) -> Place:
+    def _write(self, weights: Mapping[str, Tensor]) -> WeightLocation:
         entries = _entries(weights)
         size = _size(entries)
         number = self._published % SLOTS
@@ -142,16 +142,16 @@ class MonarchPort:
         for entry in {(entry.start, entry.end): entry for entry in entries}.values():  # tied ones once
             _view(slot.flat, entry).copy_(weights[entry.name].detach())
         slot.stamp = self._published
-        return Place(self._host, Process.this(), number, slot.stamp, slot.buffer, tuple(entries))
+        return WeightLocation(self._host, Process.this(), number, slot.stamp, slot.buffer, tuple(entries))
 
 
 async def _awaited(future: Any) -> Any:
     return await future
 
 
-def _entries(weights: Mapping[str, Tensor]) -> list[Entry]:
+def _entries(weights: Mapping[str, Tensor]) -> list[TensorSlot]:
     """A layout in which tied tensors stand once."""
-    entries: list[Entry] = []
+    entries: list[TensorSlot] = []
     known: dict[tuple[Any, ...], tuple[int, int]] = {}
     end = 0
     for name, tensor in weights.items():
@@ -160,19 +160,19 @@ def _entries(weights: Mapping[str, Tensor]) -> list[Entry]:
             start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + tensor.numel() * tensor.element_size()
             known[same] = (start, end)
-        entries.append(Entry(name, tensor.dtype, tensor.shape, *known[same]))
+        entries.append(TensorSlot(name, tensor.dtype, tensor.shape, *known[same]))
     return entries
 
 
-def _size(entries: Sequence[Entry]) -> int:
+def _size(entries: Sequence[TensorSlot]) -> int:
     return max([ALIGNMENT, *(entry.end for entry in entries)])
 
 
-def _memory(entries: Sequence[Entry]) -> Tensor:
+def _memory(entries: Sequence[TensorSlot]) -> Tensor:
     return torch.empty(_size(entries), dtype=torch.uint8)
 
 
-def _view(flat: Tensor, entry: Entry) -> Tensor:
+def _view(flat: Tensor, entry: TensorSlot) -> Tensor:
     return flat[entry.start : entry.end].view(entry.dtype).view(entry.shape)
 
 

@@ -23,7 +23,7 @@ from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import BackendError
 
-__all__ = ["Readback", "measured"]
+__all__ = ["PrimeRLMetrics", "measured"]
 
 _NAMES = {
     "rlvr/loss/mean": "rlvr/loss",
@@ -66,7 +66,7 @@ class _Rollout:
     trajectory: Trajectory | None
 
 
-class Readback:
+class PrimeRLMetrics:
     """Records one arm, once PRIME-RL is done with it.
 
     Args:

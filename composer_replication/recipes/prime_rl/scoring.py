@@ -39,7 +39,7 @@ _AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HintedTurns:
     """What became of the error turns of some trajectories."""
 
     turns: tuple[HintedTurn, ...]
@@ -56,7 +56,7 @@ class Hints:
     contexts: dict[str, HintContext] = field(default_factory=dict)
     gold: dict[str, Sequence[str]] = field(default_factory=dict)
 
-    def tell(self, trajectories: Sequence[Trajectory]) -> Told:
+    def tell(self, trajectories: Sequence[Trajectory]) -> HintedTurns:
         """The hinted turns of siblings, as the self-teacher is to read them."""
         hint = self.config.loss.hint
         tools = {t.task_id: t.tools for t in trajectories}
@@ -74,7 +74,7 @@ class Hints:
         )
         window = self.config.rollout.context_tokens - 1  # a prefill is asked for one token more
         placed = insert_hints(trajectories, report.hints, self.renderer, context_window=window)
-        return Told(placed.hinted, dict(Counter(report.dropped) + Counter(placed.dropped)))
+        return HintedTurns(placed.hinted, dict(Counter(report.dropped) + Counter(placed.dropped)))
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.prime_rl.config import check, write_configs
-from composer_replication.recipes.prime_rl.import_metrics import Readback
-from composer_replication.recipes.program import Program
+from composer_replication.recipes.prime_rl.import_metrics import PrimeRLMetrics
+from composer_replication.recipes.program import RunningProgram
 from composer_replication.trainer.loop import evaluation, report_arms, tell_result
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
@@ -49,7 +49,7 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
         if replay.weight > 0 and replay.pairs is None:
             terminal.note(f"{arm}: replay is off, no pairs: {NO_SOURCE}")
         await _run(toml, search)
-        readback = Readback(resolve_arm(config, arm), arm, run_dir, terminal, outputs)
+        readback = PrimeRLMetrics(resolve_arm(config, arm), arm, run_dir, terminal, outputs)
         readback.record()
         passed, se = evaluation(run_dir, arm, first=False)
         rows.append(
@@ -97,7 +97,7 @@ async def _run(toml: Path, search: list[str]) -> None:
     environment = {"PYTHONPATH": os.pathsep.join([*search, *([inherited] if inherited else [])])}
     command = (sys.executable, "-m", "composer_replication.recipes.prime_rl.launcher", "rl", "@", str(toml))
     log = toml.parent / "launcher.log"
-    with Program(command, log=log, environment=environment) as program:
+    with RunningProgram(command, log=log, environment=environment) as program:
         status = await program.wait()
     if status != 0:
         said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])

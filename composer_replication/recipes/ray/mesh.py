@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.recipes.mesh.actor_shell import Held, Reply, opened
+from composer_replication.recipes.mesh.actor_shell import ActorShell, CallResult, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
 from composer_replication.recipes.mesh.processes import Process, end
-from composer_replication.recipes.mesh.protocol import Build, Handle, Ticket
+from composer_replication.recipes.mesh.protocol import Build, Handle, WeightHandle
 from composer_replication.recipes.short_folder import short_folder
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
@@ -53,14 +53,14 @@ class RayPort:
     def __init__(self) -> None:
         self._kept: deque[Any] = deque(maxlen=_KEPT)  # the store lets go of what nobody refers to
 
-    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> Ticket:
+    async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
         """As `Port.publish`."""
         packed = {id(tensor): _packed(tensor) for tensor in weights.values()}  # tied ones once
         reference = ray.put({key: packed[id(tensor)] for key, tensor in weights.items()})
         self._kept.append(reference)
-        return Ticket(version, name, [reference])  # in a list Ray passes it on instead of what it refers to
+        return WeightHandle(version, name, [reference])  # in a list Ray passes it on instead of what it refers to
 
-    async def fetch(self, ticket: Ticket) -> dict[str, Tensor]:
+    async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
         """As `Port.fetch`."""
         try:
             packed = await ticket.where[0]
@@ -69,16 +69,16 @@ class RayPort:
         return {key: _unpacked(*tensor) for key, tensor in packed.items()}
 
 
-class _Actor:
+class _RayActor:
     """What Ray holds: an object of ours."""
 
     def __init__(self, name: str) -> None:
-        self._held = Held(name)
+        self._held = ActorShell(name)
 
-    async def begin(self, build: Build, args: tuple[Any, ...]) -> Reply:
+    async def begin(self, build: Build, args: tuple[Any, ...]) -> CallResult:
         return await self._held.begin(build, RayPort(), args)
 
-    async def run(self, method: str, args: tuple[Any, ...]) -> Reply:
+    async def run(self, method: str, args: tuple[Any, ...]) -> CallResult:
         return await self._held.run(method, args)
 
     async def process(self) -> Process:
@@ -140,7 +140,7 @@ class RayMesh:
             self._start(store_bytes)
         else:
             _join(address)
-        self._make = ray.remote(_Actor)
+        self._make = ray.remote(_RayActor)
         self._open = True
 
     async def spawn(self, name: str, build: Build, *args: Any) -> RayHandle:

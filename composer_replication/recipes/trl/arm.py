@@ -32,15 +32,15 @@ from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
-from composer_replication.trainer.collector import Actor, rollout_metrics
-from composer_replication.trainer.cpu_clock import Spending
+from composer_replication.trainer.collector import RolloutCollector, rollout_metrics
+from composer_replication.trainer.cpu_clock import CpuClock
 from composer_replication.trainer.learner import make_optimizer
 from composer_replication.trainer.loop import evaluation, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
 from composer_replication.trainer.rewards import taking_part, verdict
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker, Signals
 from composer_replication.types import Group, Pair, Trajectory
 from composer_replication.types.errors import ConfigError, ModelError
@@ -65,7 +65,7 @@ class TrlArm:
     """Made by `create`; `train` once, then `summary`."""
 
     def __init__(
-        self, workshop: Workshop, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
+        self, workshop: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
     ) -> None:
         self.workshop, self.config, self.arm, self.shown = workshop, config, arm, shown
         self.folder = workshop.run_dir.ckpt_path / arm
@@ -76,8 +76,8 @@ class TrlArm:
         self.model = model
         self.renderer = ChatRenderer(tokenizer)
         self.engine = TransformersEngine(model, tokenizer)
-        self.actor = Actor(workshop, config, arm, self.engine, self.renderer)
-        self.spending = Spending(workshop.sandbox)
+        self.actor = RolloutCollector(workshop, config, arm, self.engine, self.renderer)
+        self.spending = CpuClock(workshop.sandbox)
         self.maker = SignalMaker(
             config=config,
             sources=workshop.hint_sources(config),
@@ -91,7 +91,7 @@ class TrlArm:
         self.trainer: ComposerReplicationTrainer
 
     @classmethod
-    async def create(cls, workshop: Workshop, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
+    async def create(cls, workshop: RunContext, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
         """From the configured policy; evaluated, and with its pairs collected, unless there is a checkpoint to go on from.
 
         Raises:
@@ -109,7 +109,7 @@ class TrlArm:
             workshop.run_dir.truncate_after(arm, -1)
             workshop.run_dir.log_metrics(arm, 0, await self.actor.evaluate(0) | self._spent())
             if wants_replay(config):
-                self.pairs = await collect_pairs(workshop, config, self.actor, _Scorer(model, pair_logprobs))
+                self.pairs = await collect_pairs(workshop, config, self.actor, _TrlScorer(model, pair_logprobs))
             self.engine.reset()
         else:
             self._restore(read_checkpoint(self.resumed))
@@ -301,7 +301,7 @@ class _Recorder(TrainerCallback):
         self.arm.adopt(state.global_step)
 
 
-class _Scorer:
+class _TrlScorer:
     def __init__(self, model: Any, cache: LogprobCache) -> None:
         self._model, self._cache = model, cache
 

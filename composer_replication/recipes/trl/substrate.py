@@ -13,7 +13,7 @@ from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.options import check
 from composer_replication.trainer.loop import train_arms
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types.errors import ConfigError
 
 __all__ = ["check", "train"]
@@ -33,10 +33,10 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
         )
     if config.threads:
         torch.set_num_threads(config.threads)
-    return await train_arms(Workshop.open(config, run_dir, terminal), start_label, _train_arm)
+    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_arm)
 
 
-async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+async def _train_arm(workshop: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     from composer_replication.recipes.trl.arm import TrlArm  # imports TRL, which takes seconds
 
     with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:

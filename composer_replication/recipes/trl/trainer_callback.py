@@ -26,7 +26,7 @@ def state_path(checkpoint: str) -> str:
     return path
 
 
-class _Trainer(Protocol):
+class _TrainerState(Protocol):
     """What the callback reads and writes of a `ComposerReplicationTrainer`."""
 
     accelerator: Any
@@ -44,7 +44,7 @@ class _Trainer(Protocol):
 class TeacherCallback(TrainerCallback):
     """Update the self-teacher and TAID's clock after every step, and keep both in TRL's checkpoints."""
 
-    def __init__(self, trainer: _Trainer) -> None:
+    def __init__(self, trainer: _TrainerState) -> None:
         self.trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the callback's signature

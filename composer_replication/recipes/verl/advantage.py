@@ -16,7 +16,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from composer_replication.policy_gradient import AdvantageKind, group_advantages
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.plan import ArmPlan
 
 __all__ = ["PENALTY", "VERDICT", "advantages_of_rows", "composer_advantages"]
 
@@ -30,7 +30,7 @@ def composer_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B, R], the same on every token of a row; `index` [B] says which rows are of one group."""
     del config
-    values = advantages_of_rows(token_level_rewards, response_mask, index, Plan.required().config.loss.rlvr.advantage)
+    values = advantages_of_rows(token_level_rewards, response_mask, index, ArmPlan.required().config.loss.rlvr.advantage)
     spread = values.unsqueeze(-1) * response_mask
     return spread, spread.clone()
 

@@ -17,7 +17,7 @@ from composer_replication.recipes.verl.advantage import PENALTY, VERDICT
 from composer_replication.recipes.verl.answer import check_versions, sample_of
 from composer_replication.recipes.verl.columns import Row, pack, tokens_of
 from composer_replication.recipes.verl.episodes import Episodes, GroupRecord
-from composer_replication.recipes.verl.plan import CPU_ROLLOUT, Plan
+from composer_replication.recipes.verl.plan import CPU_ROLLOUT, ArmPlan
 from composer_replication.recipes.verl.siblings import Siblings
 from composer_replication.rollout.agent_loop import Rollout
 from composer_replication.tokens import ChatRenderer
@@ -158,5 +158,5 @@ class _Told(AbstractContextManager[None]):
 @cache
 def _episodes(tokenizer: Any) -> Episodes:
     """This process's. Opened with the first agent loop, in the event loop's thread: nothing runs before it."""
-    plan = Plan.required()
+    plan = ArmPlan.required()
     return Episodes(plan, ChatRenderer(tokenizer))

@@ -30,7 +30,7 @@ from composer_replication.loss.channels import hint_channel, replay_channel, wit
 from composer_replication.loss.forward import Forward, in_lockstep, update_mode
 from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.recipes.verl.policy_loss import kl_loss
 from composer_replication.trainer.learner import hint_loss, merge_metrics, rate_share
 from composer_replication.types.errors import ModelError
@@ -57,11 +57,11 @@ class _Packed(Forward):
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cuda", vendor="nvidia")
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
 class ComposerEngine(FSDPEngineWithLMHead):
-    """The policy's engine of a run of ours (`Plan.required`); engines that only score are verl's own."""
+    """The policy's engine of a run of ours (`ArmPlan.required`); engines that only score are verl's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.plan = Plan.required()
+        self.plan = ArmPlan.required()
         self.loss = self.plan.config.loss
         self.self_teacher: SelfTeacher | None = None
         self.taid = TAIDScheduler(self.plan.config.steps) if self.loss.hint.form == "taid" else None

@@ -15,14 +15,14 @@ from transformers import AutoConfig, GenerationConfig
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.files import append_line, read_lines, replace_file
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.rollout.agent_loop import Rollout, derive_seed
 from composer_replication.rollout.protocol import Budgets
 from composer_replication.rollout.transformers_engine import stop_ids_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import EVAL_STEP
 from composer_replication.trainer.rewards import penalties_of
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
 
@@ -62,11 +62,11 @@ def generation_config_of(path: str) -> GenerationConfig:
 class Episodes:
     """Opened once per process that runs agent loops."""
 
-    def __init__(self, plan: Plan, renderer: ChatRenderer) -> None:
-        """Raises ConfigError, TaskError or SandboxError as `Workshop.open`."""
+    def __init__(self, plan: ArmPlan, renderer: ChatRenderer) -> None:
+        """Raises ConfigError, TaskError or SandboxError as `RunContext.open`."""
         self.plan, self.config, self.renderer = plan, plan.config, renderer
         self.folder = plan.folder / f"agents-{os.uname().nodename}-{os.getpid()}"
-        self.workshop = Workshop.open(plan.config, RunDir.create(self.folder), Terminal())
+        self.workshop = RunContext.open(plan.config, RunDir.create(self.folder), Terminal())
         self.maker = SignalMaker(
             config=plan.config,
             sources=self.workshop.hint_sources(plan.config),
@@ -132,14 +132,14 @@ def _to_json(record: GroupRecord) -> dict[str, Any]:
     }
 
 
-def read_groups(plan: Plan, step: int, *, evaluation: bool) -> list[GroupRecord]:
+def read_groups(plan: ArmPlan, step: int, *, evaluation: bool) -> list[GroupRecord]:
     """Those recorded at a step, in the order of their tasks. Hinted turns are not kept: their number is that of told hints."""
     paths = sorted(plan.folder.glob(f"{_FOLDERS}/{_file(step, evaluation)}"))
     found = [_from_json(line) for path in paths for line in read_lines(path)]
     return sorted(found, key=lambda record: record.group.group_id)
 
 
-def forget_groups(plan: Plan) -> None:
+def forget_groups(plan: ArmPlan) -> None:
     """Before a run begins or goes on: what is recorded then is all of one process."""
     for folder in plan.folder.glob(_FOLDERS):
         shutil.rmtree(folder)

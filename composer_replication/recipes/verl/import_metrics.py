@@ -11,12 +11,12 @@ from composer_replication.observe import RunDir, Terminal, mean_and_se, pass_at_
 from composer_replication.observe.files import read_lines
 from composer_replication.observe.terminal import CHANNELS
 from composer_replication.recipes.verl.episodes import GroupRecord, read_groups
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.trainer.collector import refuse_unscored, rollout_metrics, unscored
 from composer_replication.types import Trajectory, Unscored
 from composer_replication.types.errors import BackendError
 
-__all__ = ["Readback"]
+__all__ = ["VerlMetrics"]
 
 _RENAMED = {
     "actor/grad_norm": "optimizer/grad_norm",
@@ -32,10 +32,10 @@ _RENAMED = {
 
 
 @dataclass(slots=True)
-class Readback:
+class VerlMetrics:
     """Follows one arm."""
 
-    plan: Plan
+    plan: ArmPlan
     run_dir: RunDir
     terminal: Terminal
     pairs: int

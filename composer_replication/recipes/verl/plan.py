@@ -14,7 +14,7 @@ from composer_replication.config import RunConfig
 from composer_replication.observe import files
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["CPU_ROLLOUT", "PLAN", "Plan", "on_cpu"]
+__all__ = ["CPU_ROLLOUT", "PLAN", "ArmPlan", "on_cpu"]
 
 CPU_ROLLOUT = "composer_cpu"
 """Our rollout server's name (`actor_rollout_ref.rollout.name`)."""
@@ -23,7 +23,7 @@ PLAN = "COMPOSER_VERL_PLAN"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ArmPlan:
     """One arm of a run."""
 
     arm: str
@@ -62,7 +62,7 @@ class Plan:
         files.replace_file(self.path, json.dumps(data).encode())
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path) -> ArmPlan:
         """Raises ConfigError when there is none."""
         try:
             data: Mapping[str, Any] = json.loads(path.read_bytes())
@@ -74,12 +74,12 @@ class Plan:
         return cls(data["arm"], config, data["context_window"], Path(data["folder"]))
 
     @classmethod
-    def current(cls) -> Plan | None:
+    def current(cls) -> ArmPlan | None:
         """That of the run this process is part of; None in a process of somebody else's. Raises ConfigError as `read`."""
         return _once(Path(os.environ[PLAN])) if os.environ.get(PLAN) else None
 
     @classmethod
-    def required(cls) -> Plan:
+    def required(cls) -> ArmPlan:
         """The same, where there must be one. Raises ConfigError when there is none."""
         found = cls.current()
         if found is None:
@@ -88,9 +88,9 @@ class Plan:
 
 
 @cache
-def _once(path: Path) -> Plan:
+def _once(path: Path) -> ArmPlan:
     """A plan does not change while its run lasts."""
-    return Plan.read(path)
+    return ArmPlan.read(path)
 
 
 def on_cpu() -> bool:

@@ -12,7 +12,7 @@ import traceback
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from composer_replication.recipes.verl.plan import PLAN, Plan, on_cpu
+from composer_replication.recipes.verl.plan import PLAN, ArmPlan, on_cpu
 
 __all__: list[str] = []
 
@@ -28,7 +28,7 @@ class _Loud(AbstractContextManager[None]):
 
 
 def _register() -> None:
-    Plan.required()
+    ArmPlan.required()
     if on_cpu():
         import composer_replication.recipes.verl.cpu_platform  # first: what follows asks for the platform
         import composer_replication.recipes.verl.cpu_rollout

@@ -15,7 +15,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from composer_replication.policy_gradient import kl_k3, surrogate, surrogate_of
 from composer_replication.recipes.verl.overrides import AGGREGATION
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.verl.plan import ArmPlan
 
 __all__ = ["kl_loss", "policy_loss"]
 
@@ -35,7 +35,7 @@ def policy_loss(
     Divided by what verl counts over the whole batch (`config.global_batch_info`), and multiplied by the number of ranks, as FSDP
     takes the mean of their gradients.
     """
-    rlvr = Plan.required().config.loss.rlvr
+    rlvr = ArmPlan.required().config.loss.rlvr
     row, column = response_mask.nonzero(as_tuple=True)
     old, new = old_log_prob[row, column], log_prob[row, column]
     found = surrogate(
@@ -70,7 +70,7 @@ def kl_loss(log_probs: Tensor, data: Any) -> tuple[Tensor | None, dict[str, floa
 
     `log_probs` are those of a micro-batch's whole sequences, nested [B, T]; `data` is the micro-batch. Without `kl_beta` None.
     """
-    config = Plan.required().config
+    config = ArmPlan.required().config
     rlvr = config.loss.rlvr
     if rlvr.kl_beta == 0:
         return None, {}

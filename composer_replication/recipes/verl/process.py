@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from composer_replication.recipes.program import Program
-from composer_replication.recipes.verl.plan import Plan
+from composer_replication.recipes.program import RunningProgram
+from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.types.errors import BackendError
 
 __all__ = ["Main"]
@@ -21,11 +21,11 @@ _RAY = re.compile(r"^\(.*?pid=\d+.*?\)\s*|\x1b\[[0-9;]*m")
 class Main:
     """The running program; its output is in the plan's log."""
 
-    def __init__(self, plan: Plan, arguments: Sequence[str], environment: Mapping[str, str], without: Sequence[str]) -> None:
+    def __init__(self, plan: ArmPlan, arguments: Sequence[str], environment: Mapping[str, str], without: Sequence[str]) -> None:
         """`without` are variables of this process that it must not have."""
         self._plan = plan
         self._began = plan.log_path.stat().st_size if plan.log_path.exists() else 0
-        self._program = Program(
+        self._program = RunningProgram(
             [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
             log=plan.log_path,
             environment=environment,

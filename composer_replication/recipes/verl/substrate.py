@@ -23,19 +23,19 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.short_folder import short_folder
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
-from composer_replication.recipes.verl.import_metrics import Readback
+from composer_replication.recipes.verl.import_metrics import VerlMetrics
 from composer_replication.recipes.verl.overrides import Files, check, command_line
-from composer_replication.recipes.verl.plan import PLAN, Plan
+from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
-from composer_replication.trainer.collector import Actor
+from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.loop import evaluation, train_arms, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
-from composer_replication.trainer.run_context import Workshop
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair
 from composer_replication.types.errors import BackendError, CheckpointError
 
@@ -49,25 +49,25 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
 
     Raises:
-        ConfigError: something is wrong with the run (`Workshop.open`).
+        ConfigError: something is wrong with the run (`RunContext.open`).
         CheckpointError: an arm goes on, and its starting weights, tasks or pairs were others.
         BackendError: verl died, broke or stands still; its log is named.
         ComposerError: whatever a part of the recipe has to say.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    return await train_arms(Workshop.open(config, run_dir, terminal), start_label, _train_arm)
+    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_arm)
 
 
-async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+async def _train_arm(workshop: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     run_dir = workshop.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
     done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
     pairs, window = await _prepared(workshop, config, arm, folder, done)
-    plan = Plan(arm, config, window, folder)
+    plan = ArmPlan(arm, config, window, folder)
     run_dir.truncate_after(arm, done if done else -1, keep_traces=True)
     traces = run_dir.read_traces(arm) if wants_replay(config) and not done else ()
-    readback = Readback(
+    readback = VerlMetrics(
         plan,
         run_dir,
         workshop.terminal,
@@ -86,7 +86,7 @@ async def _train_arm(workshop: Workshop, config: RunConfig, arm: str, shown: Pha
     return SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
 
 
-async def _prepared(workshop: Workshop, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
+async def _prepared(workshop: RunContext, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
     """The pairs of the starting policy, collected once, and its context window.
 
     Raises CheckpointError when `done` steps were taken, or the pairs collected, with other weights, tasks or pairs.
@@ -106,7 +106,7 @@ async def _prepared(workshop: Workshop, config: RunConfig, arm: str, folder: Pat
         return (stored_pairs(workshop, arm) if wanted else []), engine.context_window
     with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as known:
         learner = Learner(model, config, known)
-        actor = Actor(workshop, config, arm, TransformersEngine(learner.policy, tokenizer), ChatRenderer(tokenizer))
+        actor = RolloutCollector(workshop, config, arm, TransformersEngine(learner.policy, tokenizer), ChatRenderer(tokenizer))
         pairs = await collect_pairs(workshop, config, actor, learner)
     _note(folder / _MADE_OF, made_of, pairs_digest(workshop, arm))
     return pairs, engine.context_window
@@ -131,7 +131,7 @@ def _refuse_others(path: Path, made_of: Mapping[str, str], pairs: str | None, st
     refuse_others(path.parent, state, fingerprint=made_of, pairs=pairs, store=store)
 
 
-async def _run(workshop: Workshop, plan: Plan, pairs: Sequence[Pair], readback: Readback, shown: Phase) -> None:
+async def _run(workshop: RunContext, plan: ArmPlan, pairs: Sequence[Pair], readback: VerlMetrics, shown: Phase) -> None:
     """From the last checkpoint to the end."""
     config, cpu = plan.config, resolve_device(plan.config.model.device).type == "cpu"
     forget_groups(plan)

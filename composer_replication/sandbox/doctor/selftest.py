@@ -12,10 +12,10 @@ from composer_replication.sandbox.doctor.probes import PROBES, Probe
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["Elsewhere", "Finding", "Verdict", "escapes", "self_test"]
+__all__ = ["Elsewhere", "ProbeResult", "ProbeVerdict", "escapes", "self_test"]
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """What became of a probe."""
 
     BLOCKED = "blocked"
@@ -27,12 +27,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ProbeResult:
     """One probe's result."""
 
     probe: str
     tries: str
-    verdict: Verdict
+    verdict: ProbeVerdict
     detail: tuple[str, ...] = ()
     """What got through, or why nothing is known."""
 
@@ -46,7 +46,7 @@ class Elsewhere(Protocol):
         ...
 
 
-def self_test(sandbox: Sandbox, probes: Sequence[Probe] = PROBES) -> Iterator[Finding]:
+def self_test(sandbox: Sandbox, probes: Sequence[Probe] = PROBES) -> Iterator[ProbeResult]:
     """What became of each probe."""
     for probe in probes:
         yield _try_out(sandbox, probe)
@@ -62,13 +62,13 @@ def escapes(sandbox: Sandbox, probe: Probe) -> list[str]:
     return got
 
 
-def _try_out(sandbox: Sandbox, probe: Probe) -> Finding:
+def _try_out(sandbox: Sandbox, probe: Probe) -> ProbeResult:
     try:
         got = sandbox.escapes(probe.name) if isinstance(sandbox, Elsewhere) else escapes(sandbox, probe)
     except SandboxError as error:
-        return Finding(probe=probe.name, tries=probe.tries, verdict=Verdict.BROKEN, detail=(error.message,))
-    verdict = Verdict.BLOCKED
+        return ProbeResult(probe=probe.name, tries=probe.tries, verdict=ProbeVerdict.BROKEN, detail=(error.message,))
+    verdict = ProbeVerdict.BLOCKED
     if got:
         admitted = any(phrase.startswith(probe.excuses) for phrase in sandbox.isolation.missing) if probe.excuses else False
-        verdict = Verdict.ADMITTED if admitted else Verdict.OPEN
-    return Finding(probe=probe.name, tries=probe.tries, verdict=verdict, detail=tuple(dict.fromkeys(got)))
+        verdict = ProbeVerdict.ADMITTED if admitted else ProbeVerdict.OPEN
+    return ProbeResult(probe=probe.name, tries=probe.tries, verdict=verdict, detail=tuple(dict.fromkeys(got)))

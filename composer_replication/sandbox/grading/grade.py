@@ -29,7 +29,7 @@ from composer_replication.sandbox.grading.held_out import HiddenTests, any_order
 from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest
 from composer_replication.sandbox.grading.submission import Submission, read_submission
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
-from composer_replication.sandbox.single_flight import Once
+from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, grade_from_json, to_json
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
 
@@ -53,7 +53,7 @@ class GradeCache:
     def __init__(self, path: Path | None = None, *, most: int = _MOST_VERDICTS) -> None:
         self._path = path
         self._guard = threading.Lock()
-        self._reports: Once[str, GradeReport] = Once(most)
+        self._reports: SingleFlightCache[str, GradeReport] = SingleFlightCache(most)
         if path is not None:
             self._load(path)
 

@@ -42,7 +42,7 @@ _GUARDED = (
 """What decides a test's outcome in pytest and below it; code under test that replaces one of them has forged its result."""
 
 
-class Recorder:
+class OutcomeRecorder:
     """A pytest plugin that selects the ordered tests and writes down what became of each."""
 
     def __init__(self, wanted: list[str], clean: Callable[[str], str], *, twice: bool = False) -> None:
@@ -162,7 +162,7 @@ def guarded_code() -> list[object]:
 def run(orders: dict[str, Any]) -> dict[str, Any]:
     """Carry the orders out and return the answer."""
     wanted: list[str] = orders["ids"]
-    recorder = Recorder(wanted, cleaner(), twice=orders["twice"])
+    recorder = OutcomeRecorder(wanted, cleaner(), twice=orders["twice"])
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
     files = list(dict.fromkeys(w.partition("::")[0] for w in wanted))
     arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
@@ -199,7 +199,7 @@ def start_observer(observer: dict[str, Any]) -> Callable[[], Any]:
     return stop
 
 
-def start_coverage(recorder: Recorder) -> Callable[[], dict[str, Any]]:
+def start_coverage(recorder: OutcomeRecorder) -> Callable[[], dict[str, Any]]:
     """Measure lines of the tree per test; the returned function stops and tells: sets of tests, and line -> set per file."""
     import coverage
 

@@ -36,7 +36,7 @@ try:
     import aiohttp
     from swerex.runtime import abstract
 
-    from composer_replication.sandbox.remote.server import SHORT, Server
+    from composer_replication.sandbox.remote.server import SHORT, SweRexServer
 except ModuleNotFoundError as error:
     raise MissingExtraError(
         "the remote sandbox needs swe-rex, which is not installed", fix="pip install 'composer-replication[remote]'"
@@ -68,11 +68,11 @@ cat "$2" && rm -f "$2"
 T = TypeVar("T")
 
 
-class _Session:
+class _AgentSession:
     """One agent on the far machine, from its start until it is left alone."""
 
     def __init__(self, url: str, key: str, python: str) -> None:
-        self._server = Server(url, key)
+        self._server = SweRexServer(url, key)
         self._url = url
         self._owner = os.getpid()
         self.usable = True
@@ -226,7 +226,7 @@ class RemoteSandbox:
         self._lock = threading.Lock()
         self._cpu_s = 0.0
         self._installations: dict[str, Installation] = {}
-        self._attempts: dict[int, Future[_Session]] = {}
+        self._attempts: dict[int, Future[_AgentSession]] = {}
         """The attempt at a new agent that is under way in a process: a fork has not the thread that makes it."""
         self._session, found = self._open()
         with _understood(self._url):
@@ -278,7 +278,7 @@ class RemoteSandbox:
         """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
         return self._current().ask(what, facts, blobs, most_s, most)
 
-    def _current(self) -> _Session:
+    def _current(self) -> _AgentSession:
         """The agent, or a new one when the last has been lost: of all who need it at once one starts it, and its failure is
         everybody's. Raises SandboxError and TaskError."""
         with self._lock:
@@ -294,9 +294,9 @@ class RemoteSandbox:
         except CancelledError:  # whoever made the attempt was interrupted, which is nobody else's affair
             return self._current()
 
-    def _reopen(self, attempt: Future[_Session]) -> None:
+    def _reopen(self, attempt: Future[_AgentSession]) -> None:
         """Let `attempt` have a new agent, or what went wrong."""
-        opened: _Session | None = None
+        opened: _AgentSession | None = None
         fault: ComposerError | None = None
         try:
             opened = self._reopened()
@@ -313,15 +313,15 @@ class RemoteSandbox:
             else:
                 attempt.cancel()
 
-    def _reopened(self) -> _Session:
+    def _reopened(self) -> _AgentSession:
         session, found = self._open()
         if found == self._there:
             return session
         session.leave()
         raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
 
-    def _open(self) -> tuple[_Session, dict[str, Any]]:
-        session = _Session(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))
+    def _open(self) -> tuple[_AgentSession, dict[str, Any]]:
+        session = _AgentSession(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))
         try:
             return session, session.ask("open", {}, (), _GRACE_S)[0]
         except BaseException:

@@ -15,7 +15,7 @@ from swerex.runtime import abstract
 from composer_replication.sandbox.transfer.upload import one_line
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
-__all__ = ["SHORT", "Resolver", "Server"]
+__all__ = ["SHORT", "Resolver", "SweRexServer"]
 
 SHORT = 1 << 24
 """Most bytes of a reply that is no command's result."""
@@ -41,7 +41,7 @@ class Resolver(aiohttp.ThreadedResolver):
         return self._found[asked]
 
 
-class Server:
+class SweRexServer:
     """Two requests of SWE-ReX's protocol, by hand, as it may not be trusted.
 
     SWE-ReX's own client follows redirects with the key, reads replies of any length, and calls whatever Python name the reply

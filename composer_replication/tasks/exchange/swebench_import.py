@@ -30,7 +30,7 @@ from composer_replication.tasks.held_out.solution_checks import checks_of_soluti
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.sources.credentials import Credential, find_credentials, refuse_credentials
 from composer_replication.tasks.sources.layout import guess_layout
-from composer_replication.tasks.sources.source import Source, digest_of, fetch_source
+from composer_replication.tasks.sources.source import PristineTree, digest_of, fetch_source
 from composer_replication.tasks.store import Task, load_task, publish_task, write_task
 from composer_replication.types import Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError, TaskError, one_of
@@ -228,7 +228,7 @@ def _apply(tree: Path, patch: str, what: str) -> None:
         raise SourceError(f"{what} does not apply: {said}", fix="check base_commit and the checkout")
 
 
-def _spec(instance: Instance, source: Source, paths: list[str], timeout_s: float) -> TaskSpec:
+def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s: float) -> TaskSpec:
     layout = guess_layout(source.tree)
     named = {test_id.partition("::")[0] for test_id in (*instance.fail_to_pass, *instance.pass_to_pass)}
     return TaskSpec(

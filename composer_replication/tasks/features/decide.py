@@ -13,7 +13,7 @@ from pathlib import Path
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.tasks.features.select import Candidate
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
-from composer_replication.tasks.proofs.validate import Validator, Verdict
+from composer_replication.tasks.proofs.validate import CandidateVerdict, Validator
 from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.store import load_task, publish_task
 from composer_replication.types.errors import TaskError
@@ -87,10 +87,10 @@ class Decider:
         known = [verdict for c in self._candidates if (verdict := self._known.get(c.key)) and not verdict.dropped]
         return max((n for n, verdict in enumerate(known, 1) if (self._out / verdict.task_id).exists()), default=0)
 
-    def _verdicts(self) -> Iterator[Verdict | None]:
+    def _verdicts(self) -> Iterator[CandidateVerdict | None]:
         """In order of candidates; None when the budget ends before one is begun."""
         self._report()
-        waiting: deque[Future[Verdict] | Verdict | None] = deque()
+        waiting: deque[Future[CandidateVerdict] | CandidateVerdict | None] = deque()
         upcoming = iter(self._candidates)
         executor = ThreadPoolExecutor(self._options.jobs, thread_name_prefix="validate")
         try:
@@ -107,7 +107,7 @@ class Decider:
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, executor: ThreadPoolExecutor, candidate: Candidate) -> Future[Verdict] | Verdict | None:
+    def _begin(self, executor: ThreadPoolExecutor, candidate: Candidate) -> Future[CandidateVerdict] | CandidateVerdict | None:
         known = self._known.get(candidate.key)
         if known is not None and (known.dropped or self._is_intact(known.task_id)):
             return known
@@ -130,12 +130,12 @@ class Decider:
         if staged.exists():
             publish_task(staged, self._out / task_id)
 
-    def _remember(self, verdict: Verdict) -> None:
+    def _remember(self, verdict: CandidateVerdict) -> None:
         line = json.dumps(verdict.to_json()) + "\n"
         with storage_errors(self._state), self._verdicts_file.open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def _read_verdicts(self) -> Iterator[Verdict]:
+    def _read_verdicts(self) -> Iterator[CandidateVerdict]:
         """Decided candidates; a last line that a killed build left torn is cut off. Raises TaskError for another release's."""
         if not self._verdicts_file.exists():
             return
@@ -145,7 +145,7 @@ class Decider:
             write_whole(self._verdicts_file, whole)
         for line in whole.splitlines():
             try:
-                yield Verdict(**json.loads(line))
+                yield CandidateVerdict(**json.loads(line))
             except (TypeError, ValueError) as error:
                 raise foreign_state(self._verdicts_file) from error
 

@@ -25,7 +25,7 @@ from composer_replication.sandbox.grading.calls import Recorded, examine_calls, 
 from composer_replication.sandbox.grading.held_out import lay_out
 from composer_replication.sandbox.grading.pytest_run import run_pytest
 from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
-from composer_replication.tasks.sources.layout import Layout
+from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest, HeldOutCall, HeldOutChecks
 
 __all__ = ["HiddenBook", "make_hidden_book", "numbers_of", "prove_calls", "without_broken"]
@@ -43,7 +43,7 @@ _RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _ObservedCall:
     held_out: HeldOutCall
     entered: frozenset[str]
     """Keys (`path::qualname`) of the functions the gold code runs for it."""
@@ -53,7 +53,7 @@ class _Call:
 class HiddenBook:
     """Every check of a project that held for its gold code."""
 
-    calls: Sequence[_Call] = ()
+    calls: Sequence[_ObservedCall] = ()
     anti_tests: Sequence[AntiTest] = ()
     notes: Sequence[str] = ()
     """Why there are none of a kind."""
@@ -98,7 +98,7 @@ class HiddenBook:
     def from_json(cls, data: Mapping[str, Any]) -> HiddenBook:
         """Inverse of `to_json`. Raises KeyError or TypeError on a record of another shape."""
         calls = [
-            _Call(
+            _ObservedCall(
                 held_out=HeldOutCall(**{name: value for name, value in call.items() if name != "entered"}),
                 entered=frozenset(call["entered"]),
             )
@@ -107,9 +107,9 @@ class HiddenBook:
         return cls(calls=calls, anti_tests=[AntiTest(**test) for test in data["anti_tests"]], notes=data["notes"])
 
 
-def _in_turns(calls: Iterable[_Call]) -> list[_Call]:
+def _in_turns(calls: Iterable[_ObservedCall]) -> list[_ObservedCall]:
     """New and seen ones in turns of one that returns and one that raises: neither half of a validator goes unasked."""
-    kinds: dict[tuple[bool, bool], list[_Call]] = {}
+    kinds: dict[tuple[bool, bool], list[_ObservedCall]] = {}
     for call in calls:
         kinds.setdefault((call.held_out.seen, _raises(call)), []).append(call)
     turns = zip_longest(*(kinds[kind] for kind in sorted(kinds)))
@@ -136,7 +136,7 @@ class _Project:
     sandbox: Sandbox
     tree: Path
     python: Path
-    layout: Layout
+    layout: RepositoryLayout
     limits: Limits
 
     @property
@@ -145,7 +145,7 @@ class _Project:
 
 
 def make_hidden_book(
-    sandbox: Sandbox, tree: Path, *, python: Path, layout: Layout, passing: Set[str], timeout_s: float, seed: int
+    sandbox: Sandbox, tree: Path, *, python: Path, layout: RepositoryLayout, passing: Set[str], timeout_s: float, seed: int
 ) -> HiddenBook:
     """Record the calls that the tests make, try new ones, and turn expectations around; all on the gold code.
 
@@ -163,7 +163,7 @@ def make_hidden_book(
     return HiddenBook(calls=calls, anti_tests=tests, notes=[why for why in (why_no_calls, why_no_tests) if why])
 
 
-def _calls(project: _Project, rng: random.Random) -> tuple[list[_Call], str]:
+def _calls(project: _Project, rng: random.Random) -> tuple[list[_ObservedCall], str]:
     tree, layout = Tree(base=project.tree), project.layout
     run, recorded = record_calls(project.sandbox, tree, sources=layout.sources, extra_args=layout.tests, **project.place)
     if run.ending is not Ending.EXITED:
@@ -202,7 +202,7 @@ def _is_steady(answer: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _kept(
     steady: Sequence[tuple[str, str, str, Mapping[str, Any]]], recorded: Recorded, expected_errors: Mapping[str, Set[str]]
-) -> list[_Call]:
+) -> list[_ObservedCall]:
     """The tests' own calls, and those new ones that do nothing theirs do not do."""
     found = []
     known: dict[str, list[tuple[Set[Any], str]]] = {}
@@ -218,16 +218,16 @@ def _kept(
             continue
         expected = {name: answer[name] for name in ("raises", "returns", "after") if name in answer}
         call = HeldOutCall(target=target, arguments=arguments, expected=json.dumps(expected), seen=bool(file))
-        found.append(_Call(held_out=call, entered=frozenset(f"{path}::{name}" for path, name in answer["entered"])))
+        found.append(_ObservedCall(held_out=call, entered=frozenset(f"{path}::{name}" for path, name in answer["entered"])))
     raising = {call.held_out.target for call in found if _raises(call)}
     return [call for call in found if call.held_out.target in raising or not _tells_nothing(call)]
 
 
-def _raises(call: _Call) -> bool:
+def _raises(call: _ObservedCall) -> bool:
     return "raises" in json.loads(call.held_out.expected)
 
 
-def _tells_nothing(call: _Call) -> bool:
+def _tells_nothing(call: _ObservedCall) -> bool:
     """It returns None and changes nothing, which is an answer only where the function might have raised instead."""
     return bool(json.loads(call.held_out.expected) == {"returns": None, "after": {}})
 

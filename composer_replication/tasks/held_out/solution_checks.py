@@ -14,7 +14,7 @@ from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import copy_tree, storage_errors
 from composer_replication.tasks.held_out.checks import make_hidden_book, prove_calls, without_broken
-from composer_replication.tasks.sources.layout import Layout, guess_layout
+from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
 from composer_replication.types.held_out_checks import HeldOutChecks
@@ -67,7 +67,7 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
     return checks
 
 
-def _layout(spec: TaskSpec, solved: Path) -> Layout:
+def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
     """Of the task's own tests only, and of sources that a submission may change. Raises SourceError."""
     layout = guess_layout(solved)
     tests = {test_id.partition("::")[0] for test_id in (*spec.fail_to_pass, *spec.pass_to_pass)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest, TestRun, run_pytest, run_pytest_with_coverage
 from composer_replication.sandbox.protocol import Command, Ending, Limits, Sandbox, Tree
-from composer_replication.tasks.sources.layout import Layout
+from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SourceError
 
@@ -38,7 +38,7 @@ class Baseline:
 
 
 def measure_baseline(
-    sandbox: Sandbox, tree: Path, *, python: Path, layout: Layout, timeout_s: float, installed: bool = False
+    sandbox: Sandbox, tree: Path, *, python: Path, layout: RepositoryLayout, timeout_s: float, installed: bool = False
 ) -> Baseline:
     """Run all tests twice, once with coverage per test.
 
@@ -77,7 +77,7 @@ def measure_baseline(
     return baseline
 
 
-def _is_usable(test_id: str, layout: Layout) -> bool:
+def _is_usable(test_id: str, layout: RepositoryLayout) -> bool:
     """False for doctests of the sources themselves, whose file the agent may edit, and ids that cannot be written down."""
     return test_id.partition("::")[0] not in layout.sources and "\0" not in test_id and test_id.isprintable()
 
@@ -98,7 +98,7 @@ def _check_ending(run: TestRun, limits: Limits) -> None:
     raise SourceError(message, fix=fix)
 
 
-def _nothing_ran(sandbox: Sandbox, tree: Tree, python: Path, layout: Layout) -> SourceError:
+def _nothing_ran(sandbox: Sandbox, tree: Tree, python: Path, layout: RepositoryLayout) -> SourceError:
     """Ask pytest itself, in plain words, why there is not a single outcome."""
     argv = (str(python), "-s", "-B", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *layout.tests)
     result = sandbox.run(tree, Command(argv=argv, python=python, env={"PYTHONPATH": ":".join(layout.python_path)}))

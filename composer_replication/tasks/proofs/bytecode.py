@@ -17,7 +17,7 @@ from composer_replication.sandbox.grading.pytest_run import plugins_of
 from composer_replication.sandbox.protocol import Command, Limits, Sandbox, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.tasks.files import copy_tree, storage_errors
-from composer_replication.tasks.sources.layout import Layout
+from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.errors import SandboxError
 
 __all__ = ["compile_tree"]
@@ -56,7 +56,9 @@ os._exit(0)
 """
 
 
-def compile_tree(sandbox: Sandbox, tree: Path, compiled: Path, *, python: Path, layout: Layout, timeout_s: float) -> Path:
+def compile_tree(
+    sandbox: Sandbox, tree: Path, compiled: Path, *, python: Path, layout: RepositoryLayout, timeout_s: float
+) -> Path:
     """Copy `tree` to `compiled`, replacing what is there, and add what compiling its modules and collecting its tests gives.
 
     What the project's code does to the bytecode while it is collected is its own affair: a file that is no bytecode is not

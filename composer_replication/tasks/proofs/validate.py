@@ -26,17 +26,17 @@ from composer_replication.tasks.proofs.proof import NoTaskError, Without, grade_
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential
-from composer_replication.tasks.sources.layout import Layout
-from composer_replication.tasks.sources.source import Source
+from composer_replication.tasks.sources.layout import RepositoryLayout
+from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Deletion, TaskSpec
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["Validator", "Verdict", "slug_of"]
+__all__ = ["CandidateVerdict", "Validator", "slug_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CandidateVerdict:
     """What became of one candidate."""
 
     candidate: str
@@ -59,8 +59,8 @@ class Verdict:
 class Validator:
     """Turns candidates into task folders below `staging`. Safe to call from several threads."""
 
-    source: Source
-    layout: Layout
+    source: PristineTree
+    layout: RepositoryLayout
     options: BuildOptions
     baseline: Baseline
     hidden: HiddenBook
@@ -81,7 +81,7 @@ class Validator:
     python: Path
     staging: Path
 
-    def validate(self, candidate: Candidate) -> Verdict:
+    def validate(self, candidate: Candidate) -> CandidateVerdict:
         """Delete, see which tests fail, prove it with the grader, and write the task.
 
         A fail-to-pass test has failed twice without the feature (the second run is the one that the untouched tree is graded by)
@@ -100,7 +100,7 @@ class Validator:
         except NoTaskError as reason:
             dropped = str(reason)
         seconds = round(time.monotonic() - start, 3)
-        return Verdict(
+        return CandidateVerdict(
             candidate=candidate.key, task_id=task_id, held_out_calls=calls, dropped=dropped, flaky=flaky, seconds=seconds
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.tasks.proofs.leak import body_shingles
-from composer_replication.tasks.sources.source import Source
+from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.types.errors import ConfigError, SourceError
 
 __all__ = ["Benchmarks"]
@@ -67,7 +67,7 @@ class Benchmarks:
         for column in _TEXT:
             self._askers.update(dict.fromkeys(_runs_of_words(str(row.get(column) or "")), instance))
 
-    def check(self, source: Source) -> None:
+    def check(self, source: PristineTree) -> None:
         """Raises SourceError when the project is a benchmark's."""
         file = self._repositories.get(_short(source.label.partition("@")[0])) or self._repositories.get(_short(source.name))
         if file is not None:

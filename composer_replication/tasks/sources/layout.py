@@ -11,7 +11,7 @@ from pathlib import Path
 from composer_replication.tasks.files import tree_files
 from composer_replication.types.errors import SourceError
 
-__all__ = ["Layout", "guess_layout", "is_example"]
+__all__ = ["RepositoryLayout", "guess_layout", "is_example"]
 
 _SOURCE_FOLDERS = ("src", "lib", "python")
 _NOT_TESTED = frozenset(
@@ -27,7 +27,7 @@ _TEST_FOLDERS = frozenset({"test", "tests"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RepositoryLayout:
     """A project's parts, as POSIX paths relative to the root."""
 
     packages: tuple[str, ...]
@@ -45,7 +45,7 @@ class Layout:
     """Patterns for `TaskSpec.editable`: `FOLDER/*.py` where all its Python files are sources, single files elsewhere."""
 
 
-def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[str] = ()) -> Layout:
+def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[str] = ()) -> RepositoryLayout:
     """Find packages and tests below `tree`; what is given is taken as it is.
 
     Packages are looked for in `src`, `lib` and `python`, then at the root (single modules only where there is no package);
@@ -71,7 +71,7 @@ def guess_layout(tree: Path, *, packages: Sequence[str] = (), tests: Sequence[st
         raise SourceError(f"{', '.join(packages)} holds no Python file but tests", fix="name another: --package PATH")
     roots = {package: _root_of(package, python) for package in packages}
     inside = (package if root == "." else package.removeprefix(root + "/") for package, root in roots.items())
-    return Layout(
+    return RepositoryLayout(
         packages=packages,
         tests=tests,
         python_path=(*dict.fromkeys(root for root in roots.values() if root != "."), "."),

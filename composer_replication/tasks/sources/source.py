@@ -17,7 +17,7 @@ from composer_replication.tasks.files import storage_errors, tree_files
 from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
 from composer_replication.types.errors import SourceError
 
-__all__ = ["SOURCE_RECORD", "STATE", "Source", "digest_of", "fetch_source", "is_litter"]
+__all__ = ["SOURCE_RECORD", "STATE", "PristineTree", "digest_of", "fetch_source", "is_litter"]
 
 _LITTER_FOLDERS = frozenset(
     {
@@ -37,7 +37,7 @@ _PYPI = re.compile(r"pypi:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Z
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class PristineTree:
     """A pristine tree and where it came from."""
 
     name: str
@@ -49,7 +49,7 @@ class Source:
     tree: Path
 
 
-def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Source:
+def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> PristineTree:
     """Copy the project's files into the new folder `tree`.
 
     Version control, caches, bytecode, compiled and built files, virtual environments, links and special files stay out, and so do
@@ -81,7 +81,7 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Sou
                 fix="check the path, or write for example pypi:inflection==0.5.1 or a URL that ends in .git",
             )
         _write_tree(entries, tree, source)
-    return Source(name=name, label=label, digest=digest_of(tree), tree=tree)
+    return PristineTree(name=name, label=label, digest=digest_of(tree), tree=tree)
 
 
 def digest_of(tree: Path) -> str:

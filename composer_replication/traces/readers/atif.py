@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import Recorder, assistant, native_call, tool_message
+from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
 from composer_replication.traces.schema import AtifCall, AtifResult, AtifStep, AtifTrace, check
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, peek
 from composer_replication.traces.states import INCOMPLETE
@@ -62,8 +62,8 @@ def _is_atif(record: Mapping[str, Any]) -> bool:
 
 def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
     """The traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
-    recorder = Recorder(exact=bool(section(record, "extra", KEY)))
-    player = _Player(recorder)
+    recorder = ConversationRecorder(exact=bool(section(record, "extra", KEY)))
+    player = _AtifPlayer(recorder)
     problem = ""
     for place, step in enumerate(record["steps"], start=1):
         try:
@@ -107,7 +107,7 @@ def _unlike(shape: type[BaseModel], record: Mapping[str, Any]) -> str:
     return ""
 
 
-def _trace(record: Mapping[str, Any], recorder: Recorder, path: Path) -> Trace:
+def _trace(record: Mapping[str, Any], recorder: ConversationRecorder, path: Path) -> Trace:
     ours = section(record, "extra", KEY)
     agent = section(record, "agent")
     named = " ".join(filter(None, (string(agent, "name"), string(agent, "version"))))
@@ -132,10 +132,10 @@ def _trace(record: Mapping[str, Any], recorder: Recorder, path: Path) -> Trace:
     )
 
 
-class _Player:
+class _AtifPlayer:
     """Plays steps into a recorder."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ConversationRecorder) -> None:
         self._recorder = recorder
         self._missing = ""
         self.dropped: dict[str, int] = {}

@@ -20,7 +20,7 @@ from typing import Any
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import Recorder, native_call
+from composer_replication.traces.recorder import ConversationRecorder, native_call
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
@@ -54,7 +54,7 @@ class ClaudeCodeReader:
             return False
 
     def read(self, path: Path) -> Iterator[Item]:
-        session = _Session()
+        session = _ClaudeSession()
         for item in objects(path):
             if isinstance(item, Problem):
                 yield item
@@ -90,7 +90,7 @@ class _Unit:
     """A line of it, or one right before it, is missing or cannot be read."""
 
 
-class _Session:
+class _ClaudeSession:
     """The tree of one log."""
 
     def __init__(self) -> None:
@@ -218,8 +218,8 @@ class _Session:
         return root.torn or (bool(root.parent) and root.parent not in self._of)
 
 
-def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: set[int]) -> Trace:
-    recorder = Recorder()
+def _trace(path: Path, session: _ClaudeSession, way: list[_Unit], place: int, done: set[int]) -> Trace:
+    recorder = ConversationRecorder()
     missing = "what came before the first line" if session.torn(way[0]) else ""
     ways = [*way, *filter(None, [session.after(way[-1])])]
     spoken: dict[int, list[Message]] = {}
@@ -250,7 +250,7 @@ def _trace(path: Path, session: _Session, way: list[_Unit], place: int, done: se
     return _whole(path, way, place, recorder)
 
 
-def _whole(path: Path, way: list[_Unit], place: int, recorder: Recorder) -> Trace:
+def _whole(path: Path, way: list[_Unit], place: int, recorder: ConversationRecorder) -> Trace:
     last = way[-1].lines[-1]
     version = string(last, "version")
     return Trace(
@@ -264,7 +264,7 @@ def _whole(path: Path, way: list[_Unit], place: int, recorder: Recorder) -> Trac
     )
 
 
-def _told(recorder: Recorder, line: Mapping[str, Any]) -> str:
+def _told(recorder: ConversationRecorder, line: Mapping[str, Any]) -> str:
     """Play a user's line. Returns what of it the log does not hold as text."""
     content = section(line, "message").get("content")
     if not isinstance(content, list):
@@ -292,7 +292,7 @@ def _told(recorder: Recorder, line: Mapping[str, Any]) -> str:
     return lost and f"a part of a message: {lost}"
 
 
-def _answer(recorder: Recorder, unit: _Unit, missing: str, *, new: bool) -> None:
+def _answer(recorder: ConversationRecorder, unit: _Unit, missing: str, *, new: bool) -> None:
     texts: list[str] = []
     thoughts: list[str] = []
     calls = []

@@ -17,7 +17,7 @@ from typing import Any
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import Recorder, assistant, native_call, tool_message
+from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, parse, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
@@ -47,7 +47,7 @@ class CodexReader:
             return False
 
     def read(self, path: Path) -> Iterator[Item]:
-        player = _Player()
+        player = _CodexPlayer()
         for item in objects(path):
             if isinstance(item, Problem):
                 yield item
@@ -76,11 +76,11 @@ class CodexReader:
         )  # fmt: skip
 
 
-class _Player:
+class _CodexPlayer:
     """Plays the lines of one log into its recorder."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = ConversationRecorder()
         self.meta: dict[str, Any] = {}
         self.model = ""
         self.dropped: Counter[str] = Counter()

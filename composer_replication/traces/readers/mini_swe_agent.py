@@ -14,7 +14,7 @@ from typing import Any
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import Recorder, native_call
+from composer_replication.traces.recorder import ConversationRecorder, native_call
 from composer_replication.traces.source import Problem, UnreadableError, document, peek
 from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
 from composer_replication.types import Message, ToolSchema
@@ -56,7 +56,7 @@ class MiniSweAgentReader:
         if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
             yield Problem(path, "no list of messages")
             return
-        player = _Player()
+        player = _MiniSweAgentPlayer()
         for place, message in enumerate(record["messages"]):
             problem = player.play(message) if isinstance(message, dict) else "not an object"
             if problem:
@@ -68,7 +68,7 @@ class MiniSweAgentReader:
             yield Problem(path, "a session without an answer of the model")
 
 
-def _trace(path: Path, record: Mapping[str, Any], player: _Player) -> Trace:
+def _trace(path: Path, record: Mapping[str, Any], player: _MiniSweAgentPlayer) -> Trace:
     info = section(record, "info")
     text_based = "textbased" in string(info, "config", "model_type").lower() or not player.native
     version = string(info, "mini_version")
@@ -91,11 +91,11 @@ def _trace(path: Path, record: Mapping[str, Any], player: _Player) -> Trace:
     )
 
 
-class _Player:
+class _MiniSweAgentPlayer:
     """Plays the messages of one session into its recorder."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = ConversationRecorder()
         self.native = False
         self.exit_status = ""
         self._asked: list[str] = []

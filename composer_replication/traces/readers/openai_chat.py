@@ -16,7 +16,7 @@ from composer_replication.tokens.tool_calls import load_json
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import Recorder, native_call
+from composer_replication.traces.recorder import ConversationRecorder, native_call
 from composer_replication.traces.source import Problem, UnreadableError, documents, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
@@ -61,7 +61,7 @@ class OpenAIChatReader:
             if messages is None:
                 yield Problem(path, "no list of messages", number)
                 continue
-            recorder = Recorder()
+            recorder = ConversationRecorder()
             problem = play_messages(recorder, messages)
             if problem:
                 yield Problem(path, problem, number)
@@ -85,7 +85,7 @@ def _messages(record: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Recorder) -> Trace:
+def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: ConversationRecorder) -> Trace:
     tools = record.get("tools")
     if isinstance(tools, str):
         try:
@@ -117,7 +117,7 @@ def verdict(record: Mapping[str, Any]) -> float | None:
     return None if said is None else float(said)
 
 
-def play_messages(recorder: Recorder, messages: list[Any]) -> str:
+def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
     """Play a conversation into `recorder`. Returns what is wrong with it, or an empty text."""
     missing = ""
     for place, message in enumerate(messages):

@@ -20,13 +20,13 @@ from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.readers.openai_chat import play_messages
-from composer_replication.traces.recorder import Recorder, assistant, native_call, tool_message
+from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
 from composer_replication.traces.source import Problem, UnreadableError, document, peek
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import Trace
 
-__all__ = ["COMPLETIONS", "EVENTS", "READER", "TWIN", "OpenHandsReader", "Twins"]
+__all__ = ["COMPLETIONS", "EVENTS", "READER", "TWIN", "DuplicateConversations", "OpenHandsReader"]
 
 EVENTS, COMPLETIONS = "event-*.json", "*.json"
 ERROR = "[An error occurred during execution.]\n"
@@ -86,7 +86,7 @@ def _named(path: Path) -> str:
     return path.parent.name if path.name in ("events", "completions") else path.name
 
 
-class Twins:
+class DuplicateConversations:
     """Knows conversations again: those whose opening is the same, and whose every turn is among the turns of one before."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Twins:
 
 
 def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
-    view = _View()
+    view = _ContextView()
     for event in events:
         view.event(event)
     view.close()
@@ -125,11 +125,11 @@ def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
     )
 
 
-class _View:
+class _ContextView:
     """What the SDK shows its model, event after event."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.recorder = ConversationRecorder()
         self._shown: list[tuple[str, Message]] = []
         self._open: list[dict[str, Any]] = []
         self._lost = ""
@@ -278,7 +278,7 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
     if not conversations:
         yield Problem(path, "no completion with messages and a response")
     for place, requests in enumerate(conversations.values()):
-        recorder = Recorder()
+        recorder = ConversationRecorder()
         for record in requests:
             problem = _request(recorder, record)
             if problem:
@@ -293,9 +293,9 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
         )
 
 
-def _request(recorder: Recorder, record: Mapping[str, Any]) -> str:
+def _request(recorder: ConversationRecorder, record: Mapping[str, Any]) -> str:
     """Play one request and its answer. Returns what is wrong with it, or an empty text."""
-    told = Recorder()
+    told = ConversationRecorder()
     sent = [{**m, "tool_calls": m.get("tool_calls") or []} if isinstance(m, dict) else m for m in record["messages"]]
     problem = play_messages(told, [*sent, {"role": "assistant", "content": ""}])
     if problem:

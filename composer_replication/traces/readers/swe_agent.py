@@ -13,7 +13,7 @@ from typing import Any
 from composer_replication.traces.outcome import told_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import Recorder, assistant, native_call
+from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call
 from composer_replication.traces.source import Problem, UnreadableError, document, peek
 from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
 from composer_replication.types import Message
@@ -45,7 +45,7 @@ class SweAgentReader:
         if steps is None:
             yield Problem(path, "no list of steps with an action and an observation")
             return
-        player = _Player(objects_in(record.get("history")))
+        player = _SweAgentPlayer(objects_in(record.get("history")))
         for place, step in enumerate(steps):
             player.step(step, steps[place + 1] if place + 1 < len(steps) else {})
         yield _trace(path, record, player)
@@ -58,7 +58,7 @@ def _steps(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return steps if {"action", "observation", "response"} <= steps[0].keys() else None
 
 
-def _trace(path: Path, record: Mapping[str, Any], player: _Player) -> Trace:
+def _trace(path: Path, record: Mapping[str, Any], player: _SweAgentPlayer) -> Trace:
     info = section(record, "info")
     config = record.get("replay_config")
     version = string(info, "swe_agent_version")
@@ -80,11 +80,11 @@ def _trace(path: Path, record: Mapping[str, Any], player: _Player) -> Trace:
     )
 
 
-class _Player:
+class _SweAgentPlayer:
     """Plays the steps of one session into its recorder."""
 
     def __init__(self, history: list[dict[str, Any]]) -> None:
-        self.recorder = Recorder(_messages(_opening(history)))
+        self.recorder = ConversationRecorder(_messages(_opening(history)))
         self.native = False
         self._answers = [m for m in history if m.get("role") == "assistant" and not m.get("is_demo")]
         self._number = 0

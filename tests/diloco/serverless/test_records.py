@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
-from composer_replication.diloco.serverless.records import PART_BYTES, LogWriter, Outcome, Records
+from composer_replication.diloco.serverless.records import PART_BYTES, LogWriter, Records, ReplicaOutcome
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.types.errors import ObjectStoreError
 
@@ -68,7 +68,7 @@ def test_what_a_failing_store_did_not_take_is_put_again(store, monkeypatch, more
 def test_outcomes_are_plain_json(store) -> None:
     records = Records(store, "job", 0)
     assert records.outcome() is None
-    told = Outcome(ReplicaStatus.FAILED, 3, 1.5, value={"loss": [1.0, None]}, error="why", traceback="where")
+    told = ReplicaOutcome(ReplicaStatus.FAILED, 3, 1.5, value={"loss": [1.0, None]}, error="why", traceback="where")
     records.end(told)
     assert records.outcome() == told
 

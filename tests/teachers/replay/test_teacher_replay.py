@@ -13,7 +13,7 @@ from teacher_server import Reply, TeacherServer
 
 import composer_replication
 from composer_replication import DEFAULT_TEACHERS, DPOPair, TraceState, extract_dpo_pairs, replay_trace
-from composer_replication.actions.agreement import Answer, Verdict
+from composer_replication.actions.agreement import ActionComparison, SameAction
 from composer_replication.actions.calls import Call, parse_action, render_action
 from composer_replication.teacher_replay import find_disagreements
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer, judge_pairs
@@ -221,8 +221,8 @@ def test_weights_are_given_or_fitted():
 
 def test_verdicts_that_contradict_each_other_are_counted():
     judged = {}
-    for one, other, answer in (("a b", "b c", Answer.SAME), ("b c", "c d", Answer.SAME), ("a b", "c d", Answer.DIFF)):
-        judged[one, other] = judged[other, one] = Verdict(answer, "judge", "", 0.8)
+    for one, other, answer in (("a b", "b c", SameAction.SAME), ("b c", "c d", SameAction.SAME), ("a b", "c d", SameAction.DIFF)):
+        judged[one, other] = judged[other, one] = ActionComparison(answer, "judge", "", 0.8)
     found = find_disagreements([state(0)], answers("s0", a="a b", b="b c", c="c d"), judged=judged)
     assert (found.dropped, found.dissolved) == ({"the verdicts contradict each other": 1}, 1)
 
