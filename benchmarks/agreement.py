@@ -34,7 +34,7 @@ from composer_replication.actions.agreement import (
 from composer_replication.actions.calls import canonical_action, parse_action
 from composer_replication.envs.tools import TOOLSETS
 
-TESTS = Path(__file__).resolve().parent.parent / "tests" / "agreement"
+TESTS = Path(__file__).resolve().parent.parent / "tests" / "actions"
 sys.path.insert(0, str(TESTS))
 from trees import FULL  # noqa: E402
 

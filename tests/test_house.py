@@ -49,11 +49,10 @@ def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 LIGHT = (
     "actions",
-    "agreement",
     "config",
     "envs",
-    "errors",
     "hints",
+    "languages",
     "observe",
     "rollout",
     "sandbox",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from composer_replication.sandbox import Command, Ending, ExecResult, Limits, Tree, open_sandbox
 from composer_replication.sandbox.attempt import processes_with
 from composer_replication.sandbox.backends.linux import arrivals, watch_arrivals
-from composer_replication.sandbox.remote.agent import BOOTSTRAP, INBOX, LEASE, OUTBOX
+from composer_replication.sandbox.remote.mailbox import BOOTSTRAP, INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.transfer.archive import pack, unpack
 from composer_replication.sandbox.transfer.messages import (
     command_of,

@@ -80,7 +80,7 @@ def test_the_exported_grader_agrees_with_ours(exported: list[Path], tmp_path: Pa
 WITHOUT_A_SANDBOX = """
 import runpy, sys
 sys.path.insert(0, sys.argv[1] + "/grader")
-from composer_replication.sandbox import linux
+from composer_replication.sandbox.backends import linux
 linux.no_new_privs()
 linux.answer_syscalls({"x86_64": (272, 444), "aarch64": (97, 444)}, 1)  # unshare and landlock_create_ruleset are not permitted
 sys.argv[:] = [sys.argv[1] + "/grade.py", *sys.argv[1:]]

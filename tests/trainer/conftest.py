@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "losses"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "loss"))
 from world import World, make_world, run_text  # beside this file
 
 

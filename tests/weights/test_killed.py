@@ -15,7 +15,7 @@ from composer_replication.diloco import open_store
 from composer_replication.weights import WeightPublisher, WeightPuller
 from composer_replication.weights.manifest import read_manifest
 
-TOOL = Path(__file__).parents[2] / "tools" / "killed_weights.py"
+TOOL = Path(__file__).parents[1] / "tools" / "killed_weights.py"
 BEFORE = 4
 """Versions that are there when someone is killed: with `keep` 2, old ones are removed."""
 

@@ -172,7 +172,7 @@ def become(program: WarmProgram) -> types.ModuleType:
 BOOTSTRAP = """
 import sys
 sys.path.insert(0, {root!r})
-from composer_replication.sandbox import launcher
+from composer_replication.sandbox.backends import launcher
 sys.path.remove({root!r})
 program = launcher.main(
     {connection}, {scratch!r}, held={held}, backend={backend!r}, ready={ready}, groups={groups!r}, owner={owner}, warm={warm}

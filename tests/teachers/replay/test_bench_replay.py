@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "benchmarks" / "replay.py"
+BENCH = Path(__file__).resolve().parents[3] / "benchmarks" / "replay.py"
 
 
 @pytest.mark.slow
