@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from composer_replication.loss.batch import Batch, build_batch, collate, split
-from composer_replication.loss.compose import LossComponents, compose_loss
+from composer_replication.loss.compose import LossComponents, compose_loss, loss_options
 from composer_replication.loss.forward import sequence_logprobs
 
-__all__ = ["Batch", "LossComponents", "build_batch", "collate", "compose_loss", "sequence_logprobs", "split"]
+__all__ = ["Batch", "LossComponents", "build_batch", "collate", "compose_loss", "loss_options", "sequence_logprobs", "split"]

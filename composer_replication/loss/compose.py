@@ -28,50 +28,41 @@ tokens, P pairs). A value "at position p" belongs to the token AT p, which the l
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from composer_replication.distillation import (
-    TAID,
-    EntropyAwareOPD,
-    GeneralizedJSD,
-    JsdScale,
-    LiveTeacher,
-    SelfTeacher,
-)
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig
+from composer_replication.distillation import LiveTeacher, SelfTeacher
 from composer_replication.kernels import one_weight_gradient
 from composer_replication.loss.channels import (
-    DpoVariant,
     Result,
-    RlvrOptions,
+    divergence_form,
     hint_channel,
     replay_channel,
     rlvr_channel,
     token_weights,
-    with_stand_ins,
+    with_dummy_inputs,
 )
 from composer_replication.loss.forward import (
     Forward,
-    HintLoss,
     Prefix,
     fallbacks,
     forward,
     in_lockstep,
     read_prefix,
-    sequence_logprobs,
     unwrapped,
     why_no_prefix,
 )
-from composer_replication.policy_gradient import ImportanceKind, SurrogateKind
 from composer_replication.types.errors import ChannelOffError
 
-__all__ = ["DpoVariant", "LossComponents", "SdpoWrapper", "compose_loss", "sequence_logprobs"]
+__all__ = ["DpoVariant", "LossComponents", "SdpoWrapper", "compose_loss", "loss_options"]
 
+DpoVariant: TypeAlias = Literal["dpo", "simpo"]
 SdpoWrapper: TypeAlias = Literal["none", "taid", "entropy_opd"]
+_FORMS: Mapping[str, Literal["jsd", "taid", "entropy_opd"]] = {"none": "jsd", "taid": "taid", "entropy_opd": "entropy_opd"}
 _CHANNELS = ("rlvr", "hint", "replay")
 
 
@@ -90,8 +81,8 @@ class LossComponents:
     off: Mapping[str, str]
     """Why a channel (`rlvr`, `hint`, `replay`) is off; a channel that is on is not in it."""
     fallbacks: Mapping[str, str]
-    """Why work that other models are spared is done on this one; the values are the same, but that a half-precision model's plain
-    logits are rounded to its type. See `causal_lm.fallbacks`."""
+    """Slow paths that this model needs, and why. The values are the same, but that a half-precision model's plain logits are
+    rounded to its type. See `loss.forward.fallbacks`."""
     metrics: Mapping[str, float]
     """Named `channel/what/stat`. Over micro-batches `*/loss`, `*/tokens` and `*/pairs` add up, `*/max` is a maximum, and the
     others are means over this call's tokens (or pairs). Channels that are off have none."""
@@ -105,84 +96,89 @@ class LossComponents:
 def compose_loss(
     model: nn.Module,
     batch: Mapping[str, Tensor],
+    options: LossConfig | None = None,
     *,
     alpha_sdpo: float = 0.0,
     beta_replay: float = 0.0,
     dpo_variant: DpoVariant = "dpo",
-    dpo_beta: float = 0.1,
     simpo_beta: float = 2.0,
     simpo_gamma: float = 1.0,
     sdpo_wrapper: SdpoWrapper = "none",
     taid_t: float | None = None,
     entropy_opd_h_max: float | None = None,
-    jsd_beta: float = 0.0,
-    jsd_scale: JsdScale = "trl",
-    hint_loss: HintLoss | None = None,
-    sdpo_temperature: float = 1.0,
-    surrogate: SurrogateKind = "ppo",
-    epsilon_low: float | None = None,
-    epsilon_high: float | None = None,
-    kl_beta: float = 0.0,
-    importance: ImportanceKind | None = None,
-    importance_low: float = 0.5,
-    importance_high: float = 2.0,
     temperature: float = 1.0,
     self_teacher: SelfTeacher | None = None,
     student: Forward | None = None,
     strict: bool = False,
 ) -> LossComponents:
-    """The three-channel loss of a Hugging Face causal LM on one (micro-)batch; the module docstring lists the batch keys.
+    """Compute the three-channel loss of a Hugging Face causal LM on one (micro-)batch; the module docstring lists the batch keys.
+
+    `options` is the run file's `[loss]`: one object per channel, each read by its channel alone. Without it the keywords from
+    `alpha_sdpo` to `entropy_opd_h_max` say the little that a first look at the loss needs (`loss_options`).
 
     A channel is off when its weight is 0 or its inputs are missing or empty; `off` says why, and `strict=True` raises
     ChannelOffError instead when its weight is above 0 (meant for whole batches: a micro-batch may well lack a channel's inputs).
 
-    `jsd_beta=0`, the default, is forward KL(teacher || student): at an error turn the student is typically confident and
-    wrong, where the gradient of the reverse KL and of the JSD vanishes (both carry a factor p_student) and the forward KL's,
-    p_student - p_teacher, does not. `hint_loss`, if given, is the hint channel's loss, in place of the options that describe one
-    (`sdpo_wrapper` to `jsd_scale`). `sdpo_temperature` divides student and teacher logits in every form. `SampledToken` and
-    `EntropyGatedOPD` take their tokens for samples of the student, and are unbiased where it is the sampling temperature alone.
+    Args:
+        taid_t: TAID's present t in [0, 1], which `loss.hint.form = "taid"` needs: the `t` of a `TAIDScheduler`.
+        temperature: that of sampling, folded into the policy gradient's log-probs (it has no effect on cross-entropy and pairs).
+            The hint forms `sampled_token` and `entropy_gated` take their tokens for samples of the student, and are unbiased
+            where `loss.hint.temperature` is that of sampling too.
+        self_teacher: the policy that reads the hint. None is the live model, which will do for a look at the loss and not for a
+            run: teacher and student move together, and policies trained so have collapsed. Train with a `FrozenTeacher` (the
+            trainer's default) or an `EMATeacher`.
+        student: a forward pass of `model` over `input_ids` that was made already, and is not made again.
 
-    An epsilon of None is the surrogate's own (`policy_gradient.THRESHOLDS`). `temperature` is the sampling temperature, folded
-    into the policy gradient's log-probs (it has no effect on cross-entropy and pairs).
-
-    `self_teacher=None` is the live model, which will do for a look at the loss and not for a run: teacher and student move
-    together, and policies trained so have collapsed. Train with a `FrozenTeacher` (the trainer's default) or an `EMATeacher`.
-
-    `student`, if given, is a forward pass of `model` over `input_ids` that was made already, and is not made again.
-
-    Raises ValueError on a bad option (`sdpo_wrapper="taid"` needs `taid_t` in [0, 1]) or one that nothing would read, on compared
-    hint tokens that differ between student and teacher, and on weights at positions that cannot be in the loss.
+    Raises:
+        ValueError: an option is out of its range, or nothing would read it; compared hint tokens differ between student and
+            teacher; a weight stands at a position that cannot be in the loss.
     """
-    _check_options(alpha_sdpo, beta_replay, dpo_variant, dpo_beta, simpo_beta, simpo_gamma, sdpo_temperature)
-    form = _hint_loss(hint_loss, sdpo_wrapper, taid_t, entropy_opd_h_max, jsd_beta, jsd_scale)
-    off = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)
+    short = (alpha_sdpo, beta_replay, dpo_variant, simpo_beta, simpo_gamma, sdpo_wrapper, entropy_opd_h_max)
+    if options is None:
+        options = loss_options(*short)
+    elif short != (0.0, 0.0, "dpo", 2.0, 1.0, "none", None):
+        raise ValueError("options and the keywords alpha_sdpo to entropy_opd_h_max say the same: give one of the two")
+    if not temperature > 0.0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    if options.hint.weight > 0 or taid_t is not None:
+        divergence_form(options.hint, taid_t)  # before any forward pass
+    weights = {"rlvr": 1.0, "hint": options.hint.weight, "replay": options.replay.weight}
+    off = _why_off(batch, options)
     if strict:
-        _raise_if_off(off, {"rlvr": 1.0, "hint": alpha_sdpo, "replay": beta_replay})
-    rlvr = RlvrOptions(
-        surrogate=surrogate,
-        epsilon_low=epsilon_low,
-        epsilon_high=epsilon_high,
-        kl_beta=kl_beta,
-        temperature=temperature,
-        importance=importance,
-        importance_low=importance_low,
-        importance_high=importance_high,
-    )
+        _raise_if_off(off, weights)
     if in_lockstep(model):
-        batch = with_stand_ins(batch, off, {"hint": alpha_sdpo, "replay": beta_replay}, next(model.parameters()).device)
-    idle = _why_off(batch, alpha_sdpo, beta_replay, dpo_variant)  # made-up inputs make no channel count as on
+        batch = with_dummy_inputs(batch, off, weights, next(model.parameters()).device)
+    idle = _why_off(batch, options)  # made-up inputs make no channel count as on
     found: dict[str, Result] = {}
     teacher = self_teacher or LiveTeacher()
     with one_weight_gradient():  # the replay channel first: it forms its part of the head's gradient in the backward pass
         if "replay" not in idle:
-            found["replay"] = replay_channel(model, batch, dpo_variant, dpo_beta, simpo_beta, simpo_gamma)
+            found["replay"] = replay_channel(model, batch, options.replay)
         if "rlvr" not in idle or "hint" not in idle:
             read, prefix = _read_student(model, batch, None if "hint" in idle else teacher, student)
         if "rlvr" not in idle:
-            found["rlvr"] = rlvr_channel(read, batch, rlvr)
+            found["rlvr"] = rlvr_channel(read, batch, options.rlvr, temperature)
         if "hint" not in idle:
-            found["hint"] = hint_channel(model, read, prefix, batch, teacher, form, sdpo_temperature, alpha_sdpo)
-    return _added_up(model, found, off, alpha_sdpo, beta_replay)
+            found["hint"] = hint_channel(model, read, prefix, batch, teacher, options.hint, taid_t)
+    return _added_up(model, found, off, options.hint.weight, options.replay.weight)
+
+
+def loss_options(
+    alpha_sdpo: float = 0.0,
+    beta_replay: float = 0.0,
+    dpo_variant: DpoVariant = "dpo",
+    simpo_beta: float = 2.0,
+    simpo_gamma: float = 1.0,
+    sdpo_wrapper: SdpoWrapper = "none",
+    entropy_opd_h_max: float | None = None,
+) -> LossConfig:
+    """Return the options that the promised keywords of `compose_loss` name. Raises ValueError on a bad one."""
+    if sdpo_wrapper not in _FORMS:
+        raise ValueError(f"unknown sdpo_wrapper {sdpo_wrapper!r}: expected {', '.join(map(repr, _FORMS))}")
+    return LossConfig(
+        hint=HintConfig(weight=alpha_sdpo, form=_FORMS[sdpo_wrapper], entropy_h_max=entropy_opd_h_max),
+        replay=ReplayConfig(weight=beta_replay, variant=dpo_variant, simpo_beta=simpo_beta, simpo_gamma=simpo_gamma),
+    )
 
 
 def _added_up(
@@ -214,68 +210,14 @@ def _read_student(
     return forward(model, ids, mask), None
 
 
-def _hint_loss(
-    given: HintLoss | None, wrapper: SdpoWrapper, taid_t: float | None, h_max: float | None, beta: float, scale: JsdScale
-) -> HintLoss:
-    """The hint channel's loss: the one given, or what the other options describe. Raises ValueError on those that it leaves
-    unread."""
-    if wrapper not in ("none", "taid", "entropy_opd"):
-        raise ValueError(f"unknown sdpo_wrapper {wrapper!r}: expected 'none', 'taid' or 'entropy_opd'")
-    if taid_t is not None and not 0.0 <= taid_t <= 1.0:
-        raise ValueError(f"taid_t must be in [0, 1], got {taid_t}")
-    reader = f"sdpo_wrapper={wrapper!r}" if given is None else "hint_loss"
-    read = {"none": ("jsd_beta", "jsd_scale"), "taid": ("taid_t",), "entropy_opd": ("entropy_opd_h_max",)}[wrapper]
-    asked = {
-        "taid_t": taid_t is not None,
-        "entropy_opd_h_max": h_max is not None,
-        "jsd_beta": beta != 0.0,
-        "jsd_scale": scale != "trl",
-    }
-    if given is not None:
-        read, asked = (), {"sdpo_wrapper": wrapper != "none", **asked}
-    unread = [name for name, given_too in asked.items() if given_too and name not in read]
-    if unread:
-        raise ValueError(f"{reader} does not read {', '.join(unread)}: leave it out")
-    if given is not None:
-        return given
-    if wrapper == "taid":
-        if taid_t is None:
-            raise ValueError("sdpo_wrapper='taid' needs taid_t, e.g. the `t` of a TAIDScheduler")
-        return TAID(taid_t)
-    return EntropyAwareOPD(h_max) if wrapper == "entropy_opd" else GeneralizedJSD(beta, scale)
-
-
 # --- which channels are on -------------------------------------------------------------------------------------------
 
 
-def _check_options(
-    alpha_sdpo: float,
-    beta_replay: float,
-    dpo_variant: str,
-    dpo_beta: float,
-    simpo_beta: float,
-    simpo_gamma: float,
-    sdpo_temperature: float,
-) -> None:
-    """Those of the hint and the replay channel that no other value checks."""
-    if not (0.0 <= alpha_sdpo < math.inf and 0.0 <= beta_replay < math.inf):
-        raise ValueError(
-            f"channel weights must not be negative, and finite, got alpha_sdpo={alpha_sdpo}, beta_replay={beta_replay}"
-        )
-    if dpo_variant not in ("dpo", "simpo"):
-        raise ValueError(f"unknown dpo_variant {dpo_variant!r}: expected 'dpo' or 'simpo'")
-    if not simpo_gamma >= 0.0:
-        raise ValueError(f"simpo_gamma must be at least 0, got {simpo_gamma}")
-    for name, value in (("dpo_beta", dpo_beta), ("simpo_beta", simpo_beta), ("sdpo_temperature", sdpo_temperature)):
-        if not value > 0.0:
-            raise ValueError(f"{name} must be above 0, got {value}")
-
-
-def _why_off(batch: Mapping[str, Tensor], alpha: float, beta: float, dpo_variant: DpoVariant) -> dict[str, str]:
+def _why_off(batch: Mapping[str, Tensor], options: LossConfig) -> dict[str, str]:
     reasons = {
         "rlvr": _first_off(batch),
-        "hint": "its weight is 0 (alpha_sdpo)" if alpha == 0 else _hint_off(batch),
-        "replay": "its weight is 0 (beta_replay)" if beta == 0 else _replay_off(batch, dpo_variant),
+        "hint": "loss.hint.weight is 0" if options.hint.weight == 0 else _hint_off(batch),
+        "replay": "loss.replay.weight is 0" if options.replay.weight == 0 else _replay_off(batch, options.replay),
     }
     return {channel: reason for channel, reason in reasons.items() if reason is not None}
 
@@ -307,9 +249,9 @@ def _hint_off(batch: Mapping[str, Tensor]) -> str | None:
     return None if bool((batch["sdpo_loss_mask"] > 0).any()) else "sdpo_loss_mask selects no token"
 
 
-def _replay_off(batch: Mapping[str, Tensor], dpo_variant: DpoVariant) -> str | None:
+def _replay_off(batch: Mapping[str, Tensor], options: ReplayConfig) -> str | None:
     keys = [f"dpo_{side}_{what}" for side in ("chosen", "rejected") for what in ("input_ids", "response_mask")]
-    if dpo_variant == "dpo":
+    if options.variant == "dpo":
         keys += ["dpo_chosen_ref_logprobs", "dpo_rejected_ref_logprobs"]
     missing = _missing(batch, *keys)
     if missing is not None:

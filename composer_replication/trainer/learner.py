@@ -16,22 +16,11 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from composer_replication.config import HintConfig, OptimizerConfig, RunConfig
-from composer_replication.distillation import (
-    TAID,
-    EntropyAwareOPD,
-    EntropyGatedOPD,
-    GeneralizedJSD,
-    SampledToken,
-    SelfTeacher,
-    TAIDScheduler,
-    TopKJSD,
-    make_self_teacher,
-)
+from composer_replication.config import OptimizerConfig, RunConfig
+from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import Batch, collate, split
 from composer_replication.loss.forward import (
-    HintLoss,
     LogprobCache,
     enable_checkpointing,
     evaluating,
@@ -40,14 +29,14 @@ from composer_replication.loss.forward import (
     sequence_logprobs,
     update_mode,
 )
-from composer_replication.policy_gradient import kl_k1_penalty, surrogate_of
+from composer_replication.policy_gradient import kl_k1_penalty
 from composer_replication.trainer.optimizers import make_muon
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 
-__all__ = ["Learner", "StepResult", "hint_loss", "make_optimizer", "merge_metrics", "rate_share"]
+__all__ = ["Learner", "StepResult", "make_optimizer", "merge_metrics", "rate_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,25 +196,11 @@ class Learner:
         return split(batch, size, rank=self.accelerator.process_index, ranks=self.accelerator.num_processes)
 
     def _backward(self, part: Batch) -> _MicroBatch:
-        loss = self.config.loss
         parts = compose_loss(
             self.model,
             self._inputs({key: value.to(self.accelerator.device) for key, value in part.items()}),
-            alpha_sdpo=loss.hint.weight,
-            beta_replay=loss.replay.weight,
-            dpo_variant=loss.replay.variant,
-            dpo_beta=loss.replay.dpo_beta,
-            simpo_beta=loss.replay.simpo_beta,
-            simpo_gamma=loss.replay.simpo_gamma,
-            hint_loss=hint_loss(loss.hint, None if self.taid is None else self.taid.t),
-            sdpo_temperature=loss.hint.temperature,
-            surrogate=surrogate_of(loss.rlvr.objective),
-            epsilon_low=loss.rlvr.epsilon_low,
-            epsilon_high=loss.rlvr.epsilon_high,
-            kl_beta=loss.rlvr.kl_beta,
-            importance=None if loss.rlvr.importance == "none" else loss.rlvr.importance,
-            importance_low=loss.rlvr.importance_low,
-            importance_high=loss.rlvr.importance_high,
+            self.config.loss,
+            taid_t=None if self.taid is None else self.taid.t,
             temperature=self.config.rollout.temperature,
             self_teacher=self.self_teacher,
         )
@@ -279,24 +254,6 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Opt
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=decay)
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_share, options, config.steps))
-
-
-def hint_loss(hint: HintConfig, taid_t: float | None) -> HintLoss:
-    """The hint channel's loss that `hint` describes; `taid_t` is TAID's present t."""
-    match hint.form:
-        case "taid":
-            assert taid_t is not None
-            return TAID(taid_t)
-        case "entropy_opd":
-            return EntropyAwareOPD(hint.entropy_h_max)
-        case "entropy_gated":
-            return EntropyGatedOPD(hint.entropy_tau, hint.entropy_k, hint.entropy_alpha)
-        case "sampled_token":
-            return SampledToken()
-        case "top_k_jsd":
-            return TopKJSD(hint.top_k, hint.beta)
-        case "jsd":
-            return GeneralizedJSD(hint.beta, hint.scale, hint.token_clip)
 
 
 def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:

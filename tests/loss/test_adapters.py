@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model, inject_adapter_in_model
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import AdaptersOffTeacher, EMATeacher, FrozenTeacher, make_self_teacher
 from composer_replication.kernels import one_pass
 from composer_replication.loss import compose_loss
@@ -15,6 +16,7 @@ from composer_replication.loss.batch import collate
 from composer_replication.types.errors import CheckpointError, ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+GSPO = LossConfig(rlvr=RlvrConfig(objective="gspo"), hint=HintConfig(weight=0.0), replay=ReplayConfig(weight=0.0))
 ALL_ON = {"alpha_sdpo": 0.5, "beta_replay": 0.3, "strict": True}
 LAYERS = ["q_proj", "v_proj", "down_proj"]
 
@@ -53,7 +55,7 @@ def test_only_adapters_have_gradients_and_the_loss_is_that_of_the_merged_model(n
 
 @pytest.mark.parametrize(
     ("options", "products"),
-    [({}, 2), ({"surrogate": "gspo"}, 3), ({"alpha_sdpo": 1.0}, 2 + 3), ({"beta_replay": 1.0}, 2 + 3)],
+    [({}, 2), ({"options": GSPO}, 3), ({"alpha_sdpo": 1.0}, 2 + 3), ({"beta_replay": 1.0}, 2 + 3)],
     ids=str,
 )
 def test_the_weight_of_a_frozen_head_costs_nothing(new_lora, batch, monkeypatch, options, products):

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import TAID, EntropyAwareOPD, GeneralizedJSD, fused_divergence
 from composer_replication.kernels import Head, TeacherRows, fused_logprobs, fused_token_loss
 from composer_replication.loss import compose_loss
@@ -81,21 +82,21 @@ def test_float64_stays_as_it_is(hidden, head):
         assert torch.equal(fused_logprobs(hidden, head, torch.arange(9)).logprobs, expected)
 
 
-@pytest.mark.parametrize(
-    ("tied", "options"), [(True, {}), (False, {"sdpo_wrapper": "taid", "taid_t": 0.6, "surrogate": "gspo"})], ids=str
-)
+@pytest.mark.parametrize(("tied", "options"), [(True, ({}, "jsd", None)), (False, ({"objective": "gspo"}, "taid", 0.6))], ids=str)
 def test_all_channels_are_close_to_those_of_the_plain_head(new_model, new_maker, tied, options):
     batch = collate(*new_maker(0).everything(), pad_id=0)
-    options = {"alpha_sdpo": 0.5, "beta_replay": 0.3, "strict": True} | options
+    rlvr, form, taid_t = options
+    hint, replay = HintConfig(weight=0.5, form=form), ReplayConfig(weight=0.3)
+    chosen = {"options": LossConfig(rlvr=RlvrConfig(**rlvr), hint=hint, replay=replay), "taid_t": taid_t, "strict": True}
     model = new_model(tied=tied)
     plain = copy.deepcopy(model)
     plain.lm_head = torch.nn.Sequential(plain.lm_head)
-    exact = compose_loss(model, batch, **options).total
+    exact = compose_loss(model, batch, **chosen).total
     expected = torch.autograd.grad(exact, list(model.parameters()))
     errors = []
     for one in (copy.deepcopy(model), plain):
         with BF16:
-            loss = compose_loss(one, batch, **options)
+            loss = compose_loss(one, batch, **chosen)
         assert loss.total.dtype == torch.float32
         assert loss.total.item() == pytest.approx(exact.item(), rel=0.02)
         found = torch.autograd.grad(loss.total, list(one.parameters()))  # raises where a parameter has none

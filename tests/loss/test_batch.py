@@ -8,11 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from composer_replication.config import LossConfig
 from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.loss.batch import build_batch, collate, split
 from composer_replication.types.errors import ModelError
 
-OPTIONS = {"alpha_sdpo": 0.5, "beta_replay": 0.3}
+CHANNELS = ("rlvr", "hint", "replay")
+WEIGHTS = {"hint": {"weight": 0.5}, "replay": {"weight": 0.3}}
 ROUNDING = {"rtol": 1e-9, "atol": 1e-12}
 """For float64 models: only the order of additions differs."""
 
@@ -22,8 +24,10 @@ def model64(new_model):
     return new_model(dtype=torch.float64)
 
 
-def loss_and_gradients(model, batches, **options):
-    total = sum(compose_loss(model, batch, **OPTIONS, **options).total for batch in batches)
+def loss_and_gradients(model, batches, taid_t=None, **channels):
+    """`channels`: what differs from WEIGHTS and the defaults, by channel."""
+    options = LossConfig.model_validate({name: WEIGHTS.get(name, {}) | channels.get(name, {}) for name in CHANNELS})
+    total = sum(compose_loss(model, batch, options, taid_t=taid_t).total for batch in batches)
     return total.detach(), torch.autograd.grad(total, list(model.parameters()))
 
 
@@ -50,7 +54,12 @@ def test_micro_batches_add_up(model64, new_maker, seed, size, objective):
 
 @pytest.mark.parametrize(
     "options",
-    [{"dpo_variant": "simpo"}, {"sdpo_wrapper": "taid", "taid_t": 0.6}, {"sdpo_wrapper": "entropy_opd"}, {"jsd_beta": 0.5}],
+    [
+        {"replay": {"variant": "simpo"}},
+        {"hint": {"form": "taid"}, "taid_t": 0.6},
+        {"hint": {"form": "entropy_opd"}},
+        {"hint": {"beta": 0.5}},
+    ],
 )
 @pytest.mark.parametrize("reduction", ["turn", "token"])
 def test_micro_batches_add_up_for_every_variant(model64, new_maker, options, reduction):
@@ -153,7 +162,7 @@ def test_split_keeps_every_stream(model64, new_maker):
     batch = collate(*new_maker(7).everything(), pad_id=0)
     batch["sampler_logprobs"] = batch["old_logprobs"] - 0.3 * batch["response_mask"]
     batch["ref_logprobs"] = batch["old_logprobs"] + 0.1
-    assert_same(model64, [batch], split(batch, 2), importance="tis", kl_beta=0.2)
+    assert_same(model64, [batch], split(batch, 2), rlvr={"importance": "tis", "kl_beta": 0.2})
 
 
 def test_split_of_pairs_alone(new_maker):

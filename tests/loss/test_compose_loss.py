@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from composer_replication.distillation import FrozenTeacher, SampledToken
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
+from composer_replication.distillation import FrozenTeacher
 from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.loss.batch import collate
 from composer_replication.policy_gradient import token_logprobs
 from composer_replication.types.errors import ChannelOffError
 
 ALL_ON = {"alpha_sdpo": 0.5, "beta_replay": 0.3}
+OFF = ReplayConfig(weight=0.0)
+
+
+def policy_gradient(**fields):
+    """The first channel alone, with these fields of `loss.rlvr`."""
+    return LossConfig(rlvr=RlvrConfig(**fields), hint=HintConfig(weight=0.0), replay=OFF)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +152,9 @@ def test_cross_entropy_is_hugging_faces_own(model, data):
 @pytest.mark.parametrize("reduction", ["turn", "token"])
 def test_hint_channel(model64, data, beta, divergence, reduction):
     got = compose_loss(
-        model64, collate(*data, pad_id=0, hint_reduction=reduction), alpha_sdpo=0.5, jsd_beta=beta, sdpo_temperature=1.3
+        model64,
+        collate(*data, pad_id=0, hint_reduction=reduction),
+        LossConfig(hint=HintConfig(weight=0.5, beta=beta, temperature=1.3), replay=OFF),
     )
     total = hint_reference(model64, data[0], data[2], divergence, temperature=1.3)
     tokens = sum(len(h.action_ids) for h in data[2])
@@ -219,10 +228,10 @@ def test_policy_metrics(model64, data):
 def test_reference_kl_term(model64, data):
     batch = collate(*data, pad_id=0)
     with pytest.raises(ValueError, match="ref_logprobs"):
-        compose_loss(model64, batch, kl_beta=0.1)
+        compose_loss(model64, batch, policy_gradient(kl_beta=0.1))
     reference = np.random.default_rng(0).normal(-5, 0.3, batch["input_ids"].shape)
     batch["ref_logprobs"] = torch.tensor(reference)
-    got = compose_loss(model64, batch, kl_beta=0.1).rlvr - compose_loss(model64, batch).rlvr
+    got = compose_loss(model64, batch, policy_gradient(kl_beta=0.1)).rlvr - compose_loss(model64, batch).rlvr
     kl = []
     for row, (trajectory, advantage) in enumerate(zip(data[0], data[1], strict=True)):
         now = log_p(model64, trajectory.context_ids(len(trajectory.turns)))
@@ -369,8 +378,8 @@ def test_a_channel_without_inputs_is_off_and_says_why(model, batch, change, chan
 def test_weight_zero_is_off_and_costs_nothing(model, batch):
     got = compose_loss(model, batch, strict=True)
     assert set(got.off) == {"hint", "replay"}
-    assert "alpha_sdpo" in got.off["hint"]
-    assert "beta_replay" in got.off["replay"]
+    assert "loss.hint.weight" in got.off["hint"]
+    assert "loss.replay.weight" in got.off["replay"]
     bad = dict(batch, ctx_teacher_input_ids=batch["ctx_teacher_input_ids"] + 1)
     torch.testing.assert_close(compose_loss(model, bad).total, got.total)  # not even looked at
 
@@ -403,50 +412,61 @@ def test_pairs_alone_are_enough(model, new_maker):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("keywords", "message"),
     [
-        ({"sdpo_wrapper": "taid"}, "needs taid_t"),
+        ({"sdpo_wrapper": "taid", "alpha_sdpo": 1.0}, "needs taid_t"),
         ({"sdpo_wrapper": "taid", "taid_t": 1.5}, "taid_t must be in"),
-        ({"taid_t": -0.1}, "taid_t must be in"),
+        ({"taid_t": 0.5}, "does not read taid_t"),
         ({"sdpo_wrapper": "tiad", "taid_t": 0.5}, "unknown sdpo_wrapper"),
-        ({"dpo_variant": "ipo"}, "unknown dpo_variant"),
-        ({"alpha_sdpo": -1.0}, "must not be negative"),
+        ({"dpo_variant": "ipo"}, "variant"),
+        ({"alpha_sdpo": -1.0}, "greater than or equal to 0"),
         ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"alpha_sdpo": math.nan}, "must not be negative"),
-        ({"beta_replay": math.inf}, "must not be negative, and finite"),
-        ({"dpo_beta": 0.0}, r"dpo_beta must be above 0, got 0\.0"),
-        ({"simpo_beta": -1.0}, r"simpo_beta must be above 0, got -1\.0"),
-        ({"simpo_gamma": -0.5}, r"simpo_gamma must be at least 0, got -0\.5"),
-        ({"sdpo_temperature": 0.0}, r"sdpo_temperature must be above 0, got 0\.0"),
-        ({"jsd_beta": 1.2}, r"jsd beta must be in \[0, 1\], got 1\.2"),
-        ({"jsd_beta": math.nan}, "jsd beta must be in"),
-        ({"jsd_scale": "continous"}, "unknown jsd scale 'continous': expected 'trl' or 'continuous'"),
-        ({"sdpo_wrapper": "entropy_opd", "entropy_opd_h_max": 0.0}, r"h_max must be above 0, got 0\.0"),
-        ({"kl_beta": -0.1}, r"kl_beta must be at least 0 and finite, got -0\.1"),
-        ({"kl_beta": math.nan}, "kl_beta must be at least 0"),
-        ({"epsilon_low": -0.1}, r"epsilon_low must be at least 0, got -0\.1"),
-        ({"epsilon_high": math.nan}, "epsilon_high must be at least 0, got nan"),
-        ({"surrogate": "grpo"}, "unknown surrogate 'grpo'"),
-        ({"importance": "icepop", "importance_low": 2.0, "importance_high": 1.0}, "need 0 <= low < high"),
-        ({"hint_loss": SampledToken(), "sdpo_wrapper": "entropy_opd"}, "hint_loss does not read sdpo_wrapper"),
-        ({"hint_loss": SampledToken(), "jsd_scale": "continuous", "taid_t": 0.5}, "hint_loss does not read taid_t, jsd_scale"),
-        ({"sdpo_wrapper": "taid", "taid_t": 0.5, "jsd_beta": 0.5}, "sdpo_wrapper='taid' does not read jsd_beta"),
-        ({"sdpo_wrapper": "entropy_opd", "taid_t": 0.5}, "sdpo_wrapper='entropy_opd' does not read taid_t"),
-        ({"entropy_opd_h_max": 2.0}, "sdpo_wrapper='none' does not read entropy_opd_h_max"),
+        ({"alpha_sdpo": math.nan}, "finite"),
+        ({"beta_replay": math.inf}, "finite"),
+        ({"dpo_variant": "simpo", "simpo_beta": -1.0}, "simpo_beta"),
+        ({"dpo_variant": "simpo", "simpo_gamma": -0.5}, "simpo_gamma"),
+        ({"simpo_beta": 3.0}, "simpo_beta = 3.0 is not read with variant = dpo"),
+        ({"sdpo_wrapper": "entropy_opd", "entropy_opd_h_max": 0.0}, "entropy_h_max"),
+        ({"sdpo_wrapper": "entropy_opd", "taid_t": 0.5}, "does not read taid_t"),
+        ({"entropy_opd_h_max": 2.0}, "entropy_h_max = 2.0 is not read with form = jsd"),
+        ({"options": LossConfig(), "beta_replay": 1.0}, "give one of the two"),
     ],
 )
-def test_bad_options_raise(model, batch, options, message):
-    """Also where the channel that it belongs to is off."""
+def test_bad_keywords_raise(model, batch, keywords, message):
+    """Also where the channel that they belong to is off."""
     with pytest.raises(ValueError, match=message):
-        compose_loss(model, batch, **options)
+        compose_loss(model, batch, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("channel", "fields"),
+    [
+        ("hint", {"temperature": 0.0}),
+        ("hint", {"beta": 1.2}),
+        ("hint", {"beta": math.nan}),
+        ("hint", {"scale": "continous"}),
+        ("hint", {"form": "sampled_token", "scale": "continuous"}),
+        ("replay", {"dpo_beta": 0.0}),
+        ("rlvr", {"kl_beta": -0.1}),
+        ("rlvr", {"kl_beta": math.nan}),
+        ("rlvr", {"epsilon_low": -0.1}),
+        ("rlvr", {"epsilon_high": math.nan}),
+        ("rlvr", {"objective": "ppo"}),
+        ("rlvr", {"importance": "icepop", "importance_low": 2.0, "importance_high": 1.0}),
+    ],
+)
+def test_bad_options_raise_where_they_are_made(channel, fields):
+    with pytest.raises(ValueError, match=next(reversed(fields)) if len(fields) < 3 else "importance_low"):
+        LossConfig.model_validate({channel: fields})
 
 
 def test_the_thresholds_are_those_of_the_surrogate(model, batch):
     """GSPO's are a thousandth of PPO's."""
     near = dict(batch, old_logprobs=sequence_logprobs(model, batch["input_ids"], None, batch["response_mask"]).detach() + 0.01)
-    assert compose_loss(model, near, surrogate="gspo").metrics["rlvr/clip_frac"] > 0.0
-    assert compose_loss(model, near, surrogate="ppo").metrics["rlvr/clip_frac"] == 0.0
-    assert compose_loss(model, near, surrogate="gspo", epsilon_low=0.2, epsilon_high=0.28).metrics["rlvr/clip_frac"] == 0.0
+    assert compose_loss(model, near, policy_gradient(objective="gspo")).metrics["rlvr/clip_frac"] > 0.0
+    assert compose_loss(model, near, policy_gradient(objective="dapo")).metrics["rlvr/clip_frac"] == 0.0
+    wide = policy_gradient(objective="gspo", epsilon_low=0.2, epsilon_high=0.28)
+    assert compose_loss(model, near, wide).metrics["rlvr/clip_frac"] == 0.0
 
 
 def test_unequal_tokens_at_a_compared_position_raise(model, batch):
@@ -497,11 +517,12 @@ def test_what_is_read_of_a_token_with_a_weight_must_be_finite(model, batch, key,
     row, position = (int(x[0]) for x in batch["rlvr_weights"].nonzero(as_tuple=True))
     stream = batch[key].clone()
     stream[batch["rlvr_weights"] == 0] = value
-    expected = compose_loss(model, batch, **options).total
-    torch.testing.assert_close(compose_loss(model, dict(batch, **{key: stream}), **options).total, expected)
+    chosen = policy_gradient(**options)
+    expected = compose_loss(model, batch, chosen).total
+    torch.testing.assert_close(compose_loss(model, dict(batch, **{key: stream}), chosen).total, expected)
     stream[row, position] = value
     with pytest.raises(ValueError, match=f"{key} is {value} at position {position} of row {row}"):
-        compose_loss(model, dict(batch, **{key: stream}), **options)
+        compose_loss(model, dict(batch, **{key: stream}), chosen)
     if options:
         assert torch.isfinite(compose_loss(model, dict(batch, **{key: stream})).total)
 

@@ -88,7 +88,7 @@ def test_section_6_entropy_opd(model, tokenizer):
     batch = build_batch(tokenizer, device="cpu")
     automatic = compose_loss(model, batch, alpha_sdpo=0.1, sdpo_wrapper="entropy_opd", entropy_opd_h_max=None)
     low = compose_loss(model, batch, alpha_sdpo=0.1, sdpo_wrapper="entropy_opd", entropy_opd_h_max=0.01)
-    forward = compose_loss(model, batch, alpha_sdpo=0.1, jsd_beta=0.0)
+    forward = compose_loss(model, batch, alpha_sdpo=0.1)
     torch.testing.assert_close(low.sdpo_jsd, forward.sdpo_jsd)  # every token above h_max: pure forward KL
     assert not torch.allclose(automatic.sdpo_jsd, low.sdpo_jsd)
 
@@ -106,7 +106,7 @@ def test_pitfall_taid_at_one_is_plain_forward_kl(model, tokenizer):
 
     batch = build_batch(tokenizer)
     gradients = []
-    for options in ({"sdpo_wrapper": "taid", "taid_t": 1.0}, {"jsd_beta": 0.0}):
+    for options in ({"sdpo_wrapper": "taid", "taid_t": 1.0}, {}):
         hint = compose_loss(model, batch, alpha_sdpo=1.0, **options).sdpo_jsd
         gradients.append(torch.autograd.grad(hint, list(model.parameters())))
     for a, b in zip(*gradients, strict=True):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.loss import compose_loss, sequence_logprobs
 from composer_replication.loss.batch import collate, split
 from composer_replication.policy_gradient import importance_weights
@@ -23,6 +24,11 @@ def weight_of(kind, ratio):
     if kind == "tis":
         return min(ratio, HIGH)
     return ratio if LOW <= ratio <= HIGH else 0.0
+
+
+def alone(**fields):
+    """The first channel alone, with these fields of `loss.rlvr`."""
+    return LossConfig(rlvr=RlvrConfig(**fields), hint=HintConfig(weight=0.0), replay=ReplayConfig(weight=0.0))
 
 
 @pytest.mark.parametrize("by_sequence", [False, True])
@@ -111,9 +117,10 @@ def test_the_correction_weighs_the_surrogate(model, batch, correction, known, ki
     current, old, sampler, advantages = (stream[row, position].tolist() for stream in streams)
     losses, slopes = by_hand(kind, correction, current, old, sampler, advantages, row.tolist())
     weights, denominator = batch["rlvr_weights"][row, position], float(batch["rlvr_denominator"])
-    options = {"surrogate": kind, "importance": correction, "importance_low": LOW, "importance_high": HIGH}
-    options |= dict(zip(("epsilon_low", "epsilon_high"), EPSILONS[kind], strict=True))
-    got = compose_loss(model, batch, **options)
+    interval = {"importance_high": HIGH} | ({"importance_low": LOW} if correction == "icepop" else {})
+    epsilons = dict(zip(("epsilon_low", "epsilon_high"), EPSILONS[kind], strict=True))
+    options = alone(objective={"ppo": "dapo"}.get(kind, kind), importance=correction, **interval, **epsilons)
+    got = compose_loss(model, batch, options)
     assert got.rlvr.item() == pytest.approx((weights.numpy() * losses).sum() / denominator, rel=1e-12)
     parameters = list(model.parameters())
     expected = torch.autograd.grad((weights * torch.tensor(slopes) * now[row, position]).sum() / denominator, parameters)
@@ -124,10 +131,10 @@ def test_the_correction_weighs_the_surrogate(model, batch, correction, known, ki
     assert got.metrics["rlvr/importance/mean"] == pytest.approx(np.mean(ratios))
     if known != "sampler":
         assert got.metrics["rlvr/clip_frac"] > 0.0, "nothing is clipped, so that the clip is not tested"
-    torch.testing.assert_close(sum(compose_loss(model, part, **options).total for part in split(batch, 2)), got.total)
+    torch.testing.assert_close(sum(compose_loss(model, part, options).total for part in split(batch, 2)), got.total)
 
 
 def test_a_correction_needs_the_samplers_log_probs(model, batch):
     del batch["sampler_logprobs"]
     with pytest.raises(ValueError, match="an importance correction needs sampler_logprobs"):
-        compose_loss(model, batch, importance="tis")
+        compose_loss(model, batch, alone(importance="tis"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig
 from composer_replication.distillation import (
     EntropyGatedOPD,
     GatedForwardKL,
@@ -20,6 +21,7 @@ from composer_replication.distillation import (
 from composer_replication.kernels import Head, TeacherRows, fused_teacher_logprobs, one_pass
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
+from composer_replication.loss.channels import divergence_form
 from composer_replication.loss.forward import FusedRows, PlainRows, divergence_of
 
 N, H, V = 7, 5, 23
@@ -121,9 +123,9 @@ def test_teacher_log_probs_do_not_depend_on_the_chunk(sides):
 def test_compose_loss_takes_any_form(new_model, new_maker):
     batch = collate(*new_maker(0).everything(), pad_id=0)
     model = new_model()
-    for form in (SampledToken(), EntropyGatedOPD(), TopKJSD(10)):
-        loss = compose_loss(model, batch, alpha_sdpo=1.0, hint_loss=form)
-        assert math.isfinite(loss.metrics[f"hint/{form.name}/mean"])
+    for hint in (HintConfig(form="sampled_token"), HintConfig(form="entropy_gated"), HintConfig(form="top_k_jsd", top_k=10)):
+        loss = compose_loss(model, batch, LossConfig(hint=hint, replay=ReplayConfig(weight=0.0)))
+        assert math.isfinite(loss.metrics[f"hint/{divergence_form(hint, None).name}/mean"])
         loss.total.backward()
 
 

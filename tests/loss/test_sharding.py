@@ -9,12 +9,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from ranks import in_trouble, on_ranks, refused, step, teach_twice
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import make_self_teacher
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate, split
 from composer_replication.loss.forward import enable_checkpointing, update_mode, weights_digest
 
 ALL_ON = {"alpha_sdpo": 0.5, "beta_replay": 0.3}
+GSPO = {"options": LossConfig(rlvr=RlvrConfig(objective="gspo"), hint=HintConfig(weight=0.5), replay=ReplayConfig(weight=0.3))}
 ROUNDING = {"rtol": 1e-9, "atol": 1e-12}
 """For float64 models: only the order of additions differs."""
 
@@ -92,7 +94,7 @@ def test_a_rank_without_inputs_makes_the_passes_of_the_other(new_model, new_make
 @pytest.mark.parametrize(
     "options",
     [
-        ALL_ON | {"surrogate": "gspo"},
+        GSPO,
         ALL_ON | {"dpo_variant": "simpo", "sdpo_wrapper": "taid", "taid_t": 0.6},
         {"alpha_sdpo": 1.0},
         {"beta_replay": 1.0},
@@ -168,7 +170,17 @@ def test_a_copy_made_before_sharding_follows_and_teaches_after_it(new_model, bat
     assert all("before `fully_shard`" in rank["too late"] for rank in seen)
 
 
-@pytest.mark.parametrize("options", [{}, {"sdpo_wrapper": "entropy_opd"}, {"surrogate": "gspo", "dpo_variant": "simpo"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        LossConfig(hint=HintConfig(weight=0.5), replay=ReplayConfig(weight=0.3)),
+        LossConfig(hint=HintConfig(weight=0.5, form="entropy_opd"), replay=ReplayConfig(weight=0.3)),
+        LossConfig(
+            rlvr=RlvrConfig(objective="gspo"), hint=HintConfig(weight=0.5), replay=ReplayConfig(weight=0.3, variant="simpo")
+        ),
+    ],
+    ids=["plain", "entropy_opd", "gspo, simpo"],
+)
 def test_micro_batches_of_any_size_give_one_gradient(new_model, new_maker, options):
     model, maker = new_model(dtype=torch.float64), new_maker(4)
     rows = [maker.trajectory(f"t{i}", turns=1 + i % 3) for i in range(8)]
@@ -176,7 +188,7 @@ def test_micro_batches_of_any_size_give_one_gradient(new_model, new_maker, optio
     batch = collate(rows, [0.7, -1.2, 0.3, None, 1.1, -0.4, 0.9, -0.2], hints, [maker.pair(f"p{i}") for i in range(5)], pad_id=0)
 
     def gradient(parts):
-        total = sum(compose_loss(model, part, **ALL_ON, **options).total for part in parts)
+        total = sum(compose_loss(model, part, options).total for part in parts)
         return torch.autograd.grad(total, list(model.parameters()))
 
     whole = gradient([batch])

@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from composer_replication.distillation import EntropyGatedOPD, GeneralizedJSD, fused_divergence
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
+from composer_replication.distillation import GeneralizedJSD, fused_divergence
 from composer_replication.kernels import (
     Head,
     TeacherRows,
@@ -20,7 +21,7 @@ from composer_replication.kernels import (
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
 
-ALL_ON = {"alpha_sdpo": 0.3, "beta_replay": 0.7}
+ALL_ON = LossConfig(hint=HintConfig(weight=0.3), replay=ReplayConfig(weight=0.7))
 FACTORS = [(1, 1, 1), (3, 3, 3), (1, 0.5, 2), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, -1), (2, 0, 1)]
 
 
@@ -117,18 +118,19 @@ def test_a_weight_that_was_changed_is_not_read_again(rows):
             loss.backward()
 
 
-@pytest.mark.parametrize("surrogate", ["ppo", "gspo"])
+@pytest.mark.parametrize("objective", ["dapo", "gspo"])
 @pytest.mark.parametrize("factor", [1.0, 4.0])
-def test_all_channels_and_both_sides_of_a_pair_form_one_buffer(new_model, batch, monkeypatch, surrogate, factor):
+def test_all_channels_and_both_sides_of_a_pair_form_one_buffer(new_model, batch, monkeypatch, objective, factor):
     """Which becomes the weight's gradient without a copy, and a factor on the total costs no product."""
     model = new_model(tied=False)
     buffers, formed = set(), []
     outer, product = one_pass._add_outer, one_pass._mm
     monkeypatch.setattr(one_pass, "_add_outer", lambda total, *rest: (buffers.add(total.data_ptr()), outer(total, *rest)))
     monkeypatch.setattr(one_pass, "_mm", lambda a, b, *, out: formed.append(b.shape) or product(a, b, out=out))
-    (factor * compose_loss(model, batch, **ALL_ON, strict=True, surrogate=surrogate).total).backward()
+    options = ALL_ON.model_copy(update={"rlvr": RlvrConfig(objective=objective)})
+    (factor * compose_loss(model, batch, options, strict=True).total).backward()
     assert buffers == {model.lm_head.weight.grad.data_ptr()}
-    assert len(formed) == {"ppo": 2, "gspo": 3}[surrogate] + 3 + 3
+    assert len(formed) == {"dapo": 2, "gspo": 3}[objective] + 3 + 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -158,8 +160,9 @@ USES = {
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("form", [None, EntropyGatedOPD(1.0)], ids=str)
-def test_every_component_has_the_gradient_of_plain_logits(new_model, batch, tied, form):
+@pytest.mark.parametrize("hint", [{}, {"form": "entropy_gated", "entropy_tau": 1.0}], ids=str)
+def test_every_component_has_the_gradient_of_plain_logits(new_model, batch, tied, hint):
+    options = ALL_ON.model_copy(update={"hint": HintConfig(weight=0.3, **hint)})
     model = new_model(dtype=torch.float64, tied=tied)
     plain = copy.deepcopy(model)
     plain.lm_head = torch.nn.Sequential(plain.lm_head)
@@ -167,7 +170,7 @@ def test_every_component_has_the_gradient_of_plain_logits(new_model, batch, tied
         found = []
         for either in (model, plain):
             either.zero_grad()
-            loss = compose_loss(either, batch, **ALL_ON, strict=True, hint_loss=form)
+            loss = compose_loss(either, batch, options, strict=True)
             use(loss).backward()
             found.append([None if p.grad is None else p.grad.clone() for p in either.parameters()])
         for ours, expected in zip(*found, strict=True):

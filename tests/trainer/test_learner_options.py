@@ -1,4 +1,4 @@
-"""Every field of the loss's sections reaches what it is for: away from its default it changes one argument, and to its value."""
+"""Every field of the loss's sections is read: away from its default it changes the channel that it belongs to, and no other."""
 
 from __future__ import annotations
 
@@ -17,37 +17,34 @@ from composer_replication.distillation import (
     GeneralizedJSD,
     SampledToken,
     TopKJSD,
-    TrustRegionTeacher,
+    make_self_teacher,
 )
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.loss.batch import build_batch
-from composer_replication.loss.forward import HintLoss
+from composer_replication.loss.channels import divergence_form
+from composer_replication.loss.forward import HintLoss, sequence_logprobs
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.trainer import learner as learner_module
-from composer_replication.trainer.learner import Learner, hint_loss
+from composer_replication.trainer.learner import Learner
 
-ICEPOP, SIMPO = {"loss.rlvr.importance": "icepop"}, {"loss.replay.variant": "simpo"}
-READ: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
-    "rollout.temperature": (0.7, {}, "temperature", 0.7),
-    "loss.rlvr.objective": ("gspo", {}, "surrogate", "gspo"),
-    "loss.rlvr.epsilon_low": (0.05, {}, "epsilon_low", 0.05),
-    "loss.rlvr.epsilon_high": (0.06, {}, "epsilon_high", 0.06),
-    "loss.rlvr.kl_beta": (0.07, {}, "kl_beta", 0.07),
-    "loss.rlvr.importance": ("tis", {}, "importance", "tis"),
-    "loss.rlvr.importance_low": (0.6, ICEPOP, "importance_low", 0.6),
-    "loss.rlvr.importance_high": (1.6, ICEPOP, "importance_high", 1.6),
-    "loss.hint.weight": (0.8, {}, "alpha_sdpo", 0.8),
-    "loss.hint.temperature": (1.3, {}, "sdpo_temperature", 1.3),
-    "loss.hint.form": ("top_k_jsd", {}, "hint_loss", TopKJSD(100, 0.0)),
-    "loss.hint.self_teacher": ("trust_region", {}, "self_teacher", (TrustRegionTeacher, 0.05)),
-    "loss.hint.rate": (0.2, {"loss.hint.self_teacher": "ema"}, "self_teacher", (EMATeacher, 0.2)),
-    "loss.replay.weight": (0.9, {}, "beta_replay", 0.9),
-    "loss.replay.variant": ("simpo", {}, "dpo_variant", "simpo"),
-    "loss.replay.dpo_beta": (0.3, {}, "dpo_beta", 0.3),
-    "loss.replay.simpo_beta": (2.5, SIMPO, "simpo_beta", 2.5),
-    "loss.replay.simpo_gamma": (0.4, SIMPO, "simpo_gamma", 0.4),
+READ: dict[str, tuple[Any, dict[str, Any]]] = {
+    "loss.rlvr.objective": ("gspo", {}),
+    "loss.rlvr.epsilon_low": (0.05, {}),
+    "loss.rlvr.epsilon_high": (0.06, {}),
+    "loss.rlvr.kl_beta": (0.07, {}),
+    "loss.rlvr.importance": ("tis", {}),
+    "loss.rlvr.importance_low": (0.9, {"loss.rlvr.importance": "icepop"}),
+    "loss.rlvr.importance_high": (1.1, {"loss.rlvr.importance": "icepop"}),
+    "loss.hint.weight": (0.8, {}),
+    "loss.hint.temperature": (1.3, {}),
+    "loss.hint.form": ("top_k_jsd", {}),
+    "loss.replay.weight": (0.9, {}),
+    "loss.replay.variant": ("simpo", {}),
+    "loss.replay.dpo_beta": (0.3, {}),
+    "loss.replay.simpo_beta": (2.5, {"loss.replay.variant": "simpo"}),
+    "loss.replay.simpo_gamma": (0.4, {"loss.replay.variant": "simpo"}),
 }
-"""Field: a value, what has to be chosen for it to be read, and the argument of `compose_loss` that it sets, and to what."""
+"""Field that a channel reads: a value, and what has to be chosen for it to be read."""
 FORMS: list[tuple[dict[str, Any], HintLoss]] = [
     ({"form": "jsd", "beta": 0.3, "scale": "continuous", "token_clip": 0.05}, GeneralizedJSD(0.3, "continuous", 0.05)),
     ({"form": "top_k_jsd", "beta": 0.3, "top_k": 7}, TopKJSD(7, 0.3)),
@@ -60,54 +57,82 @@ ELSEWHERE = {
     "loss.rlvr.advantage",
     *(
         f"loss.hint.{name}"
-        for name in ("reduction", "per_trajectory", "shuffle", "detectors", "generators", "demo", "useful_only")
+        for name in (
+            *("self_teacher", "rate", "reduction", "per_trajectory", "shuffle", "detectors", "generators", "demo", "useful_only"),
+        )
     ),
     *(
         f"loss.replay.{name}"
         for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd")
     ),
 }
-"""What is read before there is a batch."""
+"""What is read before there is a batch, or makes the self-teacher."""
 
 
-def arguments(run_file: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> dict[str, Any]:
-    """Those with which one optimizer step calls `compose_loss`; a self-teacher as its kind and rate."""
-    seen: list[dict[str, Any]] = []
-
-    def listening(*inputs: Any, **given: Any) -> LossComponents:
-        seen.append(given)
-        return compose_loss(*inputs, **given)
-
-    monkeypatch.setattr(learner_module, "compose_loss", listening)
+def composed(run_file: Path, options: dict[str, Any]) -> LossComponents:
+    """The loss of a batch whose policy has moved since it was sampled, under these fields of a run file."""
     config = load_config(run_file, [f"--{key}={value}" for key, value in options.items()])
     torch.manual_seed(0)
     policy, tokenizer = load_policy(config.model)
-    Learner(policy, config).update(build_batch(tokenizer, model=policy))
-    (given,) = seen
-    teacher = given["self_teacher"]
-    return given | {"self_teacher": (type(teacher), getattr(teacher, "rate", 0.05))}
+    teacher = make_self_teacher("frozen", policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    batch = build_batch(tokenizer, model=policy)
+    now = sequence_logprobs(policy, batch["input_ids"], batch["attention_mask"], batch["response_mask"]).detach()
+    noise = 0.6 * torch.randn_like(now)
+    batch |= {"advantages": -noise, "old_logprobs": now + noise, "ref_logprobs": now + 0.1}
+    batch |= {"sampler_logprobs": now - noise, "dpo_chosen_ref_logprobs": batch["dpo_chosen_ref_logprobs"] - 0.5}
+    return compose_loss(policy, batch, config.loss, temperature=config.rollout.temperature, self_teacher=teacher, strict=True)
 
 
 @pytest.mark.parametrize("field", READ)
-def test_a_field_sets_its_argument_and_no_other(run_file: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
-    value, chosen, argument, expected = READ[field]
-    before = arguments(run_file, monkeypatch, chosen)
-    after = arguments(run_file, monkeypatch, chosen | {field: value})
-    assert after[argument] == expected
-    assert before[argument] != expected
-    assert {name for name in after if after[name] != before[name]} == {argument}
+def test_a_field_changes_its_channel_and_no_other(run_file: Path, field: str) -> None:
+    value, chosen = READ[field]
+    before, after = composed(run_file, chosen), composed(run_file, chosen | {field: value})
+    channel = field.split(".")[1]
+    changed = {
+        name for name in ("rlvr", "hint", "replay") if value_of(before, name) != pytest.approx(value_of(after, name), rel=1e-5)
+    }
+    assert changed == (set() if field.endswith(".weight") else {channel})  # a weight changes the total alone
+    assert before.total.item() != after.total.item()
+
+
+def value_of(loss: LossComponents, channel: str) -> float:
+    return {"rlvr": loss.rlvr, "hint": loss.sdpo_jsd, "replay": loss.trace_replay_dpo}[channel].item()
+
+
+def test_the_learner_hands_on_the_options_themselves(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run file's objects, whole: what a channel gains as an option needs no line in between."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def listening(*inputs: Any, **given: Any) -> LossComponents:
+        seen.append((inputs, given))
+        return compose_loss(*inputs, **given)
+
+    monkeypatch.setattr(learner_module, "compose_loss", listening)
+    changes = ("--loss.hint.form=taid", "--loss.hint.self_teacher=ema", "--loss.hint.rate=0.2", "--rollout.temperature=0.7")
+    config = load_config(run_file, changes)
+    torch.manual_seed(0)
+    policy, tokenizer = load_policy(config.model)
+    Learner(policy, config).update(build_batch(tokenizer, model=policy))
+    ((inputs, given),) = seen
+    assert inputs[2] is config.loss
+    assert (given["taid_t"], given["temperature"]) == (0.4, 0.7)
+    assert (type(given["self_teacher"]), given["self_teacher"].rate) == (EMATeacher, 0.2)
 
 
 @pytest.mark.parametrize(("options", "expected"), FORMS, ids=lambda x: x.get("form") if isinstance(x, dict) else "")
 def test_a_form_has_the_parameters_of_its_section(options: dict[str, Any], expected: HintLoss) -> None:
-    assert hint_loss(HintConfig(**options), 0.6) == expected
+    assert divergence_form(HintConfig(**options), 0.6 if options["form"] == "taid" else None) == expected
 
 
 def test_the_forms_are_given_every_parameter_away_from_its_default() -> None:
     """So that one which is lost shows."""
     for options, expected in FORMS:
         assert set(options) - {"form"} == {name for name in HintConfig.model_fields if _read_by(name, options["form"])}
-        assert hint_loss(HintConfig(form=options["form"]), 0.4) != expected or len(options) == 1
+        taid_t = 0.4 if options["form"] == "taid" else None
+        assert divergence_form(HintConfig(form=options["form"]), taid_t) != expected or len(options) == 1
         assert all(options[name] != HintConfig.model_fields[name].default for name in options if name != "form")
 
 
@@ -115,11 +140,7 @@ def _read_by(field: str, form: str) -> bool:
     return any(rule.chooser == "form" and form in rule.choices for rule in HintConfig.readers(field))
 
 
-def test_the_learner_hands_on_taids_present_t(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert arguments(run_file, monkeypatch, {"loss.hint.form": "taid"})["hint_loss"] == TAID(0.4)
-
-
 def test_no_field_reaches_nothing() -> None:
     of_a_form = {f"loss.hint.{name}" for options, _ in FORMS for name in options}
     named = {line.key for line in field_lines(LossConfig, "loss.")}
-    assert (set(READ) - {"rollout.temperature"}) | of_a_form | ELSEWHERE == named
+    assert set(READ) | of_a_form | ELSEWHERE == named

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from composer_replication.loss.channels.rlvr import token_weights
 
-__all__ = ["with_stand_ins"]
+__all__ = ["with_dummy_inputs"]
 
 
-def with_stand_ins(
+def with_dummy_inputs(
     batch: Mapping[str, Tensor], off: Container[str], weights: Mapping[str, float], device: torch.device
 ) -> dict[str, Tensor]:
     """`batch` with inputs for the channels (`rlvr`, `hint`, `replay`) that are `off` and have a weight all the same. `rlvr`

@@ -8,7 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from composer_replication.distillation import SelfTeacher, TeacherPart
+from composer_replication.config import HintConfig
+from composer_replication.distillation import (
+    TAID,
+    EntropyAwareOPD,
+    EntropyGatedOPD,
+    GeneralizedJSD,
+    SampledToken,
+    SelfTeacher,
+    TeacherPart,
+    TopKJSD,
+)
 from composer_replication.loss.channels.common import Result, divisor
 from composer_replication.loss.forward import (
     Forward,
@@ -26,7 +36,7 @@ from composer_replication.loss.forward import (
     why_no_prefix,
 )
 
-__all__ = ["hint_channel"]
+__all__ = ["divergence_form", "hint_channel"]
 
 
 class _Compared(NamedTuple):
@@ -45,27 +55,53 @@ def hint_channel(
     prefix: Prefix | None,
     batch: Mapping[str, Tensor],
     self_teacher: SelfTeacher,
-    loss: HintLoss,
-    temperature: float,
-    weight: float,
+    options: HintConfig,
+    taid_t: float | None = None,
 ) -> Result:
-    """`weight` times the weighted mean of `loss` over the compared tokens; the metrics are without `weight`.
+    """Return `options.weight` times the weighted mean of the divergence over the compared tokens; the metrics are without it.
 
-    `prefix` holds the keys and values of the student's forward pass, where a live teacher may read them. Raises ValueError when a
-    compared position lies outside its sequence or holds different tokens on the two sides.
+    Args:
+        prefix: keys and values of the student's forward pass, where a live teacher may read them.
+        taid_t: TAID's present t, which `options.form = "taid"` needs.
+
+    Raises:
+        ValueError: a compared position lies outside its sequence or holds different tokens on the two sides.
     """
-    compared = _compared(batch)
+    compared, loss, weight = _compared(batch), divergence_form(options, taid_t), options.weight
     shares = compared.weights / divisor(compared.weights, batch.get("hint_denominator"), "hint_denominator")
     parts = self_teacher.parts(model)
     teacher = [(part.share, _teacher_rows(part, prefix if part.is_live(model) else None, batch, compared)) for part in parts]
     rows = student.rows(compared.row, compared.student_at)
     tokens = batch["input_ids"][compared.row, compared.student_at]
-    value, losses = divergence_of(rows, teacher, tokens, loss, weight * shares, temperature)
+    value, losses = divergence_of(rows, teacher, tokens, loss, weight * shares, options.temperature)
     return value, {
         "hint/loss": value.item() / weight,
         "hint/tokens": float(len(shares)),
         f"hint/{loss.name}/mean": losses.mean().item(),
     }
+
+
+def divergence_form(options: HintConfig, taid_t: float | None) -> HintLoss:
+    """Return the divergence that `options` describes. Raises ValueError where `form = "taid"` and `taid_t` is not in [0, 1]."""
+    if taid_t is not None and options.form != "taid":
+        raise ValueError(f"loss.hint.form = {options.form!r} does not read taid_t: leave it out")
+    match options.form:
+        case "taid":
+            if taid_t is None:
+                raise ValueError("loss.hint.form = 'taid' needs taid_t, such as the `t` of a TAIDScheduler")
+            if not 0.0 <= taid_t <= 1.0:
+                raise ValueError(f"taid_t must be in [0, 1], got {taid_t}")
+            return TAID(taid_t)
+        case "entropy_opd":
+            return EntropyAwareOPD(options.entropy_h_max)
+        case "entropy_gated":
+            return EntropyGatedOPD(options.entropy_tau, options.entropy_k, options.entropy_alpha)
+        case "sampled_token":
+            return SampledToken()
+        case "top_k_jsd":
+            return TopKJSD(options.top_k, options.beta)
+        case "jsd":
+            return GeneralizedJSD(options.beta, options.scale, options.token_clip)
 
 
 def _compared(batch: Mapping[str, Tensor]) -> _Compared:

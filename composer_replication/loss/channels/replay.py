@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from composer_replication.config import ReplayConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
 from composer_replication.loss.channels.common import Result, divisor
 from composer_replication.loss.forward import common_prefix, forward, read_on_top, read_prefix, why_no_prefix
 
-__all__ = ["DpoVariant", "replay_channel"]
+__all__ = ["replay_channel"]
 
-DpoVariant: TypeAlias = Literal["dpo", "simpo"]
 _SIDES = ("chosen", "rejected")
 
 
-def replay_channel(
-    model: nn.Module, batch: Mapping[str, Tensor], variant: DpoVariant, dpo_beta: float, simpo_beta: float, simpo_gamma: float
-) -> Result:
-    """Weighted mean of DPO's or SimPO's loss over the pairs."""
+def replay_channel(model: nn.Module, batch: Mapping[str, Tensor], options: ReplayConfig) -> Result:
+    """Return the weighted mean of DPO's or SimPO's loss over the pairs, without `options.weight`."""
     (chosen, chosen_tokens), (rejected, rejected_tokens) = _pair_logps(model, batch)
     weights = batch.get("dpo_weights", torch.ones_like(chosen))
-    if variant == "dpo":
+    if options.variant == "dpo":
         ref_chosen, ref_rejected = batch["dpo_chosen_ref_logprobs"], batch["dpo_rejected_ref_logprobs"]
-        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, dpo_beta, weights=weights, reduction="none")
-        margin = dpo_beta * ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
+        losses = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, options.dpo_beta, weights=weights, reduction="none")
+        margin = options.dpo_beta * ((chosen - ref_chosen) - (rejected - ref_rejected)).detach()
     else:
         chosen, rejected = chosen / chosen_tokens.clamp(min=1), rejected / rejected_tokens.clamp(min=1)
-        losses = simpo_loss(chosen, rejected, simpo_beta, simpo_gamma, weights=weights, reduction="none")
-        margin = simpo_beta * (chosen - rejected).detach()
+        losses = simpo_loss(chosen, rejected, options.simpo_beta, options.simpo_gamma, weights=weights, reduction="none")
+        margin = options.simpo_beta * (chosen - rejected).detach()
     value = losses.sum() / divisor(weights, batch.get("replay_denominator"), "replay_denominator")
     return value, {
         "replay/loss": value.item(),

@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from composer_replication.config import RlvrConfig
 from composer_replication.kernels import TokenScores
 from composer_replication.loss.channels.common import Result, divisor
 from composer_replication.loss.forward import Forward
-from composer_replication.policy_gradient import (
-    ImportanceKind,
-    Surrogate,
-    SurrogateKind,
-    check_importance,
-    importance_weights,
-    kl_k3,
-    surrogate,
-    thresholds,
-)
+from composer_replication.policy_gradient import Surrogate, importance_weights, kl_k3, surrogate, surrogate_of
 
-__all__ = ["RlvrOptions", "cross_entropy", "policy_gradient", "rlvr_channel", "token_weights"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RlvrOptions:
-    """How the policy gradient is formed. Raises ValueError on an option that is out of its range."""
-
-    surrogate: SurrogateKind = "ppo"
-    epsilon_low: float | None = None
-    """None, here and below: the surrogate's own."""
-    epsilon_high: float | None = None
-    kl_beta: float = 0.0
-    """Weight of the k3 estimate of KL(policy || reference)."""
-    temperature: float = 1.0
-    """Of sampling."""
-    importance: ImportanceKind | None = None
-    """Correction of the mismatch between `sampler_logprobs` and `old_logprobs`."""
-    importance_low: float = 0.5
-    importance_high: float = 2.0
-
-    def __post_init__(self) -> None:
-        thresholds(self.surrogate, self.epsilon_low, self.epsilon_high)
-        if not 0.0 <= self.kl_beta < math.inf:
-            raise ValueError(f"kl_beta must be at least 0 and finite, got {self.kl_beta}")
-        if not self.temperature > 0.0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
-        if self.importance is not None:
-            check_importance(self.importance, self.importance_low, self.importance_high)
+__all__ = ["TokenStreams", "cross_entropy", "policy_gradient", "rlvr_channel", "token_weights"]
 
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
@@ -70,9 +34,13 @@ def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     return weights
 
 
-def rlvr_channel(student: Forward, batch: Mapping[str, Tensor], options: RlvrOptions) -> Result:
-    """The policy gradient where the batch has advantages, else LM cross-entropy."""
-    return policy_gradient(student, batch, options) if "advantages" in batch else cross_entropy(student, batch)
+def rlvr_channel(student: Forward, batch: Mapping[str, Tensor], options: RlvrConfig, temperature: float) -> Result:
+    """Return the policy gradient where the batch has advantages, else LM cross-entropy.
+
+    Args:
+        temperature: that of sampling, folded into the log-probs of the policy gradient.
+    """
+    return policy_gradient(student, batch, options, temperature) if "advantages" in batch else cross_entropy(student, batch)
 
 
 def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
@@ -87,7 +55,7 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
     return value, {"lm_ce/loss": value.item(), "lm_ce/tokens": float(len(row))}
 
 
-def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrOptions) -> Result:
+def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrConfig, temperature: float) -> Result:
     """The surrogate on sampled tokens, with the KL to the reference where `kl_beta` > 0.
 
     Raises ValueError when the batch lacks the log-probs that an option needs, and when what is read of a token with a weight is
@@ -96,18 +64,18 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
     weights = token_weights(batch)
     row, position = weights.nonzero(as_tuple=True)
     shares = weights[row, position] / divisor(weights, batch.get("rlvr_denominator"), "rlvr_denominator")
-    tokens = _Tokens.gather(batch, row, position, options)
+    tokens = TokenStreams.gather(batch, row, position, options)
 
     def loss(logprobs: Tensor, rows: slice) -> Tensor:
         return shares[rows] * tokens.losses(logprobs, rows, row[rows], options)
 
     predicted, targets = student.rows(row, position), batch["input_ids"][row, position]
-    if options.surrogate == "gspo":  # a token's derivative depends on its whole sequence
-        scores = predicted.logprobs(targets, options.temperature)
+    if surrogate_of(options.objective) == "gspo":  # a token's derivative depends on its whole sequence
+        scores = predicted.logprobs(targets, temperature)
         value = loss(scores.logprobs, slice(None)).sum()
         scores = TokenScores(scores.logprobs.detach(), scores.entropy)
     else:
-        value, scores = predicted.token_loss(targets, loss, options.temperature)
+        value, scores = predicted.token_loss(targets, loss, temperature)
     found = tokens.surrogate(scores.logprobs, slice(None), row, options)
     before = tokens.sampler if tokens.old is None else tokens.old
     before = scores.logprobs if before is None else before
@@ -129,7 +97,7 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tokens:
+class TokenStreams:
     """What the batch says of the tokens in the loss, [n] each."""
 
     advantages: Tensor
@@ -140,7 +108,7 @@ class _Tokens:
     """What the engine that sampled said, where it is to be corrected for."""
 
     @classmethod
-    def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrOptions) -> _Tokens:
+    def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrConfig) -> TokenStreams:
         def read(key: str) -> Tensor:
             found = batch[key][row] if batch[key].dim() == 1 else batch[key][row, position]
             broken = (~torch.isfinite(found)).nonzero()
@@ -160,21 +128,21 @@ class _Tokens:
         return cls(
             advantages=read("advantages"),
             old=read("old_logprobs") if "old_logprobs" in batch else None,
-            reference=stream("ref_logprobs", options.kl_beta > 0, "kl_beta > 0"),
-            sampler=stream("sampler_logprobs", options.importance is not None, "an importance correction"),
+            reference=stream("ref_logprobs", options.kl_beta > 0, "loss.rlvr.kl_beta > 0"),
+            sampler=stream("sampler_logprobs", options.importance != "none", "an importance correction"),
         )
 
-    def corrections(self, logprobs: Tensor, rows: slice, options: RlvrOptions) -> Tensor | None:
+    def corrections(self, logprobs: Tensor, rows: slice, options: RlvrConfig) -> Tensor | None:
         """Importance weights of the surrogate; the KL term has none, as in TRL."""
-        if self.sampler is None or options.importance is None:
+        if self.sampler is None or options.importance == "none":
             return None
         scored = logprobs if self.old is None else self.old[rows]
         low, high = options.importance_low, options.importance_high
         return importance_weights(scored, self.sampler[rows], options.importance, low=low, high=high)
 
-    def surrogate(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Surrogate:
+    def surrogate(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Surrogate:
         return surrogate(
-            options.surrogate,
+            surrogate_of(options.objective),
             logprobs,
             logprobs.detach() if self.old is None else self.old[rows],
             self.advantages[rows],
@@ -183,7 +151,7 @@ class _Tokens:
             sequence=sequence,
         )
 
-    def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrOptions) -> Tensor:
+    def losses(self, logprobs: Tensor, rows: slice, sequence: Tensor, options: RlvrConfig) -> Tensor:
         losses = self.surrogate(logprobs, rows, sequence, options).loss
         corrections = self.corrections(logprobs, rows, options)
         if corrections is not None:

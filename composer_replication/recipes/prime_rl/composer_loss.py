@@ -3,7 +3,7 @@
     [trainer.loss]
     type = "custom"
     import_path = "composer_replication.recipes.prime_rl.composer_loss.loss_fn"
-    kwargs = { surrogate = "ppo", epsilon_low = 0.2, epsilon_high = 0.28 }
+    kwargs = { objective = "dapo", epsilon_low = 0.2, epsilon_high = 0.28 }
 
 The trainer calls it once per sequence, adds up what it returns and divides by the batch's number of rl tokens over all ranks: the
 average of `loss.rlvr.objective` dapo, bnpo, cispo and dppo. Hints and pairs do not come through here: they travel in the
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from composer_replication.policy_gradient import ImportanceKind, Surrogate, SurrogateKind, importance_weights, kl_k3
-from composer_replication.policy_gradient import surrogate as policy_surrogate
+from composer_replication.config import RlvrConfig
+from composer_replication.loss.channels import TokenStreams
+from composer_replication.policy_gradient import Surrogate, kl_k3
 
 __all__ = ["LossInputs", "LossOutputs", "loss_fn"]
 
@@ -52,37 +53,34 @@ class LossOutputs:
     """0-dim each."""
 
 
-def loss_fn(
-    inputs: LossInputs,
-    *,
-    surrogate: SurrogateKind = "ppo",
-    epsilon_low: float | None = None,
-    epsilon_high: float | None = None,
-    kl_beta: float = 0.0,
-    importance: ImportanceKind | None = None,
-    importance_low: float = 0.5,
-    importance_high: float = 2.0,
-) -> LossOutputs:
-    """The policy gradient on one sequence's tokens in `loss_mask`, times `loss_weights` where there are any.
+def loss_fn(inputs: LossInputs, **options: Any) -> LossOutputs:
+    """Compute the policy gradient on one sequence's tokens in `loss_mask`, times `loss_weights` where there are any.
 
-    Options are those of `compose_loss`. With `importance` the policy that scores is taken for the one that sampled, and the ratio
-    to the engine that sampled is the weight; without, that engine's log-probs are the old ones. Tokens whose log-prob the engine
-    did not give as a finite number have loss 0 (the trainer's denominator counts them all the same). Raises ValueError on an
-    unknown option, and for `kl_beta` above 0 without reference log-probs.
+    `options` are the fields of the run file's `[loss.rlvr]`. With `importance` the policy that scores is taken for the one that
+    sampled, and the ratio to the engine that sampled is the weight; without, that engine's log-probs are the old ones. Tokens
+    whose log-prob the engine did not give as a finite number have loss 0 (the trainer's denominator counts them all the same).
+
+    Raises:
+        ValueError: an option is unknown or out of its range, or `kl_beta` is above 0 and there are no reference log-probs.
     """
+    rlvr = RlvrConfig(**options)
     mask = inputs.loss_mask & torch.isfinite(inputs.inference_logprobs)
     now, sampled = inputs.trainer_logprobs[mask], inputs.inference_logprobs[mask]
-    old = sampled if importance is None else now.detach()
-    found = _surrogate(surrogate, now, old, inputs.advantages[mask], epsilon_low, epsilon_high)
-    losses, metrics = found.loss, _metrics(found, now, sampled, inputs.loss_mask)
-    if importance is not None:
-        corrections = importance_weights(now, sampled, importance, low=importance_low, high=importance_high)
-        losses = corrections * losses
+    corrected = rlvr.importance != "none"
+    tokens = TokenStreams(
+        advantages=inputs.advantages[mask],
+        old=None if corrected else sampled,
+        reference=_reference(inputs)[mask] if rlvr.kl_beta > 0 else None,
+        sampler=sampled if corrected else None,
+    )
+    everything, sequence = slice(None), torch.zeros_like(now, dtype=torch.int64)
+    losses = tokens.losses(now, everything, sequence, rlvr)
+    metrics = _metrics(tokens.surrogate(now.detach(), everything, sequence, rlvr), now, sampled, inputs.loss_mask)
+    corrections = tokens.corrections(now.detach(), everything, rlvr)
+    if corrections is not None:
         metrics |= {"rlvr/importance/mean": _mean(corrections), "rlvr/importance/max": _max(corrections)}
-    if kl_beta > 0:
-        kl = kl_k3(now, _reference(inputs)[mask])
-        losses = losses + kl_beta * kl
-        metrics["rlvr/kl_ref/mean"] = _mean(kl.detach())
+    if tokens.reference is not None:
+        metrics["rlvr/kl_ref/mean"] = _mean(kl_k3(now.detach(), tokens.reference))
     weights = getattr(inputs, "loss_weights", None)
     if weights is not None:
         losses = losses * weights[mask]
@@ -91,20 +89,13 @@ def loss_fn(
     return LossOutputs(placed.sum(), metrics)
 
 
-def _surrogate(
-    kind: SurrogateKind, now: Tensor, old: Tensor, advantages: Tensor, low: float | None, high: float | None
-) -> Surrogate:
-    sequence = torch.zeros_like(now, dtype=torch.int64)
-    return policy_surrogate(kind, now, old, advantages, epsilon_low=low, epsilon_high=high, sequence=sequence)
-
-
 def _reference(inputs: LossInputs) -> Tensor:
     for name in ("ref_logprobs", "teacher_logprobs"):
         found = getattr(inputs, name, None)
         if isinstance(found, Tensor):
             return found
     raise ValueError(
-        "kl_beta > 0 needs reference log-probs, and this sequence has no ref_logprobs (before 0.7: teacher_logprobs)"
+        "loss.rlvr.kl_beta > 0 needs reference log-probs, and this sequence has no ref_logprobs (before 0.7: teacher_logprobs)"
     )
 
 

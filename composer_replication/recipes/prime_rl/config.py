@@ -16,7 +16,6 @@ import tomli_w
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
 from composer_replication.observe.files import replace_file
-from composer_replication.policy_gradient import surrogate_of
 from composer_replication.recipes.prime_rl.options import is_ours
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, needs_frozen
 from composer_replication.types.errors import ConfigError
@@ -126,16 +125,8 @@ def _made(config: RunConfig, folder: Path, *, gpus: int) -> dict[str, Any]:
 
 def _trainer(config: RunConfig) -> dict[str, Any]:
     rlvr, optimizer = config.loss.rlvr, config.optimizer
-    kwargs: dict[str, Any] = {"surrogate": surrogate_of(rlvr.objective), "kl_beta": rlvr.kl_beta}
-    kwargs |= {k: v for k, v in (("epsilon_low", rlvr.epsilon_low), ("epsilon_high", rlvr.epsilon_high)) if v is not None}
-    if rlvr.importance != "none":
-        kwargs |= {
-            "importance": rlvr.importance,
-            "importance_low": rlvr.importance_low,
-            "importance_high": rlvr.importance_high,
-        }
     return {
-        "loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": kwargs},
+        "loss": {"type": "custom", "import_path": LOSS_FN, "kwargs": rlvr.model_dump(mode="json", exclude_defaults=True)},
         "optim": {
             "type": "adamw",
             "lr": optimizer.learning_rate,

@@ -33,7 +33,6 @@ from composer_replication.policy_gradient import importance_weights
 from composer_replication.recipes.trl.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.recipes.trl.step_signals import SignalSource, StepSignals
 from composer_replication.recipes.trl.trainer_callback import TeacherCallback, state_path
-from composer_replication.trainer.learner import hint_loss
 from composer_replication.trainer.reference import with_reference_logprobs
 from composer_replication.trainer.replay import pairs_of_step
 from composer_replication.types import Pair
@@ -145,24 +144,17 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        hint, replay = self.channels.hint, self.channels.replay
         if not self.model.training:
             loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return loss
-        with self._kl_of_trained_rows(inputs), _overheard(model, wanted=hint.weight > 0) as heard:
+        with self._kl_of_trained_rows(inputs), _overheard(model, wanted=self.channels.hint.weight > 0) as heard:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         batch, student = with_students(gathered(inputs), inputs, heard, whole=in_lockstep(model))
         found = compose_loss(
             model,
             batch,
-            alpha_sdpo=hint.weight,
-            beta_replay=replay.weight,
-            dpo_variant=replay.variant,
-            dpo_beta=replay.dpo_beta,
-            simpo_beta=replay.simpo_beta,
-            simpo_gamma=replay.simpo_gamma,
-            hint_loss=hint_loss(hint, None if self.taid is None else self.taid.t),
-            sdpo_temperature=hint.temperature,
+            self.channels,
+            taid_t=None if self.taid is None else self.taid.t,
             self_teacher=self.self_teacher,
             student=student,
         )

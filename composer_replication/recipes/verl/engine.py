@@ -2,7 +2,7 @@
 
 The first channel is verl's own path: its forward pass, its log-probs, the policy loss `composer`, and the KL to the reference
 where there is one. The hint channel reads the same forward pass at the error turns and adds its loss to it; the preference pairs
-follow in passes of their own before the optimizer steps. Both are `channels`' functions on tensors made of the micro-batch
+follow in passes of their own before the optimizer steps. Both are `loss.channels`' functions on tensors made of the micro-batch
 (`columns`); every denominator is that of the whole batch on all ranks.
 """
 
@@ -26,13 +26,13 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from composer_replication.distillation import SelfTeacher, TAIDScheduler, make_self_teacher
 from composer_replication.loss.batch import Batch, collate, split
-from composer_replication.loss.channels import hint_channel, replay_channel, with_stand_ins
+from composer_replication.loss.channels import hint_channel, replay_channel, with_dummy_inputs
 from composer_replication.loss.forward import Forward, in_lockstep, update_mode
 from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.recipes.verl.policy_loss import kl_loss
-from composer_replication.trainer.learner import hint_loss, merge_metrics, rate_share
+from composer_replication.trainer.learner import merge_metrics, rate_share
 from composer_replication.types.errors import ModelError
 
 __all__ = ["ComposerEngine"]
@@ -173,14 +173,13 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if hinted:
             batch["hint_denominator"] = torch.tensor(denominator, device=logits.device)
         elif self._teacher_is_sharded():
-            batch = with_stand_ins(batch, {"hint"}, {"hint": weight, "replay": 0.0}, logits.device)
+            batch = with_dummy_inputs(batch, {"hint"}, {"hint": weight, "replay": 0.0}, logits.device)
         else:
             return None, {}
         packed = tu.get_non_tensor_data(micro_batch, "use_remove_padding", True)
         student = _Packed(logits, ids.offsets()) if packed else Forward(logits, None)
-        form = hint_loss(self.loss.hint, None if self.taid is None else self.taid.t)
-        temperature = self.loss.hint.temperature
-        value, metrics = hint_channel(self.module, student, None, batch, self.self_teacher, form, temperature, weight)
+        taid_t = None if self.taid is None else self.taid.t
+        value, metrics = hint_channel(self.module, student, None, batch, self.self_teacher, self.loss.hint, taid_t)
         return value * self.get_data_parallel_size(), metrics if hinted else {}
 
     def _teacher_is_sharded(self) -> bool:
@@ -205,11 +204,9 @@ class ComposerEngine(FSDPEngineWithLMHead):
         part = {key: value.to(device) for key, value in part.items()}
         mine = "dpo_chosen_input_ids" in part
         if not mine:
-            part = with_stand_ins(part, {"replay"}, {"hint": 0.0, "replay": replay.weight}, device)
+            part = with_dummy_inputs(part, {"replay"}, {"hint": 0.0, "replay": replay.weight}, device)
         with self._autocast():
-            value, metrics = replay_channel(
-                self.module, part, replay.variant, replay.dpo_beta, replay.simpo_beta, replay.simpo_gamma
-            )
+            value, metrics = replay_channel(self.module, part, replay)
         (replay.weight * value * self.get_data_parallel_size()).backward()
         return metrics if mine else {}
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from composer_replication.policy_gradient import kl_k3, surrogate, surrogate_of
+from composer_replication.loss.channels import TokenStreams
+from composer_replication.policy_gradient import kl_k3
 from composer_replication.recipes.verl.overrides import AGGREGATION
 from composer_replication.recipes.verl.plan import ArmPlan
 
@@ -38,15 +39,8 @@ def policy_loss(
     rlvr = ArmPlan.required().config.loss.rlvr
     row, column = response_mask.nonzero(as_tuple=True)
     old, new = old_log_prob[row, column], log_prob[row, column]
-    found = surrogate(
-        surrogate_of(rlvr.objective),
-        new,
-        old,
-        advantages[row, column],
-        epsilon_low=rlvr.epsilon_low,
-        epsilon_high=rlvr.epsilon_high,
-        sequence=row,
-    )
+    tokens = TokenStreams(advantages=advantages[row, column], old=old, reference=None, sampler=None)
+    found = tokens.surrogate(new, slice(None), row, rlvr)
     losses = found.loss if rollout_is_weights is None else found.loss * rollout_is_weights[row, column]
     spread = torch.zeros_like(log_prob).index_put((row, column), losses)
     shared = config.global_batch_info
