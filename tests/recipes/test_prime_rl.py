@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from composer_replication.config import ReplayConfig, RunConfig, SubstrateConfig
+from composer_replication.config import LossConfig, ReplayConfig, RunConfig, SubstrateConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
@@ -70,7 +70,7 @@ def inputs(n=12, **changes):
 def test_the_loss_is_the_sum_of_our_surrogate_over_the_mask():
     given = inputs()
     mask = given.loss_mask
-    found = loss_fn(given, surrogate="cispo")
+    found = loss_fn(given, objective="cispo")
     expected = surrogate("cispo", given.trainer_logprobs[mask], given.inference_logprobs[mask], given.advantages[mask])
     assert found.loss.item() == pytest.approx(expected.loss.sum().item())
     assert found.metrics["rlvr/tokens"].item() == int(mask.sum())
@@ -116,7 +116,7 @@ def test_the_reference_has_either_name():
 
 def test_a_sequence_without_tokens_has_loss_zero_and_a_gradient():
     given = inputs(loss_mask=torch.zeros(12, dtype=torch.bool))
-    found = loss_fn(given, surrogate="gspo")
+    found = loss_fn(given, objective="gspo")
     found.loss.backward()
     assert (found.loss.item(), given.trainer_logprobs.grad.abs().max().item()) == (0.0, 0.0)
 
@@ -153,7 +153,9 @@ def test_signed_advantages_give_the_gradient_of_the_replay_channel(variant):
     pairs = [replace(pair, ref_chosen_logprob=-20.0 - i, ref_rejected_logprob=-14.0) for i, pair in enumerate(pairs)]
     options = ReplayConfig(variant=variant, **({"dpo_beta": 0.2} if variant == "dpo" else {}))
     batch = {k: v.double() if v.is_floating_point() else v for k, v in collate([], None, (), pairs, pad_id=0).items()}
-    compose_loss(model, batch, beta_replay=0.6, dpo_variant=variant, dpo_beta=0.2).total.backward()
+    compose_loss(
+        model, batch, LossConfig(hint={"weight": 0.0}, replay=options.model_copy(update={"weight": 0.6}))
+    ).total.backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     model.zero_grad()
     total, tokens = 0.0, 0
@@ -258,7 +260,9 @@ def run(tmp_path, **sections):
 def test_what_can_be_expressed_is_not_refused(tmp_path):
     check(run(tmp_path))
     kwargs = prime_rl_config(run(tmp_path), tmp_path)["trainer"]["loss"]
-    assert (kwargs["import_path"], kwargs["kwargs"]["surrogate"]) == (LOSS_FN, "ppo")
+    assert (kwargs["import_path"], kwargs["kwargs"]) == (LOSS_FN, {})
+    changed = run(tmp_path, loss={"rlvr": {"objective": "cispo", "epsilon_high": 3.0}})
+    assert prime_rl_config(changed, tmp_path)["trainer"]["loss"]["kwargs"] == {"objective": "cispo", "epsilon_high": 3.0}
     module, _, name = LOSS_FN.rpartition(".")
     assert getattr(sys.modules[module], name) is loss_fn
 

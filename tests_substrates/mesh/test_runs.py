@@ -15,7 +15,7 @@ import tomllib
 import pytest
 import tomli_w
 from living import children, gone, gone_all
-from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
+from one_gradient import LOSS, case, local_gradient, relative_error
 from rich.console import Console
 from stopped_members import StoppedGenerator, StoppedTrainer
 from stopping import StoppedRewarder, stopped
@@ -179,7 +179,7 @@ def test_one_gradient(run_file, on_mesh, tmp_path):
         trainer = await mesh.spawn("trainer", WatchedTrainer, config, "main", run_dir.path)
         return await trainer.call("gradient_of_update", fixed.batch)
 
-    expected = local_gradient(fixed, **OPTIONS)
+    expected = local_gradient(fixed)
     assert relative_error(on_mesh(work), expected) < 1e-6
 
 

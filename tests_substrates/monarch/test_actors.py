@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 import torch
 from monarch_members import Judge, Member
-from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
+from one_gradient import LOSS, case, local_gradient, relative_error
 from rich.console import Console
 from watched_trainer import WatchedTrainer
 from world import make_world, run_text
@@ -108,7 +108,7 @@ def test_two_trainers_find_the_gradient_of_one(run_file, on_mesh, tmp_path):
         assert await trainer.call_all("at") == [0, 0]
         return await trainer.call("gradient_of_update", fixed.batch)
 
-    error = relative_error(on_mesh(work, ranks={"trainer": 2}), local_gradient(fixed, **OPTIONS))
+    error = relative_error(on_mesh(work, ranks={"trainer": 2}), local_gradient(fixed))
     print(f"relative error of two trainers: {error:.1e}")
     assert error < 1e-5
 

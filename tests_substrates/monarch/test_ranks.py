@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 from monarch_members import Member, Rank
-from one_gradient import LOSS, OPTIONS, case, local_gradient, relative_error
+from one_gradient import LOSS, case, local_gradient, relative_error
 
 from composer_replication.config import RunConfig
 from composer_replication.recipes.mesh.errors import ActorDiedError
@@ -34,7 +34,7 @@ def config(tmp_path):
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 def test_two_ranks_find_the_gradient_of_one(on_mesh, config, sharded):
     fixed = case()
-    expected = local_gradient(fixed, **OPTIONS)
+    expected = local_gradient(fixed)
 
     async def work(mesh):
         group = await mesh.spawn("trainer", Rank, config, sharded)

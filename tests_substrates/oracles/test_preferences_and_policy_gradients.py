@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
 from composer_replication.loss import compose_loss
 from composer_replication.policy_gradient import importance_weights, kl_k3, sequence_weights, surrogate, surrogate_of
@@ -105,6 +106,9 @@ def test_trl_grpo(name, kl_beta, corrected, tmp_path):
 
     in_loss = torch.cat([torch.zeros_like(mask)[:, :5], mask], 1)
     weights, denominator = sequence_weights(in_loss, name, max_tokens=LENGTH)
+    interval = {"importance_high": 1.3} | ({"importance_low": 0.8} if corrected == "icepop" else {})
+    correction = {"importance": corrected, **interval} if corrected else {}
+    rlvr = RlvrConfig(objective=name, epsilon_low=low, epsilon_high=high, kl_beta=kl_beta, **correction)
     ours = compose_loss(
         trainer.model,
         {
@@ -118,13 +122,7 @@ def test_trl_grpo(name, kl_beta, corrected, tmp_path):
             "ref_logprobs": whole(reference),
             "sampler_logprobs": whole(sampled),
         },
-        surrogate=surrogate_of(name),
-        epsilon_low=low,
-        epsilon_high=high,
-        kl_beta=kl_beta,
-        importance=corrected,
-        importance_low=0.8,
-        importance_high=1.3,
+        LossConfig(rlvr=rlvr, hint=HintConfig(weight=0.0), replay=ReplayConfig(weight=0.0)),
         temperature=trainer.temperature,
     )
     assert_close(ours.total, theirs)

@@ -10,6 +10,7 @@ from one_gradient import case, gradient_of, relative_error
 from prime_rl.configs.trainer import CustomLossConfig, DefaultLossConfig
 from prime_rl.trainer.rl.loss import LossInputs, compute_loss, ref_kl_loss_fn, setup_rl_loss_fn
 
+from composer_replication.config import HintConfig, LossConfig, ReplayConfig, RlvrConfig
 from composer_replication.distillation import sampled_token_per_token
 from composer_replication.loss import compose_loss
 from composer_replication.recipes.prime_rl.config import LOSS_FN
@@ -37,7 +38,7 @@ def sequence(n=64, seed=0, *, weighted=False):
 def test_dppo_is_the_stock_loss_to_the_bit(weighted):
     for seed in range(20):
         now, inputs = sequence(seed=seed, weighted=weighted)
-        found, stock = ours(surrogate="dppo")(inputs), setup_rl_loss_fn(DefaultLossConfig())(inputs)
+        found, stock = ours(objective="dppo")(inputs), setup_rl_loss_fn(DefaultLossConfig())(inputs)
         assert found.loss.item() == stock.loss.item()
         (mine,) = torch.autograd.grad(found.loss, now)
         (theirs,) = torch.autograd.grad(stock.loss, now)
@@ -53,15 +54,15 @@ def logprobs_of(model, ids):
 
 
 OPTIONS = [
-    {"surrogate": "ppo", "epsilon_low": 0.2, "epsilon_high": 0.28},
-    {"surrogate": "cispo"},
-    {"surrogate": "dppo"},
-    {"surrogate": "ppo", "importance": "tis", "importance_high": 1.2},
-    {"surrogate": "ppo", "importance": "icepop", "importance_low": 0.8, "importance_high": 1.2},
+    {"objective": "dapo", "epsilon_low": 0.2, "epsilon_high": 0.28},
+    {"objective": "cispo"},
+    {"objective": "dppo"},
+    {"objective": "dapo", "importance": "tis", "importance_high": 1.2},
+    {"objective": "dapo", "importance": "icepop", "importance_low": 0.8, "importance_high": 1.2},
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"{o['surrogate']}-{o.get('importance', 'none')}")
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: f"{o['objective']}-{o.get('importance', 'none')}")
 def test_the_gradient_is_that_of_compose_loss(options):
     made = case()
     made.model.double()
@@ -69,10 +70,11 @@ def test_the_gradient_is_that_of_compose_loss(options):
         k: v for k, v in made.batch.items() if not k.startswith(("dpo", "ctx", "sdpo", "hint", "replay", "student", "teacher"))
     }
     local = dict(batch)
+    alone = LossConfig(rlvr=RlvrConfig(**options), hint=HintConfig(weight=0.0), replay=ReplayConfig(weight=0.0))
     if "importance" in options:  # as the learner has it
         local["sampler_logprobs"] = local.pop("old_logprobs")
     made.model.zero_grad()
-    compose_loss(made.model, local, **options).total.backward()
+    compose_loss(made.model, local, alone).total.backward()
     expected = gradient_of(made.model)
     made.model.zero_grad()
     parts = [[], [], [], []]

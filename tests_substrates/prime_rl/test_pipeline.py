@@ -15,7 +15,6 @@ from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
 from prime_rl.trainer.utils import build_bin_cost
 from rollouts import finalized, group, logprobs_of, pairs_as_rollouts, rollout
 
-from composer_replication.distillation import SampledToken
 from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import collate
 from composer_replication.policy_gradient import group_advantages
@@ -74,19 +73,8 @@ def local_gradient(policy, config, rollouts, pairs):
         trajectories, advantages, hinted, pairs, pad_id=int(tokenizer.pad_token_id), objective="dapo", hint_reduction="token"
     )
     batch = {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
-    replay = config.loss.replay
     model.zero_grad()
-    loss = compose_loss(
-        model,
-        batch,
-        alpha_sdpo=config.loss.hint.weight,
-        beta_replay=replay.weight,
-        dpo_variant=replay.variant,
-        dpo_beta=replay.dpo_beta,
-        simpo_beta=replay.simpo_beta,
-        simpo_gamma=replay.simpo_gamma,
-        hint_loss=SampledToken(),
-    )
+    loss = compose_loss(model, batch, config.loss)
     loss.total.backward()
     found = gradient_of(model)
     model.zero_grad()
@@ -227,7 +215,7 @@ def test_one_gradient_with_all_three_channels(algorithm, policy, tmp_path, seq_l
     rollouts = group(policy)
     samples = [*finalized(built, rollouts), *finalized(built, pairs_as_rollouts(tmp_path / "out" / "rl.toml"))]
     longest = max(len(s.token_ids) for s in samples)
-    found, metrics, packed = packed_gradient(policy[0], samples, composer_loss(surrogate="ppo"), seq_len=max(longest, seq_len))
+    found, metrics, packed = packed_gradient(policy[0], samples, composer_loss(objective="dapo"), seq_len=max(longest, seq_len))
     expected, loss = local_gradient(policy, config, rollouts, pairs)
     assert not loss.off
     error = relative_error(found, expected)

@@ -31,16 +31,6 @@ LOSS = LossConfig(
     replay=ReplayConfig(weight=0.4, variant="dpo", dpo_beta=0.3),
 )
 """What all substrates are asked to compute."""
-OPTIONS = {
-    "alpha_sdpo": 0.7,
-    "beta_replay": 0.4,
-    "dpo_variant": "dpo",
-    "dpo_beta": 0.3,
-    "jsd_beta": 0.5,
-    "epsilon_low": 0.2,
-    "epsilon_high": 0.28,
-}
-"""The same, as `compose_loss` takes it."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +96,11 @@ def case(seed: int = 0) -> Case:
     return Case(model, tokenizer, groups, [0.8, -1.1, None, 0.6], hinted, pairs)
 
 
-def local_gradient(case: Case, **options: object) -> dict[str, Tensor]:
-    """The gradient of `compose_loss` by parameter name, whole batch at once, frozen self-teacher; `options` override OPTIONS."""
+def local_gradient(case: Case) -> dict[str, Tensor]:
+    """Return the gradient of `compose_loss` by parameter name: whole batch at once, `LOSS`, frozen self-teacher."""
     case.model.zero_grad()
     teacher = make_self_teacher("frozen", case.model)
-    compose_loss(case.model, case.batch, **{**OPTIONS, **options}, self_teacher=teacher, strict=True).total.backward()  # type: ignore[arg-type]
+    compose_loss(case.model, case.batch, LOSS, self_teacher=teacher, strict=True).total.backward()
     found = gradient_of(case.model)
     case.model.zero_grad()
     return found

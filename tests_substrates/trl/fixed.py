@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
-from composer_replication.config import LossConfig
+from composer_replication.config import LossConfig, RlvrConfig
 from composer_replication.loss import LossComponents, compose_loss
 from composer_replication.loss.batch import collate
 from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
@@ -111,14 +111,13 @@ def make_trainer(
     return trainer, look
 
 
-def own_gradient(case: Case, batch: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-    """`compose_loss`'s on any batch of the case."""
+def own_gradient(case: Case, batch: Mapping[str, Tensor], **rlvr: Any) -> dict[str, Tensor]:
+    """`compose_loss`'s on any batch of the case, under `LOSS` with these fields of its `rlvr`."""
     from composer_replication.distillation import make_self_teacher
 
     case.model.zero_grad()
-    found: LossComponents = compose_loss(
-        case.model, batch, **{**one_gradient.OPTIONS, **options}, self_teacher=make_self_teacher("frozen", case.model)
-    )
+    options = one_gradient.LOSS.model_copy(update={"rlvr": RlvrConfig(**{**one_gradient.LOSS.rlvr.model_dump(), **rlvr})})
+    found: LossComponents = compose_loss(case.model, batch, options, self_teacher=make_self_teacher("frozen", case.model))
     found.total.backward()
     gradient = one_gradient.gradient_of(case.model)
     case.model.zero_grad()

@@ -43,7 +43,7 @@ def main(policy: Path, folder: Path) -> None:
             torch.save(found, folder / f"{kind}.pt")
             if kind == "live":
                 case.model.zero_grad()
-                compose_loss(case.model, case.batch, **one_gradient.OPTIONS, self_teacher=LiveTeacher()).total.backward()
+                compose_loss(case.model, case.batch, one_gradient.LOSS, self_teacher=LiveTeacher()).total.backward()
                 torch.save(one_gradient.gradient_of(case.model), folder / "live-expected.pt")
     dist.destroy_process_group()
 

@@ -83,13 +83,12 @@ def test_every_objective_is_averaged_as_here(case, made, objective):
     from composer_replication.config import LossConfig, RlvrConfig
     from composer_replication.loss import compose_loss
     from composer_replication.loss.batch import collate
-    from composer_replication.policy_gradient import surrogate_of
 
     loss = LossConfig(rlvr=RlvrConfig(objective=objective), hint={"weight": 0.0}, replay={"weight": 0.0})
     found, _ = engines.step(made(loss), engines.batch_of(case, 2), objective=objective, max_tokens=20)
     batch = collate(case.trajectories, case.advantages, pad_id=0, objective=objective, max_tokens=20)
     case.model.zero_grad()
-    compose_loss(case.model, batch, surrogate=surrogate_of(objective)).total.backward()
+    compose_loss(case.model, batch, loss).total.backward()
     assert one_gradient.relative_error(found, one_gradient.gradient_of(case.model)) < TOLERANCE
     case.model.zero_grad()
 
@@ -102,17 +101,15 @@ def test_every_form_of_the_hint(case, made, form):
     from composer_replication.config import HintConfig
     from composer_replication.distillation import make_self_teacher
     from composer_replication.loss import compose_loss
-    from composer_replication.trainer.learner import hint_loss
 
     hint = HintConfig(weight=0.7, form=form)
     loss = one_gradient.LOSS.model_copy(update={"hint": hint})
     engine = made(loss)
     found, metrics = engines.step(engine, engines.batch_of(case, 2))
-    options = {name: value for name, value in one_gradient.OPTIONS.items() if name != "jsd_beta"}
     teacher = make_self_teacher("frozen", case.model)
     case.model.zero_grad()
-    form_now = hint_loss(hint, 0.4 if form == "taid" else None)
-    compose_loss(case.model, case.batch, **options, hint_loss=form_now, self_teacher=teacher, strict=True).total.backward()
+    taid_t = 0.4 if form == "taid" else None
+    compose_loss(case.model, case.batch, loss, taid_t=taid_t, self_teacher=teacher, strict=True).total.backward()
     expected = one_gradient.gradient_of(case.model)
     case.model.zero_grad()
     assert metrics["hint/loss"] != 0.0
