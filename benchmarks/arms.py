@@ -26,8 +26,8 @@ from rich.console import Console
 from composer_replication.observe import Terminal
 from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.quickstart.teachers import TEACHERS, served
-from composer_replication.trainer.loop import train
 from composer_replication.trainer.open_run import open_run
+from composer_replication.trainer.report import train
 
 RATES = (5e-4, 1e-3)
 WEIGHTS = (0.3, 1.0)

@@ -40,8 +40,8 @@ from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.recipes.diloco.job import rendezvous_of
 from composer_replication.recipes.diloco.status import read_status
-from composer_replication.trainer.loop import train
 from composer_replication.trainer.open_run import open_run
+from composer_replication.trainer.report import train
 
 REPLICAS = 4
 BINS = 6

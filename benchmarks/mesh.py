@@ -29,7 +29,7 @@ from composer_replication.config import RunConfig, SubstrateConfig
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart.run import prepare, quickstart_config
 from composer_replication.recipes.mesh.driver import Driver
-from composer_replication.trainer.loop import train
+from composer_replication.trainer.report import train
 from composer_replication.trainer.run_context import RunContext
 
 MESHES = {"ray": "RayMesh", "monarch": "MonarchMesh"}
@@ -58,10 +58,10 @@ def opened(config: RunConfig) -> RunContext:
 async def on_mesh(kind: str, config: RunConfig, watch: Any = None) -> Driver:
     """Train on a mesh of this kind; `watch(driver)` goes on meanwhile."""
     mesh = getattr(importlib.import_module(f"composer_replication.recipes.{kind}.mesh"), MESHES[kind])()
-    workshop = opened(config)
+    context = opened(config)
     try:
-        with workshop.terminal.phase("") as shown:
-            driver = Driver(mesh, workshop, config, "main", shown)
+        with context.terminal.phase("") as shown:
+            driver = Driver(mesh, context, config, "main", shown)
             watching = asyncio.create_task(watch(driver)) if watch else None
             await driver.run()
             if watching is not None:

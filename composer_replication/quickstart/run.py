@@ -60,8 +60,8 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
         ConfigError: the run directory holds another run, or another process is at work in it.
         ComposerError: whatever a part of the recipe has to say.
     """
-    from composer_replication.trainer.loop import train
     from composer_replication.trainer.open_run import open_run
+    from composer_replication.trainer.report import train
 
     if not is_name(run_path.name):
         raise ConfigError(f"{run_path.name!r} is no name for a run", fix="use letters, digits, '_', '-' and '.' in --name")

@@ -4,7 +4,7 @@ An adapter is a module `composer_replication.recipes.<type>.substrate` with
 
 - `check(config)`: raises ConfigError for an option of the run file that cannot be expressed there, naming the field and the
   substrates that can. It imports nothing of the framework.
-- `async train(config, run_dir, terminal, *, start_label) -> list[SummaryRow]`: trains every arm, as `trainer.loop.train` does.
+- `async train(config, run_dir, terminal, *, start_label) -> list[SummaryRow]`: trains every arm, as `trainer.report.train` does.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ async def train_on(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, st
     """
     kind = config.substrate.type
     if kind == "local":
-        from composer_replication.trainer.loop import train
+        from composer_replication.trainer.report import train
 
         return await train(config, run_dir, terminal, start_label=start_label)
     check_substrate(config)

@@ -1,81 +1,89 @@
-"""The policy at work: which tasks a step practises on, their rollouts, and pass@1 on held-out tasks."""
+"""Collect rollouts: choose the tasks of a step, roll them out, and evaluate on held-out tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
-from composer_replication.observe import mean_and_se, pass_at_1
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollout.collect import Progress, collect_groups
 from composer_replication.rollout.protocol import Budgets, Engine
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.curriculum import Curriculum
+from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored
 from composer_replication.trainer.rewards import group_verdicts
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.task_sampler import choose_tasks
 from composer_replication.trainer.task_shards import TaskShard
-from composer_replication.types import Group, Unscored
+from composer_replication.types import Group
 from composer_replication.types.errors import CheckpointError, SandboxError
 
-__all__ = ["EVAL_STEP", "RolloutCollector", "refuse_unscored", "rollout_metrics"]
+__all__ = ["EVAL_STEP", "TRACE_STEP", "RolloutCollector"]
 
-EVAL_STEP, _TRACE_STEP = -1, -2
+EVAL_STEP, TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
 
 
 class RolloutCollector:
-    """Collects groups for one arm.
+    """Collects groups for one arm and counts them in its journal's meter.
 
     Args:
-        share: which of the tasks are this replica's, where others practise on the rest; None for all.
+        share: the tasks of this replica, where others train on the rest; None for all.
     """
 
     def __init__(
         self,
-        workshop: RunContext,
+        context: RunContext,
         config: RunConfig,
-        arm: str,
         engine: Engine,
         renderer: ChatRenderer,
+        journal: ArmJournal,
         share: TaskShard | None = None,
     ) -> None:
-        self.workshop = workshop
+        self.context = context
         self.config = config
-        self.arm = arm
+        self.arm = journal.arm
         self.engine = engine
         self.renderer = renderer
-        self.rollouts = 0
-        """Trajectories collected so far, evaluation included."""
-        self.tokens = 0
-        """Tokens sampled in them."""
+        self.journal = journal
         chosen = config.curriculum
-        self.curriculum = Curriculum(chosen, workshop.train, config.seed) if chosen.enabled else None
+        self.curriculum = Curriculum(chosen, context.train, config.seed) if chosen.enabled else None
         """What chooses the tasks; None: all in turn."""
         self._share = share
-        self._train = list(workshop.train)
-        """What is practised on: the tasks of the run, and those joined since."""
+        self._train = list(context.train)
+        """The tasks trained on: those of the run, and those joined since."""
 
     @property
     def context_window(self) -> int:
         """Most positions the policy can attend to."""
         return self.engine.context_window
 
-    async def practise(self, step: int, version: int) -> list[Group]:
-        """The groups of one training step; with `rollout.refills`, those of further tasks for each that taught nothing."""
+    def metrics(self) -> dict[str, float]:
+        """Return what the curriculum has to say of its tasks; empty without one."""
+        return {} if self.curriculum is None else self.curriculum.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the choice of the next tasks depends on, plain JSON."""
+        return {"curriculum": None if self.curriculum is None else self.curriculum.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint. Raises CheckpointError as `restore`."""
+        if self.curriculum is not None:
+            self.restore(state["curriculum"])
+
+    async def collect(self, step: int, version: int) -> list[Group]:
+        """Return the groups of one training step; with `rollout.refills`, further tasks' for each that taught nothing."""
         rollout = self.config.rollout
         tasks, others = self._choose(step)
         groups: list[Group] = []
         for refill in range(rollout.refills + 1):
-            groups += await self._collect(tasks, rollout.group_size, step=step, version=version, phase="rollout")
+            groups += await self._roll_out(tasks, rollout.group_size, step=step, version=version, phase="rollout")
             missing = rollout.groups - sum(has_signal(group_verdicts(g)) for g in groups)
             tried = {g.task_id for g in groups}
             left = [t for t in others if t.spec.task_id not in tried]
@@ -93,13 +101,13 @@ class RolloutCollector:
         """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken box puts it off."""
         found: Task | str = ""
         try:
-            found = await asyncio.to_thread(self.workshop.join, first, second)
+            found = await asyncio.to_thread(self.context.join, first, second)
         except SandboxError as error:
             outcome = f"not joined now: {error}"
         else:
             self._add_joined(first, second, found)
             outcome = f"joined into {found.spec.task_id}" if isinstance(found, Task) else f"not joined: {found}"
-        self.workshop.terminal.note(f"{self.arm}: {first.spec.task_id} and {second.spec.task_id} are solved; {outcome}")
+        self.journal.note(f"{first.spec.task_id} and {second.spec.task_id} are solved; {outcome}")
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a curriculum's checkpoint, with the tasks that were joined until then.
@@ -110,7 +118,7 @@ class RolloutCollector:
         assert self.curriculum is not None
         for first, second, task in state["joined"]:
             known = {t.spec.task_id: t for t in self._train}
-            found = self.workshop.join(known[first], known[second]) if task else ""
+            found = self.context.join(known[first], known[second]) if task else ""
             if task and not isinstance(found, Task):
                 raise CheckpointError(
                     f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
@@ -131,8 +139,8 @@ class RolloutCollector:
         train, seed, count = self._train, self.config.seed, self.config.rollout.groups
         if self.curriculum is not None:
             if self._share is not None:
-                joined = train[len(self.workshop.train) :]
-                train = [*self._share.of_round(self.workshop.train, step), *joined]
+                joined = train[len(self.context.train) :]
+                train = [*self._share.of_round(self.context.train, step), *joined]
             return self.curriculum.choose(train, seed, step, count), train
         if self._share is not None:
             return self._share.of_step(train, step, count)
@@ -147,9 +155,9 @@ class RolloutCollector:
         """Trajectories of the starting policy on every training task (of this replica's share, if it has one), to be frozen for
         replay; kept in the run directory."""
         count = self.config.loss.replay.traces_per_task
-        tasks = self.workshop.train if self._share is None else self._share.of_round(self.workshop.train, 1)
-        groups = await self._collect(tasks, count, step=_TRACE_STEP, version=0, phase="record traces")
-        self.workshop.run_dir.write_traces(self.arm, [t for g in groups for t in g.trajectories])
+        tasks = self.context.train if self._share is None else self._share.of_round(self.context.train, 1)
+        groups = await self._roll_out(tasks, count, step=TRACE_STEP, version=0, phase="record traces")
+        self.context.run_dir.write_traces(self.arm, flat(groups))
         return groups
 
     async def evaluate(self, version: int) -> dict[str, float]:
@@ -157,24 +165,22 @@ class RolloutCollector:
 
         Empty when there are no such tasks.
         """
-        if not self.workshop.held_out:
+        if not self.context.held_out:
             return {}
         samples = self.config.eval.samples
-        groups = await self._collect(self.workshop.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
-        self.workshop.run_dir.write_evaluation(self.arm, version, [t for g in groups for t in g.trajectories])
-        passed, se = pass_at_1(groups)
-        return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(len(unscored(groups)))}
+        groups = await self._roll_out(self.context.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
+        return self.journal.record_evaluation(version, groups)
 
-    async def _collect(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+    async def _roll_out(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
         rollout = self.config.rollout
-        with self.workshop.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
+        with self.context.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
 
             def report(progress: Progress) -> None:
                 shown.advance(progress.finished - shown.done)
 
             groups = await collect_groups(
                 tasks,
-                make_env=partial(self._make_env, practised=step > 0),
+                make_env=partial(self._make_env, training=step > 0),
                 engine=self.engine,
                 renderer=self.renderer,
                 budgets=Budgets(
@@ -195,56 +201,11 @@ class RolloutCollector:
                 arm=self.arm,
             )
         refuse_unscored(groups, f"{self.arm}: {phase}")
-        self.rollouts += len(tasks) * siblings
-        self.tokens += sum(t.num_sampled_tokens() for g in groups for t in g.trajectories)
+        self.journal.meter.count(flat(groups))
         return groups
 
-    def _make_env(self, task: Task, *, practised: bool) -> CodingEnv:
-        """An episode; one that is `practised` on shows as few of the tests as the curriculum has come to."""
-        if self.curriculum is None or not practised:
-            return self.workshop.make_env(task)
-        return self.workshop.make_env(task, self.curriculum.withheld(task.spec.task_id))
-
-
-def unscored(groups: Sequence[Group]) -> list[str]:
-    """The reason of every trajectory without a verdict."""
-    rewards = [t.reward for g in groups for t in g.trajectories]
-    return [reward.reason for reward in rewards if isinstance(reward, Unscored)]
-
-
-def refuse_unscored(groups: Sequence[Group], what: str) -> None:
-    """Rollouts without one verdict are none: the box is broken, and to go on would only look like training.
-
-    Raises:
-        SandboxError: every trajectory is unscored; names the first reason.
-    """
-    rewards = [t.reward for g in groups for t in g.trajectories]
-    reasons = unscored(groups)
-    if rewards and len(reasons) == len(rewards):
-        raise SandboxError(
-            f"{what}: none of the {len(rewards)} rollouts could be graded: {reasons[0]}",
-            fix="repair what the reason names, then continue with `composer train ... --resume`",
-        )
-
-
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What the rollouts of a step say by themselves.
-
-    Siblings are not independent, so the mean reward and its standard error are those of the groups' means, as in `pass_at_1`.
-    """
-    trajectories = [t for g in groups for t in g.trajectories]
-    scored = [[t.reward for t in g.trajectories if not isinstance(t.reward, Unscored)] for g in groups]
-    stops = Counter(t.stop_reason for t in trajectories)
-    graded = [t.grade for t in trajectories if t.grade is not None]
-    mean, se = mean_and_se([math.fsum(rewards) / len(rewards) for rewards in scored if rewards])
-    return {
-        "reward/mean": mean,
-        "reward/mean_se": se,
-        "reward/unscored": float(len(trajectories) - sum(map(len, scored))),
-        "cheat/alarms": float(sum(grade.alarm for grade in graded)),
-        "rlvr/frac_zero_std": sum(len(set(rewards)) < 2 for rewards in scored) / len(scored),
-        "rollout/turns/mean": sum(len(t.turns) for t in trajectories) / len(trajectories),
-        "rollout/tokens/mean": sum(t.num_sampled_tokens() for t in trajectories) / len(trajectories),
-        "cost/grades_cached": sum(g.cached for g in graded) / max(1, len(graded)),
-        **{f"stop/{reason.value}": count / len(trajectories) for reason, count in sorted(stops.items())},
-    }
+    def _make_env(self, task: Task, *, training: bool) -> CodingEnv:
+        """Create an episode; in training the curriculum may hide some tests."""
+        if self.curriculum is None or not training:
+            return self.context.make_env(task)
+        return self.context.make_env(task, self.curriculum.withheld(task.spec.task_id))

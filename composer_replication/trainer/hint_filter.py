@@ -29,33 +29,33 @@ class SelectedHints:
     hinted: Sequence[HintedTurn]
     hints: tuple[Hint, ...]
     """Those of `hinted`."""
-    untold: tuple[Hint, ...]
-    """Those of all other findings, with the reason (`Hint.dropped`)."""
+    dropped: tuple[Hint, ...]
+    """Dropped hints, each with its reason (`Hint.dropped`)."""
 
 
-def only_useful(told: SelectedHints, trajectories: Sequence[Trajectory], learner: Learner) -> SelectedHints:
-    """Without the hints that do not help; their reason is `USELESS`."""
+def only_useful(selected: SelectedHints, trajectories: Sequence[Trajectory], learner: Learner) -> SelectedHints:
+    """Drop the hints that do not help the self-teacher; their reason is `USELESS`."""
     by_id = {t.trajectory_id: t for t in trajectories}
     questions: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for turn in told.hinted:
+    for turn in selected.hinted:
         trajectory = by_id[turn.trajectory_id]
         contexts = turn.teacher_ids[: turn.teacher_start], trajectory.context_ids(turn.turn)
         better = _better(trajectory, turn.turn, trajectories)
         questions += [(context, action) for action in (turn.action_ids, *better) for context in contexts]
     scores = iter(teacher_logprobs(learner, questions))
     useless = set()
-    for turn in told.hinted:
+    for turn in selected.hinted:
         helps = next(scores) < next(scores)
         for _ in _better(by_id[turn.trajectory_id], turn.turn, trajectories):
             helps |= next(scores) > next(scores)
         if not helps:
             useless.add((turn.trajectory_id, turn.turn))
     return SelectedHints(
-        [turn for turn in told.hinted if (turn.trajectory_id, turn.turn) not in useless],
-        tuple(hint for hint in told.hints if (hint.trajectory_id, hint.turn) not in useless),
+        [turn for turn in selected.hinted if (turn.trajectory_id, turn.turn) not in useless],
+        tuple(hint for hint in selected.hints if (hint.trajectory_id, hint.turn) not in useless),
         (
-            *told.untold,
-            *(dataclasses.replace(h, dropped=USELESS) for h in told.hints if (h.trajectory_id, h.turn) in useless),
+            *selected.dropped,
+            *(dataclasses.replace(h, dropped=USELESS) for h in selected.hints if (h.trajectory_id, h.turn) in useless),
         ),
     )
 

@@ -44,6 +44,7 @@ __all__ = [
     "stored_pairs",
     "teacher_costs",
     "verify_pair",
+    "wants_replay",
 ]
 
 
@@ -70,7 +71,7 @@ class Scorer(Protocol):
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
 
 
-async def collect_pairs(workshop: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
+async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
     """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
 
     Raises:
@@ -78,47 +79,47 @@ async def collect_pairs(workshop: RunContext, config: RunConfig, actor: TraceRec
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
     given = file_pairs(config, actor.renderer, actor.context_window)
-    pairs = await _disagreements(workshop, config, actor) if config.teachers else []
+    pairs = await _disagreements(context, config, actor) if config.teachers else []
     if given is not None:
         pairs = shuffled([*pairs, *given.pairs], config.seed)
         read = pairs[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
-        workshop.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(pairs)} pairs are read in {config.steps} steps")
+        context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(pairs)} pairs are read in {config.steps} steps")
         pairs = read
     pairs = learner.with_reference_logprobs(pairs)
-    files.replace_file(_store(workshop, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
+    files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
 
 
-async def _disagreements(workshop: RunContext, config: RunConfig, actor: TraceRecorder) -> list[Pair]:
+async def _disagreements(context: RunContext, config: RunConfig, actor: TraceRecorder) -> list[Pair]:
     """Replay the starting policy's traces through the teachers."""
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
     teachers = [Teacher.of(t) for t in config.teachers]
-    with workshop.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
-        answers = await replay_trace(states, teachers, config.loss.replay.max_total_usd, ledger=_ledger(workshop))
-    workshop.terminal.note(f"{actor.arm}: {_money(workshop)}")
-    _report_failures(workshop, config, answers)
-    with workshop.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
+    with context.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
+        answers = await replay_trace(states, teachers, config.loss.replay.max_total_usd, ledger=_ledger(context))
+    context.terminal.note(f"{actor.arm}: {_money(context)}")
+    _report_failures(context, config, answers)
+    with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
         found = await asyncio.to_thread(
             find_disagreements,
             states,
             answers,
             config.loss.replay.agreement_threshold,
-            scenes=partial(_scene, workshop, {t.trajectory_id: t for t in trajectories}),
+            scenes=partial(_scene, context, {t.trajectory_id: t for t in trajectories}),
             weights="fitted",
         )
     dropped = Counter(found.dropped)
     kept = _that_fit(found.pairs, trajectories, actor, dropped)
     if config.loss.replay.verify:
-        kept = await _verified(workshop, kept, trajectories, dropped)
+        kept = await _verified(context, kept, trajectories, dropped)
     pairs = pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence)
-    workshop.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
-    workshop.terminal.note(
+    context.run_dir.write_pairs(actor.arm, _rows(kept, answers, trajectories))
+    context.terminal.note(
         f"{actor.arm}: {len(pairs)} preference pairs from {len(states)} states; no pair: {_counts(dropped)}; "
         f"answers without a vote: {_counts(Counter(found.abstained))}"
     )
-    workshop.terminal.note(f"{actor.arm}: {_agreement(found)}")
+    context.terminal.note(f"{actor.arm}: {_agreement(found)}")
     return pairs
 
 
@@ -130,19 +131,19 @@ def _agreement(found: PairMining) -> str:
     return f"comparisons: {_counts(Counter(found.methods))}; weights of families: {weights}{ratio}{torn}"
 
 
-def _scene(workshop: RunContext, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
+def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
     """The student's workspace at a state of our own, and the sandbox if pairs are to be verified; opened where they are
     needed."""
     trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
-    tasks = {t.spec.task_id: t for t in workshop.train}
+    tasks = {t.spec.task_id: t for t in context.train}
 
     @cache
     def env() -> CodingEnv:
-        found = workshop.make_env(tasks[trajectory.task_id])
+        found = context.make_env(tasks[trajectory.task_id])
         _go_to(found, trajectory, turn)
         return found
 
-    verify = workshop.config.loss.replay.verify
+    verify = context.config.loss.replay.verify
     return Scene(
         files=WorkspaceFiles(lambda: env().workspace),
         complete=True,
@@ -151,28 +152,28 @@ def _scene(workshop: RunContext, trajectories: Mapping[str, Trajectory], state: 
     )
 
 
-def teacher_costs(workshop: RunContext) -> dict[str, float]:
+def teacher_costs(context: RunContext) -> dict[str, float]:
     """`cost/usd`: what teachers have cost the run so far, all arms and attempts together, as arms share the answers.
 
     `cost/usd/TEACHER` is the part of each that cost anything. Empty when none was asked yet.
     """
-    if not _ledger(workshop).is_file():
+    if not _ledger(context).is_file():
         return {}
-    with Ledger(_ledger(workshop)) as ledger:
+    with Ledger(_ledger(context)) as ledger:
         parts = ledger.spent_by_teacher()
     return {"cost/usd": sum(parts.values()), **{f"cost/usd/{name}": usd for name, usd in parts.items() if usd}}
 
 
-def _money(workshop: RunContext) -> str:
-    with Ledger(_ledger(workshop)) as ledger:
+def _money(context: RunContext) -> str:
+    with Ledger(_ledger(context)) as ledger:
         parts, held = ledger.spent_by_teacher(), ledger.held_usd
     listed = ", ".join(f"{name} ${usd(amount)}" for name, amount in parts.items() if amount)
     text = f"teachers have cost ${usd(sum(parts.values()))} so far" + (f" ({listed})" if listed else "")
     return text + (f"; ${usd(held)} of it is held for calls that may have been billed" if held else "")
 
 
-def _ledger(workshop: RunContext) -> Path:
-    return workshop.run_dir.path / "ledger.sqlite"
+def _ledger(context: RunContext) -> Path:
+    return context.run_dir.path / "ledger.sqlite"
 
 
 def _that_fit(
@@ -192,14 +193,14 @@ def _counts(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "none"
 
 
-def _report_failures(workshop: RunContext, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
+def _report_failures(context: RunContext, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
     """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
     failed: defaultdict[str, list[str]] = defaultdict(list)
     for answer in answers:
         if answer.error is not None:
             failed[answer.teacher].append(answer.error)
     for name, errors in failed.items():
-        workshop.terminal.note(f"teacher {name}: {len(errors)} of its answers failed, the first: {errors[0]}")
+        context.terminal.note(f"teacher {name}: {len(errors)} of its answers failed, the first: {errors[0]}")
     answering = {a.family or a.teacher for a in answers if a.error is None}
     needed = config.loss.replay.agreement_threshold
     if answers and len(answering) < needed:
@@ -210,14 +211,20 @@ def _report_failures(workshop: RunContext, config: RunConfig, answers: Sequence[
         )
 
 
-def stored_pairs(workshop: RunContext, arm: str) -> list[Pair]:
+def wants_replay(config: RunConfig) -> bool:
+    """Say whether the replay channel has a source of pairs."""
+    replay = config.loss.replay
+    return replay.weight > 0 and (bool(config.teachers) or replay.pairs is not None)
+
+
+def stored_pairs(context: RunContext, arm: str) -> list[Pair]:
     """The pairs an arm has collected before its first checkpoint."""
-    return [_pair(line) for line in files.read_lines(_store(workshop, arm))]
+    return [_pair(line) for line in files.read_lines(_store(context, arm))]
 
 
-def pairs_digest(workshop: RunContext, arm: str) -> str | None:
+def pairs_digest(context: RunContext, arm: str) -> str | None:
     """SHA-256 of the stored pairs; None when nothing was collected."""
-    store = _store(workshop, arm)
+    store = _store(context, arm)
     return hashlib.sha256(store.read_bytes()).hexdigest() if store.is_file() else None
 
 
@@ -281,28 +288,28 @@ def _passes(env: Env) -> bool:
 
 
 async def _verified(
-    workshop: RunContext, pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], dropped: Counter[str]
+    context: RunContext, pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], dropped: Counter[str]
 ) -> list[DPOPair]:
     by_id = {t.trajectory_id: t for t in trajectories}
-    tasks = {t.spec.task_id: t for t in workshop.train}
-    gate = asyncio.Semaphore(workshop.config.rollout.env_workers)
+    tasks = {t.spec.task_id: t for t in context.train}
+    gate = asyncio.Semaphore(context.config.rollout.env_workers)
 
     async def check(pair: DPOPair) -> str | None:
         name, turn = pair["state_id"].rsplit("#", 1)
-        env = workshop.make_env(tasks[by_id[name].task_id])
+        env = context.make_env(tasks[by_id[name].task_id])
         async with gate:
             message = action_message(pair["chosen"], turn=int(turn))
             return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)
 
-    with workshop.terminal.phase("verify pairs", len(pairs)) as shown:
+    with context.terminal.phase("verify pairs", len(pairs)) as shown:
         verdicts = await asyncio.gather(*(check(p) for p in pairs))
         shown.advance(len(pairs))
     dropped.update(v for v in verdicts if v is not None)
     return [p for p, v in zip(pairs, verdicts, strict=True) if v is None]
 
 
-def _store(workshop: RunContext, arm: str) -> Path:
-    return workshop.run_dir.ckpt_path / arm / "pairs.jsonl"
+def _store(context: RunContext, arm: str) -> Path:
+    return context.run_dir.ckpt_path / arm / "pairs.jsonl"
 
 
 def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:

@@ -16,6 +16,8 @@ from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.join import join_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.teachers import Teacher
+from composer_replication.trainer.cpu_clock import CpuClock
+from composer_replication.trainer.journal import ArmJournal, Meter, RolloutMeter
 from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
 from composer_replication.trainer.signals import HintSources
@@ -66,6 +68,14 @@ class RunContext:
             contexts={t.spec.task_id: _context(config, t) for t in checked.train},
             gold={t.spec.task_id: t.deleted_code() for t in checked.train},
         )
+
+    def meter(self) -> RolloutMeter:
+        """Return a meter that counts this process's CPU-seconds and those of its sandbox from now on."""
+        return RolloutMeter(CpuClock(self.sandbox).cpu_s)
+
+    def journal(self, config: RunConfig, arm: str, meter: Meter) -> ArmJournal:
+        """Return the record of one arm."""
+        return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter)
 
     def hint_sources(self, config: RunConfig) -> HintSources:
         """What an arm finds hints with and makes them of.

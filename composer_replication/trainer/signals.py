@@ -63,19 +63,19 @@ class SignalMaker:
     useful: Callable[[SelectedHints, Sequence[Trajectory]], SelectedHints] | None = None
     """Leaves out hints that do not help the self-teacher; asked only with `loss.hint.useful_only`."""
 
-    def signals(self, step: int, groups: Sequence[Group]) -> Signals:
-        """Advantages over groups, and hints at error turns. Raises ValueError when the options ask for a missing function."""
+    def make(self, step: int, groups: Sequence[Group]) -> Signals:
+        """Return advantages over groups and hints at error turns. Raises ValueError when an option needs a missing function."""
         trajectories = [t for g in groups for t in g.trajectories]
         weighed = weigh(groups, self.config, end_of_thinking=self.renderer.end_of_thinking, kl=self.kl)
         if self.config.loss.hint.weight == 0:
             return Signals(weighed.values, metrics=weighed.metrics)
-        told = self.told(step, trajectories)
-        dropped = Counter(str(hint.dropped) for hint in told.untold)
-        metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
-        return Signals(weighed.values, told.hinted, (*told.hints, *told.untold), metrics, dropped)
+        selected = self.select_hints(step, trajectories)
+        dropped = Counter(str(hint.dropped) for hint in selected.dropped)
+        metrics = {"hint/turns": float(len(selected.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
+        return Signals(weighed.values, selected.hinted, (*selected.hints, *selected.dropped), metrics, dropped)
 
-    def told(self, step: int, trajectories: Sequence[Trajectory]) -> SelectedHints:
-        """The hints of a step, and what became of every other finding."""
+    def select_hints(self, step: int, trajectories: Sequence[Trajectory]) -> SelectedHints:
+        """Return the hints of a step, and every other finding with the reason why it was dropped."""
         hint = self.config.loss.hint
         found = find_hints(
             trajectories,
@@ -86,21 +86,21 @@ class SignalMaker:
             generators=self.sources.generators,
             demo=hint.demo,
         )
-        hints, untold = found.hints, list(found.untold)
+        hints, dropped = found.hints, list(found.untold)
         if hint.shuffle:
             hints = shuffle_hints(found.hints, trajectories, derive_seed(self.config.seed, step))
             places = {(h.trajectory_id, h.turn) for h in hints}
             lonely = (h for h in found.hints if (h.trajectory_id, h.turn) not in places)
-            untold += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]
+            dropped += [dataclasses.replace(h, dropped="no other task has another hint") for h in lonely]
         inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.context_window)
         places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
         kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        told = SelectedHints(inserted.hinted, tuple(kept), (*untold, *inserted.untold))
+        selected = SelectedHints(inserted.hinted, tuple(kept), (*dropped, *inserted.untold))
         if not hint.useful_only:
-            return told
+            return selected
         if self.useful is None:
             raise ValueError("loss.hint.useful_only is on, and nothing says which hints are useful")
-        return self.useful(told, trajectories)
+        return self.useful(selected, trajectories)
 
     def batch(self, groups: Sequence[Group], signals: Signals, pairs: Sequence[Pair]) -> Batch:
         """The tensors of all three channels."""

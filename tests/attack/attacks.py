@@ -279,7 +279,7 @@ runner.CallInfo.from_call = classmethod(forged)
 FIND_RECORDER = """
 import gc
 def recorder():
-    return next((o for o in gc.get_objects() if type(o).__name__ == "Recorder" and hasattr(o, "outcomes")), None)
+    return next((o for o in gc.get_objects() if type(o).__name__ == "OutcomeRecorder" and hasattr(o, "outcomes")), None)
 """
 FIND_SESSION = """
 import gc

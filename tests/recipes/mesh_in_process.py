@@ -245,7 +245,7 @@ def a_run(folder: Path, *, steps=5, groups=4, generators=2, max_staleness=1, che
     )
 
 
-def workshop(config: RunConfig) -> RunContext:
+def context(config: RunConfig) -> RunContext:
     run = config.out / config.name
     run_dir = RunDir(run) if RunDir.has_begun(run) else RunDir.create(run)
     tasks = [Task(_spec(f"task-{i}"), config.out) for i in range(7)]
@@ -278,7 +278,7 @@ def _spec(name):
 
 
 async def drive(mesh: LocalMesh, config: RunConfig, roles: Roles = IDLE) -> Driver:
-    opened = workshop(config)
+    opened = context(config)
     with opened.terminal.phase("train", config.steps) as shown:
         driver = Driver(mesh, opened, config, "main", shown, roles)
         try:

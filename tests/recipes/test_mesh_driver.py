@@ -49,7 +49,7 @@ def test_a_synchronous_run_trains_on_what_the_present_policy_sampled(tmp_path):
     ledger = check_books(config)
     assert [{version for _, version in step} for step in learnt(config)] == [{0}, {1}, {2}, {3}, {4}]
     assert not ledger.dropped
-    assert driver.rollouts == 5 * 4 * 2
+    assert driver.meter.rollouts == 5 * 4 * 2
 
 
 def test_an_asynchronous_run_samples_ahead(tmp_path):
@@ -74,7 +74,7 @@ def test_a_straggler_is_dropped_and_counted(tmp_path, monkeypatch):
     driver = run_to_the_end(LocalMesh(), config)
     ledger = check_books(config)
     assert ledger.dropped == {0: 0}
-    lines = driver.workshop.run_dir.read_metrics()
+    lines = driver.context.run_dir.read_metrics()
     assert lines[-1].values["mesh/dropped"] == 1
 
 
@@ -90,10 +90,10 @@ def test_whoever_is_killed_is_replaced(tmp_path, role):
     config = a_run(tmp_path)
     driver = run_to_the_end(mesh, config)
     ledger = check_books(config)
-    assert driver.crew.replaced == {role: 1}
+    assert driver.supervisor.replaced == {role: 1}
     again = sum(times - 1 for times in ledger.issued.values())
     assert (again > 0) == (role != "trainer")
-    assert any("time/recover_s/max" in line.values for line in driver.workshop.run_dir.read_metrics())
+    assert any("time/recover_s/max" in line.values for line in driver.context.run_dir.read_metrics())
 
 
 def test_an_idle_actor_is_replaced_too(tmp_path):
@@ -103,7 +103,7 @@ def test_an_idle_actor_is_replaced_too(tmp_path):
         return next(h for h in mesh.handles if h.name == "env-0")
 
     driver = run_to_the_end(mesh, a_run(tmp_path))
-    assert driver.crew.replaced["env-0"] == 1
+    assert driver.supervisor.replaced["env-0"] == 1
 
 
 def run_without_waiting(mesh, config, roles=IDLE):
@@ -138,8 +138,8 @@ def test_whoever_is_stopped_is_replaced(tmp_path, role, method):
     config = a_run(tmp_path)
     driver = run_without_waiting(mesh, config)
     check_books(config)
-    assert driver.crew.replaced == {role: 1}
-    (said,) = [e["message"] for e in driver.workshop.run_dir.read_events() if "was replaced in" in e["message"]]
+    assert driver.supervisor.replaced == {role: 1}
+    (said,) = [e["message"] for e in driver.context.run_dir.read_events() if "was replaced in" in e["message"]]
     assert f"main: {role} did not " in said
     assert "in 1800 s and was replaced in" in said
     stopped = [handle for handle in mesh.handles if handle.stopped]
@@ -176,8 +176,8 @@ def test_a_call_that_does_not_return_is_as_good_as_a_death(tmp_path, trainer, me
     config = a_run(tmp_path)
     driver = run_without_waiting(LocalMesh(), config, Roles(IDLE.generator, trainer, IDLE.rewarder, IDLE.env))
     check_books(config)
-    assert driver.crew.replaced == {"trainer": 1}
-    assert any(f"did not finish `{method}`" in e["message"] for e in driver.workshop.run_dir.read_events())
+    assert driver.supervisor.replaced == {"trainer": 1}
+    assert any(f"did not finish `{method}`" in e["message"] for e in driver.context.run_dir.read_events())
 
 
 @pytest.mark.parametrize(("says", "replaced"), [("", "generator-"), ("env-0", "env-0"), ("rewarder", "rewarder")])
@@ -194,7 +194,7 @@ def test_a_generator_says_who_does_not_get_on(tmp_path, says, replaced):
     config = a_run(tmp_path)
     driver = run_without_waiting(LocalMesh(), config, Roles(Waiting, IDLE.trainer, IDLE.rewarder, IDLE.env))
     check_books(config)
-    (name,) = driver.crew.replaced
+    (name,) = driver.supervisor.replaced
     assert name.startswith(replaced)
 
 
@@ -258,8 +258,8 @@ def test_any_deaths_at_any_moment(tmp_path_factory, seed, staleness, groups, eve
             continue
     driver = run_to_the_end(LocalMesh(), config)
     ledger = check_books(config)
-    assert driver.rollouts == driver.tokens == 2 * len(ledger.issued), "each sampled group counts once"
-    assert asyncio.run(driver._spent())["rollout/total"] == driver.rollouts
+    assert driver.meter.rollouts == driver.meter.tokens == 2 * len(ledger.issued), "each sampled group counts once"
+    assert driver.journal.spent()["rollout/total"] == driver.meter.rollouts
 
 
 def test_a_resumed_driver_repeats_steps_with_the_same_groups(tmp_path):

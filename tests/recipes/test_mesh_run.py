@@ -18,7 +18,7 @@ from composer_replication.observe.metrics import deterministic
 from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder
-from composer_replication.trainer.loop import train
+from composer_replication.trainer.report import train
 from composer_replication.trainer.run_context import RunContext
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
@@ -48,13 +48,13 @@ def test_a_death_while_several_rollouts_wait_for_the_dead(run_file, tmp_path, ho
     run_dir = RunDir.create(tmp_path / "run")
 
     async def main():
-        workshop = RunContext.open(config, run_dir, Terminal(Console(quiet=True)))
-        with workshop.terminal.phase("") as shown:
-            driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
+        context = RunContext.open(config, run_dir, Terminal(Console(quiet=True)))
+        with context.terminal.phase("") as shown:
+            driver = Driver(mesh, context, resolve_arm(config, "main"), "main", shown)
             await driver.run()
         return driver
 
-    assert asyncio.run(main()).crew.replaced[host] == 1
+    assert asyncio.run(main()).supervisor.replaced[host] == 1
 
 
 class StuckOnce:
@@ -99,13 +99,13 @@ def test_who_keeps_rollouts_waiting_is_replaced(run_file, tmp_path, stuck, name,
     run_dir = RunDir.create(tmp_path / "run")
 
     async def main():
-        workshop = RunContext.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
-        with workshop.terminal.phase("") as shown:
-            driver = Driver(LocalMesh(), workshop, resolve_arm(config, "main"), "main", shown, Roles(**stuck))
+        context = RunContext.open(config, run_dir, Terminal(Console(quiet=True), on_event=run_dir.log_event))
+        with context.terminal.phase("") as shown:
+            driver = Driver(LocalMesh(), context, resolve_arm(config, "main"), "main", shown, Roles(**stuck))
             await driver.run()
         return driver
 
-    assert asyncio.run(main()).crew.replaced[name] >= 1
+    assert asyncio.run(main()).supervisor.replaced[name] >= 1
     assert any(" did not " in event["message"] for event in run_dir.read_events())
 
 
@@ -122,9 +122,9 @@ def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(run_file, tmp
     mesh_dir = RunDir.create(tmp_path / "mesh")
 
     async def main():
-        workshop = RunContext.open(config, mesh_dir, quiet)
+        context = RunContext.open(config, mesh_dir, quiet)
         with quiet.phase("") as shown:
-            await Driver(LocalMesh(), workshop, config, "main", shown).run()
+            await Driver(LocalMesh(), context, config, "main", shown).run()
 
     asyncio.run(main())
     for step in (1, 2):

@@ -138,4 +138,4 @@ def test_a_trace_of_another_release_is_said(trained, tmp_path):
     path.write_text('{"id": "x", "info": {}}\n')
     config = load_config(tmp_path / "run.toml")
     with pytest.raises(BackendError, match=r"traces\.jsonl, line 1: no rollout as PRIME-RL 0\.8 keeps it: KeyError"):
-        substrate.Readback(config, "other", run_dir, Terminal(Console(quiet=True)), outputs).record()
+        substrate.PrimeRLMetrics(config, "other", run_dir, Terminal(Console(quiet=True)), outputs).record()

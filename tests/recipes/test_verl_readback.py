@@ -13,6 +13,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.verl.episodes import GroupRecord, _to_json
 from composer_replication.recipes.verl.import_metrics import VerlMetrics
 from composer_replication.recipes.verl.plan import ArmPlan
+from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.types import Group, StopReason, Trajectory, Turn
 
 TOKENS = 3
@@ -55,8 +56,9 @@ def test_traces_are_counted_from_the_first_step_on(tmp_path: Path) -> None:
     plan.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run_dir = RunDir.create(tmp_path / "run")
     traces = [trajectory(f"-2/t/{i}") for i in range(5)]
-    readback = VerlMetrics(plan, run_dir, Terminal(Console(file=io.StringIO())), 0, {}, traces)
-    assert list(readback.steps()) == [0, 1, 2]
+    journal = ArmJournal(run_dir, Terminal(Console(file=io.StringIO())), "main", config.steps, RolloutMeter())
+    imported = VerlMetrics(plan, journal, 0, traces)
+    assert list(imported.steps()) == [0, 1, 2]
     found = [(line.values["rollout/total"], line.values["rollout/tokens_total"]) for line in run_dir.read_metrics()]
     assert found == [(n, n * TOKENS) for n in (2, 2 + 5 + 4, 2 + 5 + 4 + 4)]
-    assert (readback.rollouts, readback.tokens) == found[-1]
+    assert (journal.meter.rollouts, journal.meter.tokens) == found[-1]

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from composer_replication.sandbox.grading.anti_tests import TestTwins, contradiction, expectations, with_twins
+from composer_replication.sandbox.grading.anti_tests import TwinTests, contradiction, expectations, with_twins
 
 HEAD = "import unittest\nimport pytest\n\n\ndef f(x):\n    if x is None:\n        raise ValueError(x)\n    return x\n\n\n"
 FUNCTIONS = {
@@ -63,8 +63,8 @@ def outcome(source: bytes, name: str) -> str:
     return "passed"
 
 
-def twins(test: str, expectation: int = 0, first: bool = False) -> TestTwins:
-    return TestTwins(test=test, expectation=expectation, same="test_same", opposite="test_opposite", opposite_first=first)
+def twins(test: str, expectation: int = 0, first: bool = False) -> TwinTests:
+    return TwinTests(test=test, expectation=expectation, same="test_same", opposite="test_opposite", opposite_first=first)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -32,7 +32,6 @@ from composer_replication.sandbox.transfer.upload import archive_of, modules_arc
 from composer_replication.types.errors import MissingExtraError, SandboxError, SandboxUnavailableError, TaskError
 
 PYTHON = Path(sys.executable)
-ROOM = Path(sys.modules["composer_replication.sandbox"].__file__).parent
 CHANGES = {"a": b"one\r\n", "gone": None, "b/c": b""}
 RESULT = ExecResult(
     ending=Ending.KILLED, returncode=-9, stdout=b"\xff", stderr=b"", channel=b"c", wall_s=1.5, cpu_s=0.5, changes=CHANGES
@@ -105,7 +104,7 @@ class Agent:
     """A running agent, whose server is this process."""
 
     def __init__(self, lease_s: float) -> None:
-        archive = base64.b64encode(modules_archive(path.stem for path in ROOM.glob("[a-z]*.py"))).decode()
+        archive = base64.b64encode(modules_archive("sandbox/remote/agent.py")).decode()
         pieces = [archive[at : at + 60_000] for at in range(0, len(archive), 60_000)]
         argv = [str(PYTHON), "-I", "-S", "-B", "-W", "ignore", "-c", BOOTSTRAP, str(lease_s), *pieces]
         begun = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)

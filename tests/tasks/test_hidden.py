@@ -276,7 +276,7 @@ PASS_ALL = """
 import gc
 class Passed(dict):
     def __setitem__(self, key, value): dict.__setitem__(self, key, "passed")
-for found in [o for o in gc.get_objects() if type(o).__name__ == "Recorder"]:
+for found in [o for o in gc.get_objects() if type(o).__name__ == "OutcomeRecorder"]:
     found.outcomes = Passed()
 """
 

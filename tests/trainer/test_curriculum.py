@@ -291,7 +291,7 @@ NOTES: list[str] = []
 
 
 def join(first: Task, second: Task) -> Task | str:
-    """What the workshop does, without a proof; nothing comes of `c`."""
+    """What the context does, without a proof; nothing comes of `c`."""
     if "c" in (first.spec.task_id, second.spec.task_id):
         return "no test fails without it"
     return of_source("h", *(d.qualname for t in (first, second) for d in t.spec.deleted))
@@ -307,15 +307,15 @@ def simulated(tasks: Sequence[Task] = TASKS, **curriculum: object) -> Simulated:
         }
     )
     terminal = SimpleNamespace(note=NOTES.append)
-    workshop = SimpleNamespace(train=tasks, join=join, terminal=terminal)
-    return Simulated(cast(Any, workshop), config, "main", cast(Any, None), cast(Any, None))
+    context = SimpleNamespace(train=tasks, join=join, terminal=terminal)
+    return Simulated(cast(Any, context), config, "main", cast(Any, None), cast(Any, None))
 
 
 def test_the_actor_practises_on_what_the_curriculum_chooses() -> None:
     actor = simulated(enabled=True, floor=0.01)
     useful, visited = 0, Counter[str]()
     for step in range(1, 61):
-        groups = asyncio.run(actor.practise(step, 0))
+        groups = asyncio.run(actor.collect(step, 0))
         visited.update(g.task_id for g in groups)
         useful += any(has_signal(group_verdicts(g)) for g in groups)
     assert actor.curriculum is not None
@@ -328,14 +328,14 @@ def test_the_actor_practises_on_what_the_curriculum_chooses() -> None:
 def test_off_by_default_every_pass_takes_every_task() -> None:
     actor = simulated()
     assert actor.curriculum is None
-    visited = Counter(g.task_id for step in range(1, 9) for g in asyncio.run(actor.practise(step, 0)))
+    visited = Counter(g.task_id for step in range(1, 9) for g in asyncio.run(actor.collect(step, 0)))
     assert min(visited[name] for name in "abcdefgh") >= 2
 
 
 def test_the_actor_practises_on_what_was_joined_and_a_resumed_one_too() -> None:
     tasks = [of_source(name, name) for name in "bcdef"]
     actor = simulated(tasks, enabled=True, join_up_to=2)
-    visited = [g.task_id for step in range(1, 31) for g in asyncio.run(actor.practise(step, 0))]
+    visited = [g.task_id for step in range(1, 31) for g in asyncio.run(actor.collect(step, 0))]
     assert actor.curriculum is not None
     joined = [(*pair, made) for *pair, made in actor.curriculum.joined]
     assert {made for *_, made in joined} == {"", "h"}
@@ -346,7 +346,7 @@ def test_the_actor_practises_on_what_was_joined_and_a_resumed_one_too() -> None:
     resumed.restore(json.loads(json.dumps(actor.curriculum.state_dict())))
     assert resumed.curriculum is not None
     assert resumed.curriculum.state_dict() == actor.curriculum.state_dict()
-    steps = [[[g.task_id for g in asyncio.run(a.practise(step, 0))] for step in range(31, 41)] for a in (actor, resumed)]
+    steps = [[[g.task_id for g in asyncio.run(a.collect(step, 0))] for step in range(31, 41)] for a in (actor, resumed)]
     assert steps[0] == steps[1]
 
 
@@ -360,9 +360,9 @@ def test_a_box_that_breaks_puts_joining_off(monkeypatch: pytest.MonkeyPatch) -> 
             raise SandboxError("the box broke", fix="try again")
         return join(first, second)
 
-    monkeypatch.setattr(actor.workshop, "join", refuse)
+    monkeypatch.setattr(actor.context, "join", refuse)
     for step in range(1, 11):
-        assert asyncio.run(actor.practise(step, 0)), "what was rolled out is not lost"
+        assert asyncio.run(actor.collect(step, 0)), "what was rolled out is not lost"
     assert actor.curriculum is not None
     assert broken == ["b", "b"]
     assert actor.curriculum.joined == [("b", "d", "h")]
@@ -371,7 +371,7 @@ def test_a_box_that_breaks_puts_joining_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_joined_task_that_cannot_be_made_again_stops_a_resumed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     actor = simulated([of_source(name, name) for name in "bd"], enabled=True, join_up_to=2)
-    monkeypatch.setattr(actor.workshop, "join", lambda *_: "no test fails without it")
+    monkeypatch.setattr(actor.context, "join", lambda *_: "no test fails without it")
     with pytest.raises(CheckpointError, match="h, joined of b and d, is gone") as refused:
         actor.restore({"unlocked": 1, "records": {}, "joined": [["b", "d", "h"]]})
     assert "restore its folder" in str(refused.value.fix)

@@ -17,7 +17,7 @@ class StoppedTrainer(Trainer):
 
     def step(self, step, groups):
         if step == 2:
-            stop_once(self.workshop.run_dir.path, "stepping")
+            stop_once(self.context.run_dir.path, "stepping")
         return super().step(step, groups)
 
 

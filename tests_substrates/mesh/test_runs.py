@@ -63,9 +63,9 @@ def check_books(run, *, steps, groups=2, max_staleness=1):
 async def killed_in_turn(driver):
     """Kill one role after each step."""
     for step, name in enumerate(VICTIMS, start=1):
-        while driver.version < step or name not in driver.crew.handles or driver.crew.replaced.total() < step - 1:
+        while driver.version < step or name not in driver.supervisor.handles or driver.supervisor.replaced.total() < step - 1:
             await asyncio.sleep(0.05)
-        os.kill(driver.crew.handles[name].pid, signal.SIGKILL)
+        os.kill(driver.supervisor.handles[name].pid, signal.SIGKILL)
 
 
 def test_each_role_is_killed_in_turn(run_file, on_mesh):
@@ -82,8 +82,8 @@ def test_each_role_is_killed_in_turn(run_file, on_mesh):
         config = load_config(run_file, [])
         run_dir = RunDir.create(run)
         with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
-            workshop = RunContext.open(config, run_dir, shown._terminal)
-            driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
+            context = RunContext.open(config, run_dir, shown._terminal)
+            driver = Driver(mesh, context, resolve_arm(config, "main"), "main", shown)
             handles_of(driver)
             killer = asyncio.create_task(killed_in_turn(driver))
             try:
@@ -95,13 +95,13 @@ def test_each_role_is_killed_in_turn(run_file, on_mesh):
             return driver
 
     def handles_of(driver):
-        driver.crew.handles = handles
+        driver.supervisor.handles = handles
 
     with TeacherServer(slow) as server:
         name_teachers(run_file, server.base_url)
         driver = on_mesh(work, boxes=True)
     check_books(run, steps=7)
-    assert driver.crew.replaced == dict.fromkeys((*VICTIMS, "teachers"), 1)
+    assert driver.supervisor.replaced == dict.fromkeys((*VICTIMS, "teachers"), 1)
     assert RunDir(run).read_pairs("main")
     events = [e["message"] for e in RunDir(run).read_events() if "was replaced in" in e["message"]]
     print("\n".join(events))
@@ -119,9 +119,9 @@ def test_whoever_is_stopped_is_replaced(run_file, on_mesh):
         config = load_config(run_file, ["--rollout.stall_s", str(STALL_S)])
         run_dir = RunDir.create(run)
         with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
-            workshop = RunContext.open(config, run_dir, shown._terminal)
+            context = RunContext.open(config, run_dir, shown._terminal)
             roles = Roles(generator=StoppedGenerator, trainer=StoppedTrainer, rewarder=StoppedRewarder)
-            driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown, roles)
+            driver = Driver(mesh, context, resolve_arm(config, "main"), "main", shown, roles)
             await driver.run()
             return driver
 
@@ -130,9 +130,9 @@ def test_whoever_is_stopped_is_replaced(run_file, on_mesh):
     events = [e["message"] for e in RunDir(run).read_events() if "was replaced in" in e["message"]]
     print("\n".join(events))
     assert stopped(run) == {"stepping", "sending", "loading", "grading"}
-    assert driver.crew.replaced["trainer"] >= 2
-    assert driver.crew.replaced["rewarder"] >= 1
-    assert driver.crew.replaced["generator-0"] + driver.crew.replaced["generator-1"] >= 1
+    assert driver.supervisor.replaced["trainer"] >= 2
+    assert driver.supervisor.replaced["rewarder"] >= 1
+    assert driver.supervisor.replaced["generator-0"] + driver.supervisor.replaced["generator-1"] >= 1
 
 
 def wait_for(condition, process):

@@ -121,15 +121,15 @@ def run_it(run_file, folder, trainers, *words, kill=None):
     async def killed(driver):
         while driver.version < 3:
             await asyncio.sleep(0.05)
-        os.kill(driver.crew.handles["trainer"].pids[kill], signal.SIGKILL)
+        os.kill(driver.supervisor.handles["trainer"].pids[kill], signal.SIGKILL)
 
     async def work():
         mesh = mesh_of(config)
         try:
             async with asyncio.timeout(HANG_S):
                 with Terminal(Console(quiet=True), on_event=run_dir.log_event).phase("") as shown:
-                    workshop = RunContext.open(config, run_dir, shown._terminal)
-                    driver = Driver(mesh, workshop, resolve_arm(config, "main"), "main", shown)
+                    context = RunContext.open(config, run_dir, shown._terminal)
+                    driver = Driver(mesh, context, resolve_arm(config, "main"), "main", shown)
                     killer = asyncio.create_task(killed(driver)) if kill is not None else None
                     await driver.run()
                     if killer is not None:
@@ -145,8 +145,8 @@ def test_a_run_with_two_trainers_takes_the_steps_of_one(run_file, tmp_path):
     """One of them is killed: both come back from the checkpoint."""
     two = run_it(run_file, tmp_path / "two", 2, kill=1)
     one = run_it(run_file, tmp_path / "one", 1, "--steps", "1")
-    assert len(two.crew.handles["trainer"].pids) == 2
-    assert two.crew.replaced == {"trainer": 1}
+    assert len(two.supervisor.handles["trainer"].pids) == 2
+    assert two.supervisor.replaced == {"trainer": 1}
     ledger = GroupLedger(tmp_path / "two" / "mesh" / "main")
     assert sorted(ledger.trained) == [1, 2, 3, 4]
     assert sorted(n for numbers in ledger.trained.values() for n in numbers) == sorted(ledger.issued)

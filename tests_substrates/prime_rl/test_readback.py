@@ -76,7 +76,7 @@ def test_a_step(outputs, run_file, tmp_path):
     assert (found["hint/kl/mean"], found["optimizer/grad_norm"], found["optimizer/learning_rate"]) == (0.3, 0.5, 1e-5)
     sampled = [sum(sum(node.mask) for node in one.nodes) for one in siblings]
     assert found["rlvr/tokens"] == sum(sampled)
-    assert found["rollout/total"] == readback.rollouts == 2 + 2 + 1
+    assert found["rollout/total"] == readback.meter.rollouts == 2 + 2 + 1
     assert not any(name.startswith("train/") for name in found)
     told = run_dir.read_trajectories("main", 1)
     assert [t.reward for t in told] == [1.0, 0.0]

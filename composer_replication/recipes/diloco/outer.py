@@ -1,4 +1,4 @@
-"""DiLoCo's outer loop beside the recipe's own loop: one arm of one replica."""
+"""DiLoCo's outer loop as a callback of the recipe: one arm of one replica."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from composer_replication.diloco.manager import ObjectStoreManager, RoundReport
 from composer_replication.diloco.outer_loop import OuterLoop, make_diloco_outer_loop
 from composer_replication.diloco.store import Store
 from composer_replication.recipes.diloco.status import Status, write_status
-from composer_replication.trainer.loop import ArmTrainer, wants_replay
-from composer_replication.trainer.replay import pairs_digest
+from composer_replication.trainer.arm import ArmTrainer
+from composer_replication.trainer.replay import pairs_digest, wants_replay
+from composer_replication.trainer.train import StepCallback
 from composer_replication.types.errors import CheckpointError, ConfigError
 
 __all__ = ["DiLoCoCallback"]
@@ -24,8 +25,8 @@ _REMADE = ("optimizer", "reference")
 """Of a learner's state, what is kept elsewhere: the outer loop saves the optimizer, and the reference is the starting policy."""
 
 
-class DiLoCoCallback:
-    """What the loop of an arm does beside its steps (`trainer.loop.Beside`).
+class DiLoCoCallback(StepCallback):
+    """Average a replica's steps with those of the others, through an object store.
 
     Args:
         store: the job's.
@@ -40,45 +41,44 @@ class DiLoCoCallback:
         self._up = self._down = 0
         self._stall_s = 0.0
         self._members = 0
-        self._trainee: ArmTrainer | None = None
         self._loop: OuterLoop | None = None
 
-    def resume(self, trainee: ArmTrainer) -> bool:
-        """Make the outer loop, and bring the arm to where the job is. Whether the job had begun.
+    def on_begin(self, arm: ArmTrainer) -> bool:
+        """Make the outer loop, and bring the arm to where the job is. Return whether the job had begun.
 
         Raises:
             ConfigError: the job was begun with other settings, or a launcher shares this replica out among processes.
             CheckpointError: what is kept of the job is damaged, or this replica's pairs are gone.
         """
-        config, learner = trainee.config, trainee.learner
+        config, learner = arm.config, arm.learner
         if learner.accelerator.num_processes > 1:
             raise ConfigError("a replica is one process", fix="start `composer diloco run` without a launcher")
-        self._trainee, self._loop = trainee, self._outer_loop(trainee)
+        self._loop = self._outer_loop(arm)
         joined = self._loop.join()
         self._loop.__enter__()
         if joined.how == "began":
-            trainee.workshop.run_dir.truncate_after(trainee.arm, -1)
+            arm.journal.rewind(-1)
             return False
-        if wants_replay(config) and config.teachers and pairs_digest(trainee.workshop, trainee.arm) is None:
+        if wants_replay(config) and config.teachers and pairs_digest(arm.context, arm.arm) is None:
             raise CheckpointError(
-                f"the pairs of replica {self._rank} are not in {trainee.workshop.run_dir.path}",
+                f"the pairs of replica {self._rank} are not in {arm.context.run_dir.path}",
                 fix="restore its folder, or start the job again under another name",
             )
         if joined.how == "resumed":
             state = {**learner.state_dict(), **joined.extra["learner"]}
             learner.load_state_dict(state, learner.policy.state_dict())
-            trainee.go_on(joined.extra["counters"])
-        self._keep_step(config)
+            arm.continue_from(joined.extra["counters"])
+        self._keep_step(arm)
         if joined.how == "healed":
-            trainee.go_on(trainee.counters())
+            arm.continue_from(arm.counters())
         return True
 
-    def stepped(self) -> Mapping[str, float]:
-        """What the rounds of this step were, if any."""
-        trainee, loop = self._known()
+    def on_update(self, arm: ArmTrainer) -> Mapping[str, float]:
+        """Return the metrics of this step's rounds, if there were any."""
+        loop = self._running_loop()
         if loop.at_boundary:
-            self._keep_step(trainee.config)
-        if trainee.learner.version == trainee.config.steps and loop.state is not None:
+            self._keep_step(arm)
+        if arm.learner.version == arm.config.steps and loop.state is not None:
             loop.state.reset_local()  # the arm's result is what all replicas agree on
         reports = self._reports.copy()
         self._reports.clear()
@@ -100,18 +100,18 @@ class DiLoCoCallback:
             "diloco/round_s": sum(r.seconds for r in reports),
         }
 
-    def recorded(self, metrics: Mapping[str, float]) -> None:
-        """Save what a restart needs, and say where this replica is."""
-        trainee, loop = self._known()
+    def on_step_end(self, arm: ArmTrainer, step: int, metrics: Mapping[str, float]) -> None:
+        """Save what a restart needs, and publish where this replica is."""
+        loop = self._running_loop()
         if loop.at_boundary:
-            loop.save({"learner": self._kept(trainee), "counters": trainee.counters()})
+            loop.save({"learner": self._kept(arm), "counters": arm.counters()})
         write_status(
             self._store,
             Status(
                 rank=self._rank,
-                arm=trainee.arm,
-                step=trainee.learner.version,
-                steps=trainee.config.steps,
+                arm=arm.arm,
+                step=step,
+                steps=arm.config.steps,
                 round=loop.round,
                 members=self._members,
                 bytes_up=self._up,
@@ -128,9 +128,9 @@ class DiLoCoCallback:
             self._loop.__exit__(None, None, None)
             self._loop = None
 
-    def _outer_loop(self, trainee: ArmTrainer) -> OuterLoop:
-        options = trainee.config.diloco
-        store = self._store.at(f"arms/{trainee.arm}")
+    def _outer_loop(self, arm: ArmTrainer) -> OuterLoop:
+        options = arm.config.diloco
+        store = self._store.at(f"arms/{arm.arm}")
         all_reduce = ObjectStoreAllReduce(
             store,
             rank=self._rank,
@@ -139,13 +139,13 @@ class DiLoCoCallback:
             quorum=options.quorum,
             deadline_s=options.deadline_s,
             codec=options.codec,
-            fingerprint=_fingerprint(trainee.config),
+            fingerprint=_fingerprint(arm.config),
             keep_rounds=None,
         )
         return make_diloco_outer_loop(
             ObjectStoreManager(all_reduce, report=self._reports.append),
-            trainee.learner.policy,
-            inner_optimizer=trainee.learner.optimizer.optimizer,
+            arm.learner.policy,
+            inner_optimizer=arm.learner.optimizer.optimizer,
             sync_every=options.sync_every,
             fragments=options.fragments,
             outer_lr=options.outer_lr,
@@ -158,20 +158,19 @@ class DiLoCoCallback:
             state_every=options.state_every,
         )
 
-    def _keep_step(self, config: RunConfig) -> None:
-        """After rounds that this replica has missed it goes on with the step of the others."""
-        trainee, loop = self._known()
-        if trainee.learner.version != loop.round * config.diloco.window:
-            trainee.learner.skip_to(loop.round * config.diloco.window)
+    def _keep_step(self, arm: ArmTrainer) -> None:
+        """Skip to the step of the others after rounds that this replica has missed."""
+        there = self._running_loop().round * arm.config.diloco.window
+        if arm.learner.version != there:
+            arm.learner.skip_to(there)
 
-    def _kept(self, trainee: ArmTrainer) -> dict[str, Any]:
-        left_out = {*_REMADE, *(("self_teacher",) if trainee.config.loss.hint.self_teacher == "frozen" else ())}
-        return {key: value for key, value in trainee.learner.state_dict().items() if key not in left_out}
+    def _kept(self, arm: ArmTrainer) -> dict[str, Any]:
+        left_out = {*_REMADE, *(("self_teacher",) if arm.config.loss.hint.self_teacher == "frozen" else ())}
+        return {key: value for key, value in arm.learner.state_dict().items() if key not in left_out}
 
-    def _known(self) -> tuple[ArmTrainer, OuterLoop]:
-        assert self._trainee is not None
+    def _running_loop(self) -> OuterLoop:
         assert self._loop is not None
-        return self._trainee, self._loop
+        return self._loop
 
 
 def _fingerprint(config: RunConfig) -> str:

@@ -18,11 +18,13 @@ from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.diloco.outer import DiLoCoCallback
 from composer_replication.recipes.diloco.result import put_policy
+from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.checkpoint import latest_checkpoint
-from composer_replication.trainer.loop import ArmTrainer, train_arms, train_steps
 from composer_replication.trainer.open_run import open_run
+from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.task_shards import TaskShard
+from composer_replication.trainer.train import train_arm
 
 __all__ = ["train_replica"]
 
@@ -44,30 +46,30 @@ def train_replica(run: str) -> list[dict[str, Any]]:
     config = whole.model_copy(update={"out": whole.out / whole.name, "name": f"replica_{me.rank:05d}"})
     if config.threads:
         torch.set_num_threads(config.threads)
-    train_arm = partial(_train_arm, store=open_store(me.rendezvous_uri), rank=me.rank, world_size=me.world_size)
+    one = partial(_train_arm, store=open_store(me.rendezvous_uri), rank=me.rank, world_size=me.world_size)
     with open_run(config, resume=True) as run_dir:
-        rows = asyncio.run(_train(config, run_dir, train_arm))
+        rows = asyncio.run(_train(config, run_dir, one))
     return [{"arm": row.arm, "pass_at_1": row.pass_at_1, "rollouts": row.rollouts, "tokens": row.tokens} for row in rows]
 
 
-async def _train(config: RunConfig, run_dir: RunDir, train_arm: Any) -> list[SummaryRow]:
-    return await train_arms(RunContext.open(config, run_dir, Terminal(on_event=run_dir.log_event)), "start", train_arm)
+async def _train(config: RunConfig, run_dir: RunDir, one: Any) -> list[SummaryRow]:
+    return await train_arms(RunContext.open(config, run_dir, Terminal(on_event=run_dir.log_event)), "start", one)
 
 
 async def _train_arm(
-    workshop: RunContext, config: RunConfig, arm: str, shown: Phase, *, store: Store, rank: int, world_size: int
+    context: RunContext, config: RunConfig, arm: str, shown: Phase, *, store: Store, rank: int, world_size: int
 ) -> SummaryRow:
     own = config.model_copy(update={"seed": (config.seed + _APART * rank) % (1 << 63)})
-    share = None
+    shard = None
     if config.diloco.shard_tasks:
-        share = TaskShard(rank, world_size, config.seed, config.diloco.window)
+        shard = TaskShard(rank, world_size, config.seed, config.diloco.window)
         groups = config.rollout.groups // world_size
         own = own.model_copy(update={"rollout": config.rollout.model_copy(update={"groups": groups})})
     outer = DiLoCoCallback(store, rank, world_size)
-    with closing(outer), closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        row = await train_steps(ArmTrainer.create(workshop, own, arm, pair_logprobs, share), shown, outer)
+    with closing(outer), closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
+        row = await train_arm(ArmTrainer.create(context, own, arm, pair_logprobs, shard), shown, [outer])
     if rank == 0:
-        last = latest_checkpoint(workshop.run_dir.ckpt_path / arm)
+        last = latest_checkpoint(context.run_dir.ckpt_path / arm)
         assert last is not None  # of the last step
         put_policy(store, arm, last)
     return row

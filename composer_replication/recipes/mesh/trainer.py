@@ -28,9 +28,8 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.loop import wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import Group, Hint, Pair
@@ -77,15 +76,15 @@ class Trainer(Member):
         torch.manual_seed(config.seed)
         self.port = port
         self.config = config
-        self.workshop = _workshop(config, run, Terminal(Console(quiet=True)))
+        self.context = _open_context(config, run, Terminal(Console(quiet=True)))
         self.arm = arm
         model, tokenizer = load_policy(config.model)
         pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self._made_of = fingerprint(model, [*self.workshop.train, *self.workshop.held_out], pairs)
-        self.learner = Learner(model, config, LogprobCache(self.workshop.run_dir.ckpt_path / "reference.sqlite"))
-        self.maker = SignalMaker(
+        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs)
+        self.learner = Learner(model, config, LogprobCache(self.context.run_dir.ckpt_path / "reference.sqlite"))
+        self.signals = SignalMaker(
             config=config,
-            sources=self.workshop.hint_sources(config),
+            sources=self.context.hint_sources(config),
             renderer=ChatRenderer(tokenizer),
             context_window=TransformersEngine(self.learner.policy, tokenizer).context_window,
             kl=self.learner.kl_to_reference,
@@ -93,7 +92,7 @@ class Trainer(Member):
         )
         self._pairs: list[Pair] | None = None
         self._first = self.learner.accelerator.is_main_process
-        self._resumed = restore(self._folder, self.learner, fingerprint=self._made_of, pairs=pairs_digest(self.workshop, arm))
+        self._resumed = restore(self._folder, self.learner, fingerprint=self._made_of, pairs=pairs_digest(self.context, arm))
         self._keep_weights()
 
     async def at(self) -> int:
@@ -110,7 +109,7 @@ class Trainer(Member):
 
     async def tokenizer(self) -> tuple[PreTrainedTokenizerBase, int]:
         """The policy's, and its context window."""
-        return self.maker.renderer.tokenizer, self.maker.context_window
+        return self.signals.renderer.tokenizer, self.signals.context_window
 
     def step(self, step: int, groups: Sequence[Group]) -> Stepped:
         """Train on the groups of a step, the next one. Raises ValueError for any other."""
@@ -130,8 +129,8 @@ class Trainer(Member):
         """A checkpoint: all that the next step depends on, and the driver's `state`. Raises StorageError."""
         if not self._first:
             return
-        kept = {**state, **trained_on(self._made_of, pairs_digest(self.workshop, self.arm))}
-        save_checkpoint(self._folder, self.learner.version, self.learner, self.maker.renderer.tokenizer, kept)
+        kept = {**state, **trained_on(self._made_of, pairs_digest(self.context, self.arm))}
+        save_checkpoint(self._folder, self.learner.version, self.learner, self.signals.renderer.tokenizer, kept)
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """As `Learner.with_reference_logprobs`."""
@@ -139,19 +138,19 @@ class Trainer(Member):
 
     def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
         """Teachers may be asked for it, so one process makes it for all."""
-        signals = self.maker.signals(step, groups)
+        signals = self.signals.make(step, groups)
         pairs = self._pairs_of_run()
         taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
-        batch = self.maker.batch(groups, signals, taken)
-        return _PreparedStep(batch, signals.metrics, self.maker.why_off(pairs, signals), signals.hints)
+        batch = self.signals.batch(groups, signals, taken)
+        return _PreparedStep(batch, signals.metrics, self.signals.why_off(pairs, signals), signals.hints)
 
     @property
     def _folder(self) -> Path:
-        return self.workshop.run_dir.ckpt_path / self.arm
+        return self.context.run_dir.ckpt_path / self.arm
 
     def _pairs_of_run(self) -> list[Pair]:
         if self._pairs is None:
-            self._pairs = stored_pairs(self.workshop, self.arm) if wants_replay(self.config) else []
+            self._pairs = stored_pairs(self.context, self.arm) if wants_replay(self.config) else []
         return self._pairs
 
     def _keep_weights(self) -> None:
@@ -180,7 +179,7 @@ class TeacherActor(Member):
         self.config = config
         self.arm = arm
         self._notes: list[str] = []
-        self.workshop = _workshop(config, run, Terminal(Console(quiet=True), on_event=self._heard))
+        self.context = _open_context(config, run, Terminal(Console(quiet=True), on_event=self._heard))
 
     async def collect(self, traces: Sequence[Group], trainer: Handle) -> list[str]:
         """Keep the run's pairs where the trainer finds them; what there is to say about them.
@@ -198,7 +197,7 @@ class TeacherActor(Member):
         recorded = _Recorded(self.arm, ChatRenderer(tokenizer), window, list(traces))
         scorer = _LearnerScorer(trainer, loop, stall_s)
         self._notes.clear()
-        await asyncio.to_thread(lambda: asyncio.run(collect_pairs(self.workshop, self.config, recorded, scorer)))
+        await asyncio.to_thread(lambda: asyncio.run(collect_pairs(self.context, self.config, recorded, scorer)))
         return list(self._notes)
 
     def _heard(self, kind: str, message: str, /, **fields: Any) -> None:  # noqa: ARG002  an `EventSink`
@@ -233,5 +232,5 @@ class _LearnerScorer:
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
 
 
-def _workshop(config: RunConfig, run: Path, terminal: Terminal) -> RunContext:
+def _open_context(config: RunConfig, run: Path, terminal: Terminal) -> RunContext:
     return RunContext.open(config, RunDir(run), terminal, proven=True)

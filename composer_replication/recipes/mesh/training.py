@@ -29,7 +29,7 @@ def check(config: RunConfig) -> None:
 async def train(
     make_mesh: Callable[[RunConfig], Mesh], config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start"
 ) -> list[SummaryRow]:
-    """As `trainer.loop.train`, with actors of the mesh that `make_mesh` starts for an arm; it is closed when the arm is done.
+    """As `trainer.report.train`, with actors of the mesh that `make_mesh` starts for an arm; it is closed when the arm is done.
 
     Raises:
         ConfigError: something is wrong with the run.
@@ -37,16 +37,16 @@ async def train(
         ComposerError: whatever a part of the recipe has to say.
     """
     from composer_replication.recipes.mesh.driver import Driver
-    from composer_replication.trainer.loop import train_arms
+    from composer_replication.trainer.report import train_arms
     from composer_replication.trainer.run_context import RunContext
 
-    workshop = RunContext.open(config, run_dir, terminal)
+    context = RunContext.open(config, run_dir, terminal)
 
-    async def train_arm(workshop: RunContext, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    async def train_arm(context: RunContext, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
         mesh = make_mesh(variant)
         try:
-            return await Driver(mesh, workshop, variant, arm, shown).run()
+            return await Driver(mesh, context, variant, arm, shown).run()
         finally:
             await mesh.close()
 
-    return await train_arms(workshop, start_label, train_arm)
+    return await train_arms(context, start_label, train_arm)

@@ -19,6 +19,7 @@ from composer_replication.observe import RunDir, Terminal, mean_and_se
 from composer_replication.observe.files import read_lines
 from composer_replication.recipes.prime_rl.algorithm import DROPPED, PAIR
 from composer_replication.recipes.prime_rl.traces import task_id_of, trajectory_of
+from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import BackendError
@@ -67,20 +68,17 @@ class _Rollout:
 
 
 class PrimeRLMetrics:
-    """Records one arm, once PRIME-RL is done with it.
+    """Record one arm, once PRIME-RL is done with it. The meter counts every rollout, those that broke included.
 
     Args:
         outputs: its `output_dir`.
     """
 
     def __init__(self, config: RunConfig, arm: str, run_dir: RunDir, terminal: Terminal, outputs: Path) -> None:
-        self.config, self.arm, self.run_dir, self.terminal = config, arm, run_dir, terminal
-        self.outputs = outputs
-        self.rollouts = 0
-        """Recorded so far, evaluation and those that broke included."""
-        self.tokens = 0
-        """Sampled in them."""
-        self._untold = 0
+        self.config, self.outputs = config, outputs
+        self.meter = RolloutMeter()
+        self.journal = ArmJournal(run_dir, terminal, arm, config.steps, self.meter)
+        self._unreadable = 0
 
     def record(self) -> None:
         """Every step that PRIME-RL has measured, in the place of what is recorded of the arm.
@@ -91,27 +89,28 @@ class PrimeRLMetrics:
                 when all is recorded.
         """
         found, traces, given = measured(self.outputs), self._traces(), defaultdict[str, list[int]](list)
-        self.run_dir.truncate_after(self.arm, -1)
+        self.journal.rewind(-1)
         for step in sorted(found.keys() | traces):
-            metrics = self._evaluation(step) | self._step(step)
-            trained = bool(metrics.keys() - {name for name in metrics if name.startswith("eval/")})
+            metrics = self._evaluation(step)
+            rollouts, trained = self._step(step)
+            metrics |= trained
             told = found.get(step, {})
             for name in _PROOFS:
                 if metrics.get(name) and _STEPPED in told:
                     given[name].append(step)
             metrics |= {ours: told[theirs] for theirs, ours in _NAMES.items() if theirs in told}
-            metrics |= {"rollout/total": float(self.rollouts), "rollout/tokens_total": float(self.tokens)}
-            self.run_dir.log_metrics(self.arm, step, metrics)
             if trained:
-                self.terminal.step(self.arm, step, self.config.steps, metrics, self._off(metrics))
-        if self._untold:
-            self.terminal.note(f"{self.arm}: {self._untold} rollouts have no log-probs and are not among the trajectories")
+                self.journal.record_step(step, rollouts, (), metrics, self._off(metrics))
+            else:
+                self.journal.log(step, metrics)
+        if self._unreadable:
+            self.journal.note(f"{self._unreadable} rollouts have no log-probs and are not among the trajectories")
         # over the run, not by step: what overflows a batch is among the traces of its step, and in the batch of the next
         lost = {name: steps for name, steps in given.items() if all(_PROOFS[name] not in told for told in found.values())}
         if lost:
             said = "; ".join(f"{name} of step {', '.join(map(str, steps))}" for name, steps in lost.items())
             raise BackendError(
-                f"{self.arm}: PRIME-RL's trainer has not measured what it was given: {said}",
+                f"{self.journal.arm}: PRIME-RL's trainer has not measured what it was given: {said}",
                 fix=f"look for {' and '.join(_PROOFS[name] for name in lost)} in the metrics of {self.outputs}",
             )
 
@@ -132,17 +131,16 @@ class PrimeRLMetrics:
         for rollout in every:
             if rollout.reward is not None:
                 passed[rollout.task or rollout.group].append(float(rollout.reward >= 1.0))
-        self.run_dir.write_evaluation(self.arm, step, self._told(every))
         mean, se = mean_and_se([sum(values) / len(values) for values in passed.values()])
-        return {"eval/pass_at_1": mean, "eval/pass_at_1_se": se, "eval/unscored": float(_broken(every))}
+        return self.journal.write_evaluation(step, self._readable(every), passed=mean, se=se, unscored=_broken(every))
 
-    def _step(self, step: int) -> dict[str, float]:
+    def _step(self, step: int) -> tuple[list[Trajectory], dict[str, float]]:
+        """Return the trajectories and metrics of a step; empty where nothing was trained on."""
         arrived = self._count([one for one in self._read(step, "train", "all") if not one.pair])
         trained = self._read(step, "train", "effective")
         rollouts, pairs = [one for one in trained if not one.pair], [one for one in trained if one.pair]
         if not trained:
-            return {}
-        self.run_dir.write_trajectories(self.arm, step, self._told(rollouts))
+            return [], {}
         metrics = _of_rollouts(rollouts) if rollouts else {}
         metrics["reward/unscored"] = float(_broken(arrived))
         if self.config.loss.hint.weight > 0:
@@ -153,17 +151,17 @@ class PrimeRLMetrics:
             metrics["replay/pairs"] = _total(pairs, "replay/pairs")
             for name in ("replay/loss", "replay/margin", "replay/accuracy"):
                 metrics[name] = _total(pairs, name) / len(pairs)
-        return metrics
+        return self._readable(rollouts), metrics
 
     def _count(self, rollouts: list[_Rollout]) -> list[_Rollout]:
-        self.rollouts += len(rollouts)
-        self.tokens += sum(one.tokens for one in rollouts)
+        self.meter.rollouts += len(rollouts)
+        self.meter.tokens += sum(one.tokens for one in rollouts)
         return rollouts
 
-    def _told(self, rollouts: Sequence[_Rollout]) -> list[Trajectory]:
-        told = [one.trajectory for one in rollouts if one.trajectory is not None]
-        self._untold += len(rollouts) - len(told)
-        return told
+    def _readable(self, rollouts: Sequence[_Rollout]) -> list[Trajectory]:
+        found = [one.trajectory for one in rollouts if one.trajectory is not None]
+        self._unreadable += len(rollouts) - len(found)
+        return found
 
     def _off(self, metrics: Mapping[str, float]) -> dict[str, str]:
         """Why a channel has nothing to show in a step."""
@@ -192,7 +190,7 @@ def measured(outputs: Path) -> dict[int, dict[str, float]]:
 
 
 def _of_rollouts(rollouts: Sequence[_Rollout]) -> dict[str, float]:
-    """As `trainer.actor.rollout_metrics`."""
+    """Return what `trainer.journal.rollout_metrics` returns, as far as PRIME-RL keeps it."""
     groups = defaultdict[str, list[float]](list)
     for one in rollouts:
         if one.reward is not None:

@@ -13,8 +13,8 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.prime_rl.config import check, write_configs
 from composer_replication.recipes.prime_rl.import_metrics import PrimeRLMetrics
 from composer_replication.recipes.program import RunningProgram
-from composer_replication.trainer.loop import evaluation, report_arms, tell_result
 from composer_replication.trainer.preflight import NO_SOURCE
+from composer_replication.trainer.report import print_result, write_arms_report
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 __all__ = ["CHECKOUT", "check", "train"]
@@ -30,7 +30,7 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     """Train every arm, one after the other; each in `run_dir/prime_rl/ARM`, with PRIME-RL's own logs and checkpoints.
 
     An arm with checkpoints there goes on from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
-    metrics, trajectories and report when an arm is done (`readback`).
+    metrics, trajectories and report when an arm is done (`import_metrics`).
 
     Raises:
         MissingExtraError: PRIME-RL cannot be imported.
@@ -49,15 +49,12 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
         if replay.weight > 0 and replay.pairs is None:
             terminal.note(f"{arm}: replay is off, no pairs: {NO_SOURCE}")
         await _run(toml, search)
-        readback = PrimeRLMetrics(resolve_arm(config, arm), arm, run_dir, terminal, outputs)
-        readback.record()
-        passed, se = evaluation(run_dir, arm, first=False)
-        rows.append(
-            SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
-        )
+        imported = PrimeRLMetrics(resolve_arm(config, arm), arm, run_dir, terminal, outputs)
+        imported.record()
+        rows.append(imported.journal.summary())
         weights[arm] = _weights(outputs)
-        report_arms(config, run_dir, rows, start_label)
-    tell_result(run_dir, terminal, rows, start_label, weights)
+        write_arms_report(config, run_dir, rows, start_label)
+    print_result(run_dir, terminal, rows, start_label, weights)
     return rows
 
 

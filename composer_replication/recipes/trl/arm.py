@@ -32,13 +32,12 @@ from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
-from composer_replication.trainer.collector import RolloutCollector, rollout_metrics
-from composer_replication.trainer.cpu_clock import CpuClock
+from composer_replication.trainer.collector import RolloutCollector
+from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.learner import make_optimizer
-from composer_replication.trainer.loop import evaluation, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.reference import with_reference_logprobs
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.rewards import taking_part, verdict
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker, Signals
@@ -65,33 +64,33 @@ class TrlArm:
     """Made by `create`; `train` once, then `summary`."""
 
     def __init__(
-        self, workshop: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
+        self, context: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
     ) -> None:
-        self.workshop, self.config, self.arm, self.shown = workshop, config, arm, shown
-        self.folder = workshop.run_dir.ckpt_path / arm
+        self.context, self.config, self.arm, self.shown = context, config, arm, shown
+        self.folder = context.run_dir.ckpt_path / arm
         self.args = make_grpo_config(config, self.folder, cpu=model.device.type == "cpu")
         self.lora = _peft(config)
         pairs_file = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self.fingerprint = fingerprint(model, [*workshop.train, *workshop.held_out], pairs_file)
+        self.fingerprint = fingerprint(model, [*context.train, *context.held_out], pairs_file)
         self.model = model
         self.renderer = ChatRenderer(tokenizer)
         self.engine = TransformersEngine(model, tokenizer)
-        self.actor = RolloutCollector(workshop, config, arm, self.engine, self.renderer)
-        self.spending = CpuClock(workshop.sandbox)
-        self.maker = SignalMaker(
+        self.meter = context.meter()
+        self.journal = context.journal(config, arm, self.meter)
+        self.collector = RolloutCollector(context, config, self.engine, self.renderer, self.journal)
+        self.signals = SignalMaker(
             config=config,
-            sources=workshop.hint_sources(config),
+            sources=context.hint_sources(config),
             renderer=self.renderer,
             context_window=self.engine.context_window,
         )
         self.pairs: list[Pair] = []
-        self.costs: Mapping[str, float] = {}
         self.step = _Step()
         self.resumed: Path | None = None
         self.trainer: ComposerReplicationTrainer
 
     @classmethod
-    async def create(cls, workshop: RunContext, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
+    async def create(cls, context: RunContext, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
         """From the configured policy; evaluated, and with its pairs collected, unless there is a checkpoint to go on from.
 
         Raises:
@@ -101,20 +100,20 @@ class TrlArm:
         """
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
-        self = cls(workshop, config, arm, shown, tokenizer, model)
+        self = cls(context, config, arm, shown, tokenizer, model)
         for left in self.folder.glob("checkpoint-*"):  # what TRL was killed over
             shutil.rmtree(left)
         self.resumed = latest_checkpoint(self.folder)
         if self.resumed is None:
-            workshop.run_dir.truncate_after(arm, -1)
-            workshop.run_dir.log_metrics(arm, 0, await self.actor.evaluate(0) | self._spent())
+            self.journal.rewind(-1)
+            self.journal.log(0, await self.collector.evaluate(0))
             if wants_replay(config):
-                self.pairs = await collect_pairs(workshop, config, self.actor, _TrlScorer(model, pair_logprobs))
+                self.pairs = await collect_pairs(context, config, self.collector, _TrlScorer(model, pair_logprobs))
             self.engine.reset()
         else:
             self._restore(read_checkpoint(self.resumed))
         if wants_replay(config):
-            self.costs = teacher_costs(workshop)
+            self.journal.teacher_costs = teacher_costs(context)
         self.trainer = self._make_trainer(tokenizer)
         return self
 
@@ -129,17 +128,8 @@ class TrlArm:
             self.trainer.train(resume_from_checkpoint=None if self.resumed is None else str(self.resumed))
 
     def summary(self) -> SummaryRow:
-        """The arm's last evaluation and what it took."""
-        passed, se = evaluation(self.workshop.run_dir, self.arm, first=False)
-        actor = self.actor
-        return SummaryRow(
-            arm=self.arm,
-            pass_at_1=passed,
-            pass_at_1_se=se,
-            rollouts=actor.rollouts,
-            tokens=actor.tokens,
-            cpu_s=self.spending.cpu_s(),
-        )
+        """Return the arm's last evaluation and what the arm has spent."""
+        return self.journal.summary()
 
     # --- what TRL asks for --------------------------------------------------------------------------------------------------
 
@@ -147,9 +137,9 @@ class TrlArm:
         """TRL's `rollout_func`: the prompts are seats, as many as the step's tasks have siblings together."""
         version = trainer.state.global_step
         began = time.monotonic()
-        groups = _elsewhere(self.actor.practise(version + 1, version))
+        groups = _elsewhere(self.collector.collect(version + 1, version))
         self.step = _Step(groups=groups, began=began, rolled=time.monotonic())
-        trajectories = _flat(groups)
+        trajectories = flat(groups)
         if len(trajectories) != len(prompts):
             raise ConfigError(
                 f"TRL asks for {len(prompts)} completions, and the tasks of a step give {len(trajectories)}",
@@ -165,9 +155,9 @@ class TrlArm:
         """Our advantages and hints for the rollouts that were just made."""
         del inputs, outputs
         groups = self.step.groups
-        signals = self.step.signals = self.maker.signals(trainer.state.global_step + 1, groups)
-        trajectories = _flat(groups)
-        batch = self.maker.batch(groups, signals, ()) if signals.hinted else {}
+        signals = self.step.signals = self.signals.make(trainer.state.global_step + 1, groups)
+        trajectories = flat(groups)
+        batch = self.signals.batch(groups, signals, ()) if signals.hinted else {}
         if signals.hinted:
             kept, _ = taking_part(trajectories, signals.advantages, signals.hinted)
             place = {t.trajectory_id: i for i, t in enumerate(trajectories)}
@@ -186,12 +176,11 @@ class TrlArm:
             raise asyncio.CancelledError
 
     def record(self, step: int, logs: Mapping[str, float]) -> None:
-        """Files first, then the terminal."""
-        present, config, run_dir = self.step, self.config, self.workshop.run_dir
-        learnt = {} if self.actor.curriculum is None else self.actor.curriculum.metrics()
+        """Record a step from what TRL has logged of it."""
+        present, config = self.step, self.config
         metrics = {
             **rollout_metrics(present.groups),
-            **learnt,
+            **self.collector.metrics(),
             **present.signals.metrics,
             **_renamed(logs),
             **self.trainer.channel_metrics,
@@ -200,14 +189,10 @@ class TrlArm:
             "time/update_s": time.monotonic() - present.rolled,
         }
         if step % config.eval.every == 0 or step == config.steps:
-            metrics |= _elsewhere(self.actor.evaluate(step))
+            metrics |= _elsewhere(self.collector.evaluate(step))
             self.engine.reset()
-        metrics |= self._spent()
-        off = self.trainer.off | self.maker.why_off(self.pairs, present.signals)
-        run_dir.write_trajectories(self.arm, step, _flat(present.groups))
-        run_dir.write_hints(self.arm, step, present.signals.hints)
-        run_dir.log_metrics(self.arm, step, metrics)
-        self.workshop.terminal.step(self.arm, step, config.steps, metrics, off)
+        off = self.trainer.off | self.signals.why_off(self.pairs, present.signals)
+        self.journal.record_step(step, flat(present.groups), present.signals.hints, metrics, off)
         self.shown.advance()
 
     def adopt(self, step: int) -> None:
@@ -215,14 +200,11 @@ class TrlArm:
         made = self.folder / f"checkpoint-{step}"
         if not (made / "config.json").exists():  # adapters alone
             self.model.config.to_json_file(made / "config.json")
-        curriculum = self.actor.curriculum
         state = {
-            "rollouts": self.actor.rollouts,
-            "tokens": self.actor.tokens,
-            "curriculum": None if curriculum is None else curriculum.state_dict(),
-            "cpu_s": self.spending.cpu_s(),
+            **self.meter.state_dict(),
+            **self.collector.state_dict(),
             "fingerprint": dict(self.fingerprint),
-            "pairs": pairs_digest(self.workshop, self.arm),
+            "pairs": pairs_digest(self.context, self.arm),
             "substrate": "trl",
         }
         adopt_checkpoint(self.folder, made, step, {}, state)
@@ -231,15 +213,12 @@ class TrlArm:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         assert self.resumed is not None
-        pairs = pairs_digest(self.workshop, self.arm)
+        pairs = pairs_digest(self.context, self.arm)
         refuse_others(self.resumed, state, fingerprint=self.fingerprint, pairs=pairs, store=self.folder / "pairs.jsonl")
-        self.workshop.run_dir.truncate_after(self.arm, state["step"])
-        self.actor.rollouts, self.actor.tokens = state["rollouts"], state["tokens"]
-        if self.actor.curriculum is not None:
-            self.actor.restore(state["curriculum"])
-        self.spending.start_from(state["cpu_s"])
-        self.pairs = stored_pairs(self.workshop, self.arm) if wants_replay(self.config) else []
-        self.workshop.terminal.note(f"{self.arm}: resumed at step {state['step']} of {self.config.steps}")
+        self.journal.resumed(state["step"])
+        self.meter.load_state_dict(state)
+        self.collector.load_state_dict(state)
+        self.pairs = stored_pairs(self.context, self.arm) if wants_replay(self.config) else []
 
     def _make_trainer(self, tokenizer: PreTrainedTokenizerBase) -> ComposerReplicationTrainer:
         config, loss = self.config, self.config.loss
@@ -264,20 +243,12 @@ class TrlArm:
         trainer.callback_handler.callbacks = [
             c for c in trainer.callback_handler.callbacks if type(c).__name__ != "PrinterCallback"
         ]
-        trainer.add_callback(_Recorder(self))
+        trainer.add_callback(_JournalCallback(self))
         self.engine.model = trainer.model
         return trainer
 
-    def _spent(self) -> dict[str, float]:
-        return {
-            "rollout/total": float(self.actor.rollouts),
-            "rollout/tokens_total": float(self.actor.tokens),
-            "cost/cpu_s": self.spending.cpu_s(),
-            **self.costs,
-        }
 
-
-class _Recorder(TrainerCallback):
+class _JournalCallback(TrainerCallback):
     def __init__(self, arm: TrlArm) -> None:
         self.arm = arm
 
@@ -367,7 +338,3 @@ def _elsewhere(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a coroutine to its end in a thread of its own: this one's event loop waits for TRL."""
     with ThreadPoolExecutor(1, "trl-rollout") as thread:
         return thread.submit(asyncio.run, work).result()
-
-
-def _flat(groups: Sequence[Group]) -> list[Trajectory]:
-    return [t for g in groups for t in g.trajectories]

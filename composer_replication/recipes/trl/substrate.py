@@ -12,7 +12,7 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.options import check
-from composer_replication.trainer.loop import train_arms
+from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types.errors import ConfigError
 
@@ -36,10 +36,10 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_arm)
 
 
-async def _train_arm(workshop: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     from composer_replication.recipes.trl.arm import TrlArm  # imports TRL, which takes seconds
 
-    with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-        trainee = await TrlArm.create(workshop, config, arm, shown, pair_logprobs)
-        trainee.train()
-        return trainee.summary()
+    with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
+        trained = await TrlArm.create(context, config, arm, shown, pair_logprobs)
+        trained.train()
+        return trained.summary()

@@ -70,13 +70,13 @@ class ToolLoopHints:
         ]
         failed = torch.tensor([isinstance(one.reward, Unscored) for one in trajectories], device=outputs["advantages"].device)
         advantages = outputs["advantages"].masked_fill(failed, float("nan"))
-        told = self._maker.told(step, trajectories)
-        metrics = {"hint/turns": float(len(told.hinted)), "hint/dropped": float(len(told.untold))}
-        if not told.hinted:
+        selected = self._maker.select_hints(step, trajectories)
+        metrics = {"hint/turns": float(len(selected.hinted)), "hint/dropped": float(len(selected.dropped))}
+        if not selected.hinted:
             return StepSignals(advantages=advantages, metrics=metrics)
         reduction = self._maker.config.loss.hint.reduction
         pad = int(self._maker.renderer.tokenizer.pad_token_id)
-        batch = collate(trajectories, None, told.hinted, pad_id=pad, hint_reduction=reduction)
+        batch = collate(trajectories, None, selected.hinted, pad_id=pad, hint_reduction=reduction)
         return StepSignals(batch=batch, advantages=advantages, metrics=metrics)
 
     def _trajectory(

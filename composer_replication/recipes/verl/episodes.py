@@ -66,14 +66,14 @@ class Episodes:
         """Raises ConfigError, TaskError or SandboxError as `RunContext.open`."""
         self.plan, self.config, self.renderer = plan, plan.config, renderer
         self.folder = plan.folder / f"agents-{os.uname().nodename}-{os.getpid()}"
-        self.workshop = RunContext.open(plan.config, RunDir.create(self.folder), Terminal())
+        self.context = RunContext.open(plan.config, RunDir.create(self.folder), Terminal())
         self.maker = SignalMaker(
             config=plan.config,
-            sources=self.workshop.hint_sources(plan.config),
+            sources=self.context.hint_sources(plan.config),
             renderer=renderer,
             context_window=plan.context_window,
         )
-        self.tasks = {t.spec.task_id: t for t in (*self.workshop.train, *self.workshop.held_out)}
+        self.tasks = {t.spec.task_id: t for t in (*self.context.train, *self.context.held_out)}
         self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
         """Tools, tests and grades."""
         self.stop_ids = stop_ids_of(generation_config_of(plan.config.model.path), renderer.tokenizer)
@@ -82,7 +82,7 @@ class Episodes:
     def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
         """A rollout that has not begun. Its draws are those it would have under the local trainer."""
         config, named = self.config.rollout, EVAL_STEP if evaluation else step
-        env: CodingEnv = self.workshop.make_env(self.tasks[task_id])
+        env: CodingEnv = self.context.make_env(self.tasks[task_id])
         budgets = Budgets(
             turn_tokens=config.turn_tokens,
             trajectory_tokens=config.trajectory_tokens,
@@ -111,8 +111,8 @@ class Episodes:
         penalties = penalties_of(trajectories, self.config, self.renderer.end_of_thinking)
         if hint.weight == 0:
             return GroupRecord(step, False, group, penalties=penalties)
-        told = self.maker.told(step, trajectories)
-        return GroupRecord(step, False, group, (*told.hints, *told.untold), told.hinted, penalties)
+        selected = self.maker.select_hints(step, trajectories)
+        return GroupRecord(step, False, group, (*selected.hints, *selected.dropped), selected.hinted, penalties)
 
     def fault(self, error: BaseException) -> None:
         """Let the run end: verl itself would go on with fewer rollouts."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.observe import RunDir, Terminal, mean_and_se, pass_at_1
+from composer_replication.observe import mean_and_se
 from composer_replication.observe.files import read_lines
 from composer_replication.observe.terminal import CHANNELS
 from composer_replication.recipes.verl.episodes import GroupRecord, read_groups
 from composer_replication.recipes.verl.plan import ArmPlan
-from composer_replication.trainer.collector import refuse_unscored, rollout_metrics, unscored
+from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored, rollout_metrics
 from composer_replication.types import Trajectory, Unscored
 from composer_replication.types.errors import BackendError
 
@@ -36,19 +36,12 @@ class VerlMetrics:
     """Follows one arm."""
 
     plan: ArmPlan
-    run_dir: RunDir
-    terminal: Terminal
+    journal: ArmJournal
     pairs: int
     """Of each step."""
-    costs: Mapping[str, float]
-    """Of the replay."""
     traces: Sequence[Trajectory] = ()
     """Those of the starting policy that the pairs are of, where no step was read before: counted from the first step on, as the
     local loop, which records them after its first evaluation, counts them."""
-    rollouts: int = 0
-    """Read so far, with evaluations and traces."""
-    tokens: int = 0
-    """Sampled in them."""
     _read: int = 0
 
     def steps(self) -> Iterator[int]:
@@ -65,37 +58,32 @@ class VerlMetrics:
             yield int(line["step"])
 
     def _record(self, step: int, data: Mapping[str, Any]) -> None:
-        arm = self.plan.arm
         metrics = self._evaluation(step)
         records = read_groups(self.plan, step, evaluation=False)
-        if records:
-            metrics |= self._step(step, records, data)
-        metrics |= {"rollout/total": float(self.rollouts), "rollout/tokens_total": float(self.tokens), **self.costs}
-        self.run_dir.log_metrics(arm, step, metrics)
-        if records:
-            self.terminal.step(arm, step, self.plan.config.steps, metrics, self._off(metrics, records))
+        if not records:
+            self.journal.log(step, metrics)
+            return
+        metrics |= self._step(records, data)
+        trajectories = flat([record.group for record in records])
+        hints = [hint for record in records for hint in record.hints]
+        self.journal.record_step(step, trajectories, hints, metrics, self._off(metrics, records))
 
     def _evaluation(self, step: int) -> dict[str, float]:
         groups = [record.group for record in read_groups(self.plan, step, evaluation=True)]
         if not groups:
             return {}
-        refuse_unscored(groups, f"{self.plan.arm}: eval")
-        self._count([t for g in groups for t in g.trajectories])
-        self.run_dir.write_evaluation(self.plan.arm, step, [t for g in groups for t in g.trajectories])
-        passed, se = pass_at_1(groups)
-        return {"eval/pass_at_1": passed, "eval/pass_at_1_se": se, "eval/unscored": float(len(unscored(groups)))}
+        self.journal.meter.count(flat(groups))
+        return self.journal.record_evaluation(step, groups)
 
-    def _step(self, step: int, records: Sequence[GroupRecord], data: Mapping[str, Any]) -> dict[str, float]:
+    def _step(self, records: Sequence[GroupRecord], data: Mapping[str, Any]) -> dict[str, float]:
         groups = [record.group for record in records]
         refuse_unscored(groups, f"{self.plan.arm}: rollout")
-        self._count([*self.traces, *(t for g in groups for t in g.trajectories)])
+        self.journal.meter.count([*self.traces, *flat(groups)])
         self.traces = ()
-        self.run_dir.write_trajectories(self.plan.arm, step, [t for g in groups for t in g.trajectories])
-        self.run_dir.write_hints(self.plan.arm, step, [hint for record in records for hint in record.hints])
         metrics = rollout_metrics(groups) | _penalties(records) | _measured(data)
         if self.plan.config.loss.hint.weight > 0:
-            untold = [hint for record in records for hint in record.hints if hint.dropped is not None]
-            metrics["hint/dropped"] = float(len(untold))
+            dropped = [hint for record in records for hint in record.hints if hint.dropped is not None]
+            metrics["hint/dropped"] = float(len(dropped))
         self._check(metrics, records)
         return metrics
 
@@ -109,10 +97,6 @@ class VerlMetrics:
                     f"verl trained without {name.partition('/')[0]}, for which there were {count} inputs",
                     fix=f"read {self.plan.log_path}",
                 )
-
-    def _count(self, trajectories: Sequence[Trajectory]) -> None:
-        self.rollouts += len(trajectories)
-        self.tokens += sum(t.num_sampled_tokens() for t in trajectories)
 
     def _off(self, metrics: Mapping[str, float], records: Sequence[GroupRecord]) -> dict[str, str]:
         """Why a channel has nothing to show in a step."""

@@ -31,10 +31,11 @@ from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
 from composer_replication.trainer.collector import RolloutCollector
+from composer_replication.trainer.journal import RolloutMeter
 from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.loop import evaluation, train_arms, wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair
 from composer_replication.types.errors import BackendError, CheckpointError
@@ -59,56 +60,54 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
     return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_arm)
 
 
-async def _train_arm(workshop: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
-    run_dir = workshop.run_dir
+async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    run_dir = context.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
     done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
-    pairs, window = await _prepared(workshop, config, arm, folder, done)
+    pairs, window = await _prepared(context, config, arm, folder, done)
     plan = ArmPlan(arm, config, window, folder)
-    run_dir.truncate_after(arm, done if done else -1, keep_traces=True)
+    meter = RolloutMeter()
+    journal = context.journal(config, arm, meter)
+    journal.rewind(done if done else -1, keep_traces=True)
+    meter.rollouts, meter.tokens = _spent(run_dir, arm)
+    if wants_replay(config):
+        journal.teacher_costs = teacher_costs(context)
     traces = run_dir.read_traces(arm) if wants_replay(config) and not done else ()
-    readback = VerlMetrics(
-        plan,
-        run_dir,
-        workshop.terminal,
-        min(len(pairs), config.loss.replay.pairs_per_step) if config.loss.replay.weight > 0 else 0,
-        teacher_costs(workshop) if wants_replay(config) else {},
-        traces,
-        *_spent(run_dir, arm),
-    )
+    of_step = min(len(pairs), config.loss.replay.pairs_per_step) if config.loss.replay.weight > 0 else 0
+    imported = VerlMetrics(plan, journal, of_step, traces)
     shown.advance(done)
     if done < config.steps:
-        await _run(workshop, plan, pairs, readback, shown)
+        await _run(context, plan, pairs, imported, shown)
     kept = latest_checkpoint(run_dir.ckpt_path / arm)
     if kept is None:
         _keep_weights(run_dir.ckpt_path / arm, folder / "checkpoints", config.steps)
-    passed, se = evaluation(run_dir, arm, first=False)
-    return SummaryRow(arm=arm, pass_at_1=passed, pass_at_1_se=se, rollouts=readback.rollouts, tokens=readback.tokens, cpu_s=None)
+    return journal.summary()
 
 
-async def _prepared(workshop: RunContext, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
+async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
     """The pairs of the starting policy, collected once, and its context window.
 
     Raises CheckpointError when `done` steps were taken, or the pairs collected, with other weights, tasks or pairs.
     """
-    store = workshop.run_dir.ckpt_path / arm / "pairs.jsonl"
+    store = context.run_dir.ckpt_path / arm / "pairs.jsonl"
     wanted = wants_replay(config)
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model)
     given = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-    made_of = fingerprint(model, [*workshop.train, *workshop.held_out], given)
-    pairs_there = pairs_digest(workshop, arm)
+    made_of = fingerprint(model, [*context.train, *context.held_out], given)
+    pairs_there = pairs_digest(context, arm)
     if done or pairs_there is not None:
         _refuse_others(folder / _MADE_OF, made_of, pairs_there, store, done)
     _note(folder / _MADE_OF, made_of, pairs_there)
     engine = TransformersEngine(model, tokenizer)
     if not wanted or store.is_file():
-        return (stored_pairs(workshop, arm) if wanted else []), engine.context_window
-    with closing(LogprobCache(workshop.run_dir.ckpt_path / "reference.sqlite")) as known:
+        return (stored_pairs(context, arm) if wanted else []), engine.context_window
+    with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as known:
         learner = Learner(model, config, known)
-        actor = RolloutCollector(workshop, config, arm, TransformersEngine(learner.policy, tokenizer), ChatRenderer(tokenizer))
-        pairs = await collect_pairs(workshop, config, actor, learner)
-    _note(folder / _MADE_OF, made_of, pairs_digest(workshop, arm))
+        own, journal = TransformersEngine(learner.policy, tokenizer), context.journal(config, arm, RolloutMeter())
+        collector = RolloutCollector(context, config, own, ChatRenderer(tokenizer), journal)
+        pairs = await collect_pairs(context, config, collector, learner)
+    _note(folder / _MADE_OF, made_of, pairs_digest(context, arm))
     return pairs, engine.context_window
 
 
@@ -131,7 +130,7 @@ def _refuse_others(path: Path, made_of: Mapping[str, str], pairs: str | None, st
     refuse_others(path.parent, state, fingerprint=made_of, pairs=pairs, store=store)
 
 
-async def _run(workshop: RunContext, plan: ArmPlan, pairs: Sequence[Pair], readback: VerlMetrics, shown: Phase) -> None:
+async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], imported: VerlMetrics, shown: Phase) -> None:
     """From the last checkpoint to the end."""
     config, cpu = plan.config, resolve_device(plan.config.model.device).type == "cpu"
     forget_groups(plan)
@@ -146,15 +145,15 @@ async def _run(workshop: RunContext, plan: ArmPlan, pairs: Sequence[Pair], readb
     held_out = plan.folder / "held_out.parquet"
     with short_folder() as ray:
         files = Files(
-            train=write_rows(plan.folder / "train.parquet", training_rows(config, workshop.train, pairs)),
-            held_out=write_rows(held_out, evaluation_rows(workshop.held_out)) if workshop.held_out else None,
+            train=write_rows(plan.folder / "train.parquet", training_rows(config, context.train, pairs)),
+            held_out=write_rows(held_out, evaluation_rows(context.held_out)) if context.held_out else None,
             checkpoints=plan.folder / "checkpoints",
             outputs=plan.folder / "hydra",
             ray=ray,
             environment=environment,
             begun=shown.done > 0,
         )
-        workshop.terminal.note(f"{plan.arm}: verl writes to {plan.log_path}")
+        context.terminal.note(f"{plan.arm}: verl writes to {plan.log_path}")
         without = (
             ("CUDA_VISIBLE_DEVICES",) if cpu and not os.environ.get("CUDA_VISIBLE_DEVICES") else ()
         )  # Ray counts an empty one
@@ -162,7 +161,7 @@ async def _run(workshop: RunContext, plan: ArmPlan, pairs: Sequence[Pair], readb
         with Main(plan, command_line(config, files, cpu=cpu), environment, without) as main:
             while not ended:
                 ended = await main.wait(config.rollout.stall_s)
-                for step in readback.steps():
+                for step in imported.steps():
                     shown.advance(step - shown.done)
             if shown.done < config.steps:
                 raise BackendError(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["TestTwins", "contradiction", "expectations", "with_twins"]
+__all__ = ["TwinTests", "contradiction", "expectations", "with_twins"]
 
 _Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _EQUALITIES = frozenset(
@@ -37,7 +37,7 @@ _MARK = "\N{SECTION SIGN}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestTwins:
+class TwinTests:
     """Two copies of a test function under names of their own: one as it is, one that must fail."""
 
     test: str
@@ -59,7 +59,7 @@ def expectations(source: bytes) -> dict[str, int]:
     return {name: len(_sites(node)) for name, node, _ in _functions(tree.body) if node.name.startswith("test")}
 
 
-def with_twins(source: bytes, wanted: Sequence[TestTwins]) -> bytes:
+def with_twins(source: bytes, wanted: Sequence[TwinTests]) -> bytes:
     """The module with twins in place of the functions they are made from, and without its other tests.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from composer_replication.sandbox.grading.anti_tests import TestTwins, with_twins
+from composer_replication.sandbox.grading.anti_tests import TwinTests, with_twins
 from composer_replication.types import Outcome
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import AntiTest
@@ -76,7 +76,7 @@ def lay_out(tests: Sequence[AntiTest], pristine: Path, *, opposite_first: Sequen
             names = sorted(f"{function}_{secrets.token_hex(4)}" for _ in range(2))  # the order in which unittest runs them
             opposite, same = names if first[test] else reversed(names)
             twins.append(
-                TestTwins(test=inside, expectation=test.expectation, same=same, opposite=opposite, opposite_first=first[test])
+                TwinTests(test=inside, expectation=test.expectation, same=same, opposite=opposite, opposite_first=first[test])
             )
             ids[test] = (f"{name}::{scope}{separator}{same}", f"{name}::{scope}{separator}{opposite}")
         try:

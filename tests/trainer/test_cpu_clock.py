@@ -10,6 +10,7 @@ import pytest
 
 from composer_replication.sandbox import Command, Sandbox, Tree, open_sandbox
 from composer_replication.trainer.cpu_clock import CpuClock
+from composer_replication.trainer.journal import RolloutMeter
 
 BURN_S = 0.5
 PYTHON = Path(sys.executable)
@@ -44,8 +45,9 @@ def test_boxes_at_once_are_all_counted(sandbox: Sandbox, tmp_path: Path) -> None
 
 
 def test_a_resumed_run_adds_to_what_it_had_spent(sandbox: Sandbox, tmp_path: Path) -> None:
-    spending = CpuClock(sandbox)
+    meter = RolloutMeter(CpuClock(sandbox).cpu_s)
     burn(sandbox, tmp_path)
-    spending.start_from(100.0)
-    assert 99.99 < spending.cpu_s() < 100.0 + 0.9 * BURN_S
-    assert 99.99 + burn(sandbox, tmp_path) < spending.cpu_s()
+    meter.load_state_dict({"rollouts": 7, "tokens": 70, "cpu_s": 100.0})
+    assert 99.99 < meter.cpu_s() < 100.0 + 0.9 * BURN_S
+    assert 99.99 + burn(sandbox, tmp_path) < meter.cpu_s()
+    assert meter.state_dict() == {"rollouts": 7, "tokens": 70, "cpu_s": pytest.approx(meter.cpu_s(), abs=0.1)}

@@ -16,13 +16,13 @@ from composer_replication.trainer.run_context import RunContext
 
 def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:
     """Only the deleted bodies are secret: not their signatures, and not the functions around them."""
-    workshop = RunContext.open(load_config(run_file), RunDir.create(run_file.parent / "run"), Terminal())
-    assert len(workshop.train) == 4
-    for task in workshop.train:
+    context = RunContext.open(load_config(run_file), RunDir.create(run_file.parent / "run"), Terminal())
+    assert len(context.train) == 4
+    for task in context.train:
         (deleted,) = task.spec.deleted
         source = task.gold_files()[deleted.path].decode()
         rules = dict(re.findall(r"def (\w+)\(.*\n.*\n    (return .*)", source))
-        gold = workshop.gold[task.spec.task_id]
+        gold = context.gold[task.spec.task_id]
         assert leaks_gold(f"Hint: {rules.pop(deleted.qualname)}", gold)
         assert not any(leaks_gold(f"Hint: {statement}", gold) for statement in rules.values())
         signature = next(line for line in source.splitlines() if line.startswith(f"def {deleted.qualname}("))
@@ -32,16 +32,16 @@ def test_hints_may_quote_what_is_still_in_the_tree(run_file: Path) -> None:
 
 def test_two_tasks_joined_are_practised_on_with_what_is_known_of_both(run_file: Path) -> None:
     run_dir = RunDir.create(run_file.parent / "run")
-    workshop = RunContext.open(load_config(run_file), run_dir, Terminal())
-    first, second = next((a, b) for a, b in combinations(workshop.train, 2) if can_be_joined([a, b]))
-    task = workshop.join(first, second)
+    context = RunContext.open(load_config(run_file), run_dir, Terminal())
+    first, second = next((a, b) for a, b in combinations(context.train, 2) if can_be_joined([a, b]))
+    task = context.join(first, second)
     assert isinstance(task, Task), task
     name = task.spec.task_id
     assert task.root == run_dir.path / "tasks" / name
-    assert workshop.pythons[name] == workshop.pythons[first.spec.task_id]
-    assert set(workshop.gold[name]) == {*workshop.gold[first.spec.task_id], *workshop.gold[second.spec.task_id]}
-    assert workshop.contexts[name].instruction == task.spec.instruction
-    env = workshop.make_env(task)
+    assert context.pythons[name] == context.pythons[first.spec.task_id]
+    assert set(context.gold[name]) == {*context.gold[first.spec.task_id], *context.gold[second.spec.task_id]}
+    assert context.contexts[name].instruction == task.spec.instruction
+    env = context.make_env(task)
     env.reset()
     assert env.grade().reward == 0.0
-    assert workshop.join(first, second) == load_task(task.root)
+    assert context.join(first, second) == load_task(task.root)

@@ -68,7 +68,9 @@ def actor(rank, count, **curriculum):
     ]
     rollout = SimpleNamespace(groups=count)
     config = SimpleNamespace(seed=10 * rank, rollout=rollout, curriculum=CurriculumConfig(**curriculum))
-    return RolloutCollector(SimpleNamespace(train=tasks), config, "main", None, None, TaskShard(rank, 2, 0, 3))
+    return RolloutCollector(
+        SimpleNamespace(train=tasks), config, None, None, SimpleNamespace(arm="main"), TaskShard(rank, 2, 0, 3)
+    )
 
 
 def names(tasks):
@@ -103,7 +105,7 @@ def test_the_traces_that_replay_freezes_are_shared_out_too(monkeypatch):
     for rank in range(2):
         one = actor(rank, 2)
         one.config.loss = SimpleNamespace(replay=SimpleNamespace(traces_per_task=1))
-        one.workshop.run_dir = SimpleNamespace(write_traces=lambda *_: None)
+        one.context.run_dir = SimpleNamespace(write_traces=lambda *_: None)
         asyncio.run(one.record_traces())
     assert [len(part) for part in recorded] == [6, 6]
     assert not recorded[0] & recorded[1]

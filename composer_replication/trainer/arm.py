@@ -1,0 +1,135 @@
+"""Put one arm together: policy, engine, collector, signals and journal, and resume them from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer_replication.config import RunConfig
+from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
+from composer_replication.trainer.collector import RolloutCollector
+from composer_replication.trainer.engines import PolicyEngine, open_engine
+from composer_replication.trainer.hint_filter import only_useful
+from composer_replication.trainer.journal import ArmJournal, RolloutMeter
+from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.preflight import fingerprint
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.signals import SignalMaker
+from composer_replication.trainer.task_shards import TaskShard
+from composer_replication.types import Pair
+
+__all__ = ["SLOW_PATHS", "ArmTrainer"]
+
+SLOW_PATHS = {
+    "head": "losses take the whole [tokens, vocabulary] logits",
+    "prefix": "losses read what sequences have in common once per sequence",
+}
+"""What each slow path costs when a fast path does not apply (`loss.forward.fallbacks`)."""
+
+
+@dataclass(slots=True)
+class ArmTrainer:
+    """One arm in training."""
+
+    context: RunContext
+    config: RunConfig
+    arm: str
+    learner: Learner
+    engine: PolicyEngine
+    renderer: ChatRenderer
+    meter: RolloutMeter
+    journal: ArmJournal
+    collector: RolloutCollector
+    signals: SignalMaker
+    fingerprint: Mapping[str, str]
+    """Digests of what the arm was made of: policy, tasks, pairs file."""
+
+    @classmethod
+    def create(
+        cls, context: RunContext, config: RunConfig, arm: str, pair_logprobs: LogprobCache, shard: TaskShard | None = None
+    ) -> ArmTrainer:
+        """Build an arm from the configured policy. `shard` is the part of the tasks that this replica trains on."""
+        torch.manual_seed(config.seed)
+        model, tokenizer = load_policy(config.model)
+        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
+        made_of = fingerprint(model, [*context.train, *context.held_out], pairs)
+        learner = Learner(model, config, pair_logprobs)
+        renderer = ChatRenderer(tokenizer)
+        engine = open_engine(config, learner, tokenizer, arm, context.run_dir.ckpt_path / arm / "serving")
+        meter = context.meter()
+        journal = context.journal(config, arm, meter)
+        signals = SignalMaker(
+            config=config,
+            sources=context.hint_sources(config),
+            renderer=renderer,
+            context_window=engine.context_window,
+            kl=learner.kl_to_reference,
+            useful=partial(only_useful, learner=learner),
+        )
+        collector = RolloutCollector(context, config, engine, renderer, journal, shard)
+        return cls(context, config, arm, learner, engine, renderer, meter, journal, collector, signals, made_of)
+
+    async def begin(self, *, resumed: bool | None = None) -> list[Pair]:
+        """Resume the arm, or evaluate its start, collect its pairs and save it. Return the pairs.
+
+        Args:
+            resumed: whether a callback has resumed the arm; None leaves it to the arm's own checkpoints.
+
+        Raises:
+            CheckpointError: as `resume`.
+            ComposerError: whatever a part of the recipe has to say.
+        """
+        for what, why in self.learner.fallbacks.items():
+            self.journal.note(f"{SLOW_PATHS[what]}: {why}")
+        replays = wants_replay(self.config)
+        if self.resume() if resumed is None else resumed:
+            pairs = stored_pairs(self.context, self.arm) if replays else []
+        else:
+            self.journal.log(0, await self.collector.evaluate(0))
+            pairs = await collect_pairs(self.context, self.config, self.collector, self.learner) if replays else []
+            self.save()
+        if replays:
+            self.journal.teacher_costs = teacher_costs(self.context)
+        return pairs
+
+    def resume(self) -> bool:
+        """Go back to the arm's last checkpoint, or to nothing where there is none. Return whether there was one.
+
+        Raises:
+            CheckpointError: it is damaged, or its policy, tasks or pairs were others. Nothing is forgotten then.
+        """
+        pairs = pairs_digest(self.context, self.arm)
+        state = restore(self.checkpoints, self.learner, fingerprint=self.fingerprint, pairs=pairs)
+        if state is None:
+            self.journal.rewind(-1)
+            return False
+        self.continue_from(state)
+        return True
+
+    def counters(self) -> dict[str, Any]:
+        """Return what the next step depends on beside the learner, plain JSON."""
+        return {**self.meter.state_dict(), **self.collector.state_dict()}
+
+    def continue_from(self, counters: Mapping[str, Any]) -> None:
+        """Continue at the learner's step with the counters it had there; what the files say of later steps is forgotten."""
+        self.journal.resumed(self.learner.version)
+        self.meter.load_state_dict(counters)
+        self.collector.load_state_dict(counters)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.context.run_dir.ckpt_path / self.arm
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on. Raises StorageError."""
+        state = {**self.counters(), **trained_on(self.fingerprint, pairs_digest(self.context, self.arm))}
+        save_checkpoint(self.checkpoints, self.learner.version, self.learner, self.renderer.tokenizer, state)

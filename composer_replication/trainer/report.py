@@ -1,0 +1,121 @@
+"""Train every arm of a run in turn, and print and write what they reached."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from composer_replication.config import RunConfig, resolve_arm
+from composer_replication.loss.forward import LogprobCache
+from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe.report import write_report
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.trainer.arm import ArmTrainer
+from composer_replication.trainer.checkpoint import latest_checkpoint
+from composer_replication.trainer.journal import evaluated
+from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.train import StepCallback, train_arm
+
+__all__ = ["PRIVILEGED", "TrainArm", "print_result", "train", "train_arms", "write_arms_report"]
+
+PRIVILEGED = (
+    "Privileged information: the hint channel's self-teacher reads hints made from the project's own documentation, tool list "
+    "and error messages; the replay channel's teachers are other models that answer the same states. The policy sees neither "
+    "when it is evaluated. GRPO alone learns from the tests' verdict only."
+)
+_SHARED_GRADES = (
+    "CPU seconds: those of the trainer and of the programs in its sandboxes, not of teachers. Arms share one cache of grades, so "
+    "an arm does not pay again for code that an arm before it had graded."
+)
+_SHARED_ANSWERS = (
+    "US dollars: arms share the teachers' answers, so cost/usd is what the whole run had spent so far. Calls that brought no "
+    "answer and may be billed count at the most they can cost."
+)
+
+TrainArm: TypeAlias = Callable[[RunContext, RunConfig, str, Phase], Awaitable[SummaryRow]]
+"""Trains one arm: the arm's own configuration, its name, and the phase in which every step is counted."""
+
+
+async def train(
+    config: RunConfig,
+    run_dir: RunDir,
+    terminal: Terminal,
+    *,
+    start_label: str = "start",
+    callbacks: Sequence[StepCallback] = (),
+) -> list[SummaryRow]:
+    """Train every arm of a run that `open_run` holds, in this process, and write the report; steps already done are kept.
+
+    Raises:
+        ConfigError: something is wrong with the run (`RunContext.open`).
+        ComposerError: whatever a part of the recipe has to say.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+
+    async def here(context: RunContext, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+        with closing(LogprobCache(run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
+            return await train_arm(ArmTrainer.create(context, variant, arm, pair_logprobs), shown, callbacks)
+
+    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, here)
+
+
+async def train_arms(context: RunContext, start_label: str, one: TrainArm) -> list[SummaryRow]:
+    """Train every arm by `one`, one after the other; the report is written after each."""
+    config, run_dir, terminal = context.config, context.run_dir, context.terminal
+    rows: list[SummaryRow] = []
+    for arm in config.arms:
+        variant = resolve_arm(config, arm)
+        with terminal.phase(f"train {arm}", variant.steps) as shown:
+            rows.append(await one(context, variant, arm, shown))
+        write_arms_report(config, run_dir, rows, start_label)
+    weights = {arm: latest_checkpoint(run_dir.ckpt_path / arm) for arm in config.arms}
+    print_result(run_dir, terminal, rows, start_label, weights)
+    return rows
+
+
+def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str) -> None:
+    """Write the report of the arms that are done."""
+    notes = [*_alarms(run_dir), PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
+    write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
+
+
+def print_result(
+    run_dir: RunDir, terminal: Terminal, rows: Sequence[SummaryRow], start_label: str, weights: Mapping[str, Path | None]
+) -> None:
+    """Print the final table, the weight paths and the report path."""
+    terminal.table(
+        "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
+    )
+    for arm, path in weights.items():
+        terminal.note(f"weights of {arm}: {path}")
+    for alarm in _alarms(run_dir):
+        terminal.note(alarm)
+    terminal.note(f"report: {run_dir.report_path}")
+
+
+def _alarms(run_dir: RunDir) -> list[str]:
+    """Return one line per arm that passed impossible tasks."""
+    counts: Counter[str] = Counter()
+    for line in run_dir.read_metrics():
+        counts[line.arm] += int(line.values.get("cheat/alarms", 0))
+    return [
+        f"CHEAT ALARM: {count} rollouts of {arm} passed an impossible task; read their trajectories before you trust its rewards."
+        for arm, count in (+counts).items()
+    ]
+
+
+def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[SummaryRow]:
+    """Return the rows, led by the policy that all arms started from."""
+    passed, se = evaluated(run_dir, rows[0].arm, first=True)
+    start = SummaryRow(arm=label, pass_at_1=passed, pass_at_1_se=se, rollouts=0, tokens=0, cpu_s=0.0)
+    return [start, *rows]
+
+
+def _cells(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[tuple[str, ...]]:
+    return [row.cells() for row in _with_start(run_dir, rows, label)]

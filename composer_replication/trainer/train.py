@@ -1,0 +1,86 @@
+"""Train one arm: the whole recipe, top to bottom. Start reading here.
+
+    roll out -> grade -> hint -> replay -> compose the loss -> step -> record
+
+Run it with `composer train run.toml`, or small and with nothing to download with `composer quickstart`. Where it is simpler than
+Cursor's Composer 2.5, as far as that is public:
+
+1. A step takes one optimizer update on its own rollouts, so the policy that samples is the policy that learns. Asynchronous
+   training is on the substrates `ray`, `monarch`, `verl` and `prime_rl`.
+2. Teachers answer once, before the first step, on trajectories of the starting policy; their pairs are read round and round.
+3. Hints are written by templates and from the project's documentation; a language model as judge is optional.
+
+What a step does lives in `trainer.collector` (rollouts), `trainer.signals` (advantages and hints), `trainer.replay` (pairs),
+`loss` (one loss of three channels) and `trainer.learner` (the optimizer). `trainer.arm` puts them together and resumes them;
+`trainer.journal` records them. Everything follows from the run file and the step number: resuming replays lost steps exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from composer_replication.observe import Phase
+from composer_replication.observe.summary import SummaryRow
+from composer_replication.trainer.arm import ArmTrainer
+from composer_replication.trainer.journal import flat, rollout_metrics
+from composer_replication.trainer.replay import pairs_of_step
+
+__all__ = ["StepCallback", "train_arm"]
+
+
+class StepCallback:
+    """Hooks that `train_arm` calls. Override what you need; every method may be left as it is."""
+
+    def on_begin(self, arm: ArmTrainer) -> bool | None:
+        """Take over resuming: return whether there was something to resume from. None leaves it to the arm's checkpoints."""
+
+    def on_update(self, arm: ArmTrainer) -> Mapping[str, float]:
+        """Run after the optimizer step and before it is recorded. The metrics that you return are logged with the step."""
+        del arm
+        return {}
+
+    def on_step_end(self, arm: ArmTrainer, step: int, metrics: Mapping[str, float]) -> None:
+        """Run once the step is in the run's files and before its checkpoint. `metrics` are everything that was logged."""
+
+
+async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCallback] = ()) -> SummaryRow:
+    """Train one arm from where it is to its last step and return its summary."""
+    config, learner, collector, signals, journal = arm.config, arm.learner, arm.collector, arm.signals, arm.journal
+    answers = [callback.on_begin(arm) for callback in callbacks]
+    resumed = next((answer for answer in answers if answer is not None), None)
+    pairs = await arm.begin(resumed=resumed)  # or evaluates the start and collects the teachers' pairs
+    progress.advance(learner.version)
+    while learner.version < config.steps:
+        step, began = learner.version + 1, time.monotonic()
+
+        # Roll out groups of siblings in sandboxes; their tests grade them.
+        groups = await collector.collect(step, learner.version)
+        rolled = time.monotonic()
+
+        # Advantages over each group, and hints at the turns that went wrong.
+        made = signals.make(step, groups)
+
+        # Preference pairs: what teachers agreed on, against what the policy did.
+        chosen = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
+
+        # One batch, one loss of three channels, one optimizer step.
+        result = learner.update(signals.batch(groups, made, chosen))
+        arm.engine.reset()  # its caches belong to the old weights
+        updates = [callback.on_update(arm) for callback in callbacks]
+
+        # Record the step, and pass@1 on held-out tasks every so often.
+        metrics = {**rollout_metrics(groups), **collector.metrics(), **made.metrics, **result.metrics}
+        metrics |= {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
+        for update in updates:
+            metrics |= update
+        if step % config.eval.every == 0 or step == config.steps:
+            metrics |= await collector.evaluate(learner.version)
+        off = {**result.off, **signals.why_off(pairs, made)}
+        logged = journal.record_step(step, flat(groups), made.hints, metrics, off)
+        for callback in callbacks:
+            callback.on_step_end(arm, step, logged)
+        progress.advance()
+        if step % config.checkpoint_every == 0 or step == config.steps:
+            arm.save()
+    return journal.summary()
