@@ -101,6 +101,11 @@ class ServingEngine:
         assert self._window is not None
         return self._window
 
+    @property
+    def open_sessions(self) -> int:
+        """Sessions whose tokens are kept now."""
+        return len(self._sessions)
+
     def close(self, sessions: Sequence[str]) -> None:
         for name in sessions:
             self._sessions.pop(name, None)
