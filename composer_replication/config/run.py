@@ -115,8 +115,8 @@ class RolloutConfig(Section):
     env_workers: Positive = 2
     """Threads for tools, tests and grades."""
     max_requests: Annotated[Positive | None, _SERVED] = None
-    """Most turns asked of the server at a time; further rollouts wait in the order in which they became ready. By default the
-    server gets the turn of every rollout as soon as it is ready."""
+    """Most turns asked of the server at a time; of the rollouts that wait, the one with the fewest turns goes first. By default
+    the server gets the turn of every rollout as soon as it is ready."""
     timeout_s: Annotated[float, Field(gt=0.0)] | None = None
     """Most seconds of one rollout in its tools, tests, grade and requests to a server; by default there is no limit. Waiting for
     a free thread or for the server's turn under `max_requests` does not count, and neither does sampling in the trainer's own

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from composer_replication.rollout.agent_loop import Rollout, derive_seed
 from composer_replication.rollout.batching import BatchingEngine
 from composer_replication.rollout.env_threads import Clock, EnvThreads, OutOfTimeError
 from composer_replication.rollout.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
+from composer_replication.rollout.request_limit import RequestLimit
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory
 
@@ -72,8 +74,7 @@ async def collect_groups(
         seed, step: with task id, sibling and turn they determine every draw.
         cohorts: for an `Engine`: into how many parts the trajectories are split; part of what determines the samples' last bits.
         env_workers: threads for tools, tests and grades.
-        max_requests: for an `AsyncEngine`: most turns asked for at a time; the others wait in the order in which they were
-            ready. None for no limit.
+        max_requests: for an `AsyncEngine`: most turns asked for at a time (`RequestLimit`); None for no limit.
         deadline_s: most seconds without any engine or env call finishing; None for no limit.
         timeout_s: most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a
             thread, for one of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored`, its
@@ -98,7 +99,7 @@ async def collect_groups(
         engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
         rollouts=rollouts,
         env_threads=EnvThreads(env_workers),
-        requests=contextlib.nullcontext() if max_requests is None else asyncio.Semaphore(max_requests),
+        requests=RequestLimit(max_requests),
         record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
         temperature=temperature,
         on_progress=on_progress,
@@ -130,8 +131,7 @@ class _Collection:
     engine: AsyncEngine
     rollouts: list[Rollout]
     env_threads: EnvThreads
-    requests: contextlib.AbstractAsyncContextManager[None]
-    """Entered for the time of a request to a server."""
+    requests: RequestLimit
     record: _RecordFields
     temperature: float
     on_progress: Callable[[Progress], None] | None
@@ -170,8 +170,9 @@ class _Collection:
         clock = Clock(self.timeout_s)
         try:
             await self._in_env("reset", rollout.begin, clock)
+            turns = itertools.count()
             while rollout.live:
-                sample = await self._sample(rollout.request(), clock)
+                sample = await self._sample(rollout.request(), next(turns), clock)
                 await self._in_env("tools", partial(rollout.act, sample), clock)
                 self._report()
             self.engine.close([rollout.trajectory_id])
@@ -184,14 +185,14 @@ class _Collection:
         self.done[rollout.trajectory_id] = trajectory
         self._report()
 
-    async def _sample(self, request: SampleRequest, clock: Clock) -> Sample:
+    async def _sample(self, request: SampleRequest, turns: int, clock: Clock) -> Sample:
         """One turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
         with self._counted("sample"):
             if isinstance(self.engine, BatchingEngine):
                 sample = await self.engine.sample_one(request, temperature=self.temperature)
             else:
                 await self.engine.prepare()
-                async with self.requests:
+                async with self.requests.place(turns):
                     sample = await clock.run("sample", self.engine.sample_one(request, temperature=self.temperature))
         self.turns += 1
         self.sampled_tokens += len(sample.ids)

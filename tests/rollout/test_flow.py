@@ -19,6 +19,7 @@ from composer_replication.rollout.agent_loop import Rollout, derive_seed
 from composer_replication.rollout.batching import BatchingEngine
 from composer_replication.rollout.collect import StalledError, collect_groups
 from composer_replication.rollout.protocol import AsyncEngine, Budgets, SampleRequest
+from composer_replication.rollout.request_limit import RequestLimit
 from composer_replication.rollout.scripted import ScriptedEngine
 from composer_replication.rollout.serving import ServingEngine, open_server
 from composer_replication.rollout.transformers_engine import TransformersEngine
@@ -110,11 +111,32 @@ def test_the_server_gets_the_turn_of_every_rollout_that_is_ready(kind):
     assert all(t.stop_reason is StopReason.MAX_TURNS and t.reward == 1.0 for t in trajectories(groups).values())
 
 
-def test_at_most_so_many_requests_are_under_way_in_the_order_they_were_ready(kind):
+def test_at_most_so_many_requests_are_under_way(kind):
     with server(kind, median_s=0.01) as (url, engine):
         groups = asyncio.run(collection([f"t{i}" for i in range(8)], engine, max_requests=3))
         assert ask(url) == {"sampling": 0, "most": 3, "answered": 24, "aborted": 0}
     assert [g.task_id for g in groups] == [f"t{i}" for i in range(8)]
+
+
+def test_the_rollout_with_the_fewest_turns_goes_first_and_a_place_is_never_lost():
+    async def hold(limit, name, turns):
+        async with limit.place(turns):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async def main():
+        limit = RequestLimit(1)
+        async with limit.place(9):
+            tasks = {n: asyncio.create_task(hold(limit, n, t)) for n, t in [("a", 2), ("b", 1), ("c", 1), ("d", 0), ("e", 0)]}
+            await asyncio.sleep(0)
+            tasks["d"].cancel()  # while it waits
+        tasks["e"].cancel()  # it has just been given the place
+        await asyncio.wait(tasks.values())
+        await hold(limit, "again", 0)
+
+    order = []
+    asyncio.run(main())
+    assert order == ["b", "c", "a", "again"]
 
 
 def test_a_rollout_ends_and_is_graded_while_others_are_sampled(kind):
@@ -266,7 +288,7 @@ def policy():
     config.num_key_value_heads, config.head_dim, config.max_position_embeddings = 1, 16, 700
     model = Qwen3ForCausalLM(config)
     with torch.no_grad():
-        model.lm_head.weight[2] += 0.02  # end turns more often
+        model.lm_head.weight[2] += 0.3  # end turns more often
     return model
 
 
@@ -291,7 +313,7 @@ def in_lock_step(engine, renderer, tasks, siblings, cohorts, budgets):
 @pytest.mark.parametrize("cohorts", [1, 2, 5])
 def test_batches_and_bits_are_those_of_cohorts_in_lock_step(cohorts):
     model, rng, renderer = policy(), random.Random(1), Talkative(RENDERER.tokenizer)
-    budgets = Budgets(turn_tokens=60, trajectory_tokens=300, context_tokens=650, max_turns=6)
+    budgets = Budgets(turn_tokens=60, trajectory_tokens=500, context_tokens=690, max_turns=8)
     tasks = ["a", "b", "c"]
     expected = in_lock_step(TransformersEngine(model, renderer.tokenizer), renderer, tasks, 4, cohorts, budgets)
     engine = TransformersEngine(model, RENDERER.tokenizer)
