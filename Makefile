@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -154,6 +154,9 @@ bench-substrates: env ## Measure the same steps on every substrate, in an enviro
 
 bench-serving: env ## Measure tokens per second of the engine in this process and of vLLM, in an environment of its own
 	@$(BIN)/nox --session bench-serving
+
+bench-flow: env ## Measure how long 64 rollouts take over a server, beside the longest of them alone and beside lock-step batches
+	@$(BIN)/python benchmarks/flow.py
 
 bench-mesh: env ## Measure a mesh: asynchronous beside synchronous, and recovery from kill -9, in an environment of its own
 	@$(BIN)/nox --session bench-mesh

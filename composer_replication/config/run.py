@@ -104,7 +104,8 @@ class RolloutConfig(Section):
     max_turns: Positive = 32
     """Most turns of a trajectory."""
     cohorts: Positive = 2
-    """Parts of a batch that take turns at the engine, so that one samples while another's tests run."""
+    """With `engine = "transformers"`: parts of a batch that take turns at the model, so that one samples while another's tests
+    run. With a server every rollout goes on by itself, and this changes nothing."""
     refills: Annotated[int, Field(ge=0)] = 0
     """DAPO's dynamic sampling: how often in a step groups whose siblings all got the same verdict are made up for by groups of
     other tasks. Such groups are left out of the policy gradient then; their hints still teach."""
@@ -113,6 +114,13 @@ class RolloutConfig(Section):
     the actor that is waited for is replaced, and so is one that does not answer, load, send weights or step in this time."""
     env_workers: Positive = 2
     """Threads for tools, tests and grades."""
+    max_requests: Annotated[Positive | None, _SERVED] = None
+    """Most turns asked of the server at a time; of the rollouts that wait, the one with the fewest turns goes first. By default
+    the server gets the turn of every rollout as soon as it is ready."""
+    timeout_s: Annotated[float, Field(gt=0.0)] | None = None
+    """Most seconds of one rollout in its tools, tests, grade and requests to a server; by default there is no limit. Waiting for
+    a free thread or for the server's turn under `max_requests` does not count, and neither does sampling in the trainer's own
+    process. A rollout that takes longer is ended without a verdict, so that it enters no baseline, and the others go on."""
 
     @model_validator(mode="after")
     def _a_server_has_an_address(self) -> Self:

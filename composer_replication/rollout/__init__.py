@@ -5,8 +5,21 @@ Importing this package imports no torch; `composer_replication.rollout.transform
 
 from __future__ import annotations
 
+from composer_replication.rollout.batching import BatchingEngine
 from composer_replication.rollout.collect import Progress, collect_groups
-from composer_replication.rollout.protocol import Budgets, Engine, Env, Sample, SampleRequest
+from composer_replication.rollout.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
 from composer_replication.rollout.scripted import RandomEngine, ScriptedEngine
 
-__all__ = ["Budgets", "Engine", "Env", "Progress", "RandomEngine", "Sample", "SampleRequest", "ScriptedEngine", "collect_groups"]
+__all__ = [
+    "AsyncEngine",
+    "BatchingEngine",
+    "Budgets",
+    "Engine",
+    "Env",
+    "Progress",
+    "RandomEngine",
+    "Sample",
+    "SampleRequest",
+    "ScriptedEngine",
+    "collect_groups",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
 from composer_replication.rollout.protocol import Budgets, Env, Sample, SampleRequest
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
@@ -22,8 +23,8 @@ def derive_seed(*parts: int | str) -> int:
 class Rollout:
     """Drives one env with one engine session: `begin`, then `request` and `act` while `live`, then `finish`.
 
-    `begin`, `act` and `finish` may block on the env. They may run in any thread, one at a time. What the policy sampled is
-    appended as it is; only the env's replies are rendered.
+    `abandon` ends it at any time. `begin`, `act` and `finish` may block on the env. They may run in any thread, one at a time.
+    What the policy sampled is appended as it is; only the env's replies are rendered.
 
     Args:
         seed: start of every turn's seed: run seed, step, task and sibling hashed together.
@@ -106,6 +107,28 @@ class Rollout:
         if self._stop is None:
             raise ValueError(f"{self.trajectory_id} is still live")
         grade, reward = self._grade()
+        return self._record(self._stop, tuple(self._turns), reward, grade, policy_version, temperature, arm)
+
+    def abandon(self, reason: str, *, policy_version: int, temperature: float, arm: str) -> Trajectory:
+        """Return the record of the turns so far, `Unscored`. A call that still runs in a thread does not change it any more."""
+        turns = tuple(self._turns)
+        if turns:
+            turns = (*turns[:-1], replace(turns[-1], observation_ids=()))
+        reward = Unscored(reason)
+        return self._record(StopReason.INFRASTRUCTURE, turns, reward, None, policy_version, temperature, arm)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _record(
+        self,
+        stop: StopReason,
+        turns: tuple[Turn, ...],
+        reward: Reward,
+        grade: GradeReport | None,
+        policy_version: int,
+        temperature: float,
+        arm: str,
+    ) -> Trajectory:
         return Trajectory(
             trajectory_id=self.trajectory_id,
             task_id=self.env.task_id,
@@ -113,15 +136,13 @@ class Rollout:
             messages=self._messages,
             tools=self.env.tools,
             prompt_ids=self._prompt_ids,
-            turns=tuple(self._turns),
-            stop_reason=self._stop,
+            turns=turns,
+            stop_reason=stop,
             temperature=temperature,
             reward=reward,
             grade=grade,
             arm=arm,
         )
-
-    # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _left(self) -> list[tuple[StopReason, int]]:
         """What each budget leaves for the next turn; on a tie the first is named."""

@@ -1,24 +1,27 @@
-"""Groups of trajectories, collected concurrently and reproducibly.
+"""Groups of trajectories, collected concurrently: every rollout is a coroutine of its own.
 
-The trajectories are split into fixed cohorts. Inside a cohort turns go in lock-step, so which sessions share a batch does not
-depend on how long any test took, and a repeated or resumed run samples the same tokens. Cohorts overlap: while one's tools,
-tests and grades run in threads, another one's turn is sampled.
+A rollout resets its environment, then samples and acts until it stops, then is graded; nothing waits for another rollout. A
+server sees as many requests as there are rollouts ready, and tests and grades run while others sample. An engine in this process
+is asked through `BatchingEngine`, whose batches do not depend on time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from composer_replication.rollout.agent_loop import Rollout, derive_seed
-from composer_replication.rollout.protocol import Budgets, Engine, Env
+from composer_replication.rollout.batching import BatchingEngine
+from composer_replication.rollout.env_threads import Clock, EnvThreads, OutOfTimeError
+from composer_replication.rollout.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
+from composer_replication.rollout.request_limit import RequestLimit
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory
 from composer_replication.types.errors import ComposerError, ConfigError
@@ -45,7 +48,7 @@ async def collect_groups(
     tasks: Sequence[TaskT],
     *,
     make_env: Callable[[TaskT], Env],
-    engine: Engine,
+    engine: Engine | AsyncEngine,
     renderer: ChatRenderer,
     budgets: Budgets,
     group_size: int,
@@ -55,18 +58,27 @@ async def collect_groups(
     policy_version: int,
     cohorts: int = 2,
     env_workers: int = 2,
+    max_requests: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     deadline_s: float | None = None,
+    timeout_s: float | None = None,
     arm: str = "",
 ) -> list[Group]:
     """Roll out `group_size` siblings of every task and grade them; one group per task, in order.
 
+    When it is cancelled, requests to a server are aborted, and calls that run in threads are waited for.
+
     Args:
         make_env: called `group_size` times per task; must be cheap. An env is used by one thread at a time.
+        engine: an `AsyncEngine` is asked for every rollout by itself, an `Engine` through a `BatchingEngine`.
         seed, step: with task id, sibling and turn they determine every draw.
-        cohorts: into how many parts the trajectories are split; part of what determines the samples' last bits.
+        cohorts: for an `Engine`: into how many parts the trajectories are split; part of what determines the samples' last bits.
         env_workers: threads for tools, tests and grades.
+        max_requests: for an `AsyncEngine`: most turns asked for at a time (`RequestLimit`); None for no limit.
         deadline_s: most seconds without any engine or env call finishing; None for no limit.
+        timeout_s: most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a
+            thread, for one of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored`, its
+            request is aborted, and the others go on; an env call of it may still run when the collection ends. None for no limit.
 
     Raises:
         ConfigError: the same task twice.
@@ -82,8 +94,19 @@ async def collect_groups(
             rollouts.append(Rollout(name, env, renderer, budgets, seed=base, context_tokens=context_tokens))
     if len({r.trajectory_id for r in rollouts}) < len(rollouts):
         raise ConfigError("the same task is given twice in one collection", fix="pass every task once and raise group_size")
-    collection = _Collection(engine, rollouts, temperature, policy_version, arm, env_workers, on_progress, deadline_s)
-    trajectories = await collection.run(cohorts)
+    names = [r.trajectory_id for r in rollouts]
+    collection = _Collection(
+        engine=engine if isinstance(engine, AsyncEngine) else BatchingEngine(engine, names, cohorts=cohorts),
+        rollouts=rollouts,
+        env_threads=EnvThreads(env_workers),
+        requests=RequestLimit(max_requests),
+        record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
+        temperature=temperature,
+        on_progress=on_progress,
+        deadline_s=deadline_s,
+        timeout_s=timeout_s,
+    )
+    trajectories = await collection.run()
     task_ids = [t.task_id for t in trajectories[::group_size]]
     return [
         Group(
@@ -95,89 +118,104 @@ async def collect_groups(
     ]
 
 
-@dataclass(slots=True)
-class _Collection:
-    engine: Engine
-    rollouts: list[Rollout]
-    temperature: float
+class _RecordFields(TypedDict):
+    """What every trajectory of a collection says alike."""
+
     policy_version: int
+    temperature: float
     arm: str
-    env_workers: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Collection:
+    engine: AsyncEngine
+    rollouts: list[Rollout]
+    env_threads: EnvThreads
+    requests: RequestLimit
+    record: _RecordFields
+    temperature: float
     on_progress: Callable[[Progress], None] | None
     deadline_s: float | None
-    engine_thread: ThreadPoolExecutor = field(init=False)
-    env_threads: ThreadPoolExecutor = field(init=False)
-    grading: asyncio.Semaphore = field(init=False)
+    timeout_s: float | None
     done: dict[str, Trajectory] = field(default_factory=dict)
     in_flight: Counter[str] = field(default_factory=Counter)
     turns: int = 0
+    sampled_tokens: int = 0
     moved: float = 0.0
 
-    async def run(self, cohorts: int) -> list[Trajectory]:
+    async def run(self) -> list[Trajectory]:
         """All trajectories, in the order of `rollouts`."""
-        self.engine_thread = ThreadPoolExecutor(1, "rollout-engine")
-        self.env_threads = ThreadPoolExecutor(self.env_workers, "rollout-env")
-        self.grading = asyncio.Semaphore(max(1, self.env_workers - 1))  # a thread stays free for the turns of other cohorts
         stalled = False
         try:
             async with asyncio.TaskGroup() as outer:
                 watch = outer.create_task(self._watch())
                 async with asyncio.TaskGroup() as group:
-                    for cohort in _split(self.rollouts, cohorts):
-                        group.create_task(self._run_cohort(cohort, group))
+                    for rollout in self.rollouts:
+                        group.create_task(self._roll_out(rollout))
                 watch.cancel()
         except BaseExceptionGroup as errors:
             error = first_error(errors)
             stalled = isinstance(error, StalledError)
             raise error from None
         finally:
-            for pool in (self.engine_thread, self.env_threads):
-                pool.shutdown(wait=not stalled, cancel_futures=True)
-            if not stalled:
+            self.env_threads.shutdown(wait=not stalled)
+            if isinstance(self.engine, BatchingEngine):
+                self.engine.shutdown(wait=not stalled)
+            else:
                 self.engine.close([r.trajectory_id for r in self.rollouts])
         return [self.done[r.trajectory_id] for r in self.rollouts]
 
-    async def _run_cohort(self, cohort: list[Rollout], group: asyncio.TaskGroup) -> None:
-        await asyncio.gather(*(self._in(self.env_threads, "reset", r.begin) for r in cohort))
-        live = self._retire(cohort, group)
-        while live:
-            sample = partial(self.engine.sample, [r.request() for r in live], temperature=self.temperature)
-            samples = await self._in(self.engine_thread, "sample", sample)
-            self.turns += len(samples)
-            acts = [partial(r.act, s) for r, s in zip(live, samples, strict=True)]
-            await asyncio.gather(*(self._in(self.env_threads, "tools", act) for act in acts))
-            ended = [r.trajectory_id for r in live if not r.live]
-            if ended:
-                await self._in(self.engine_thread, "close", partial(self.engine.close, ended))
-            live = self._retire(live, group)
-            self._report()
-
-    def _retire(self, rollouts: list[Rollout], group: asyncio.TaskGroup) -> list[Rollout]:
-        """Start grading those that have ended; return the others."""
-        for rollout in rollouts:
-            if not rollout.live:
-                group.create_task(self._finish(rollout))
-        return [r for r in rollouts if r.live]
-
-    async def _finish(self, rollout: Rollout) -> None:
-        finish = partial(rollout.finish, policy_version=self.policy_version, temperature=self.temperature, arm=self.arm)
-        async with self.grading:
-            self.done[rollout.trajectory_id] = await self._in(self.env_threads, "grade", finish)
+    async def _roll_out(self, rollout: Rollout) -> None:
+        """One rollout from its reset to its record."""
+        clock = Clock(self.timeout_s)
+        try:
+            await self._in_env("reset", rollout.begin, clock)
+            turns = itertools.count()
+            while rollout.live:
+                sample = await self._sample(rollout.request(), next(turns), clock)
+                await self._in_env("tools", partial(rollout.act, sample), clock)
+                self._report()
+            self.engine.close([rollout.trajectory_id])
+            finish = partial(rollout.finish, **self.record)
+            async with self.env_threads.grading:
+                trajectory = await self._in_env("grade", finish, clock)
+        except OutOfTimeError as late:
+            self.engine.close([rollout.trajectory_id])
+            trajectory = rollout.abandon(str(late), **self.record)
+        self.done[rollout.trajectory_id] = trajectory
         self._report()
+
+    async def _sample(self, request: SampleRequest, turns: int, clock: Clock) -> Sample:
+        """One turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
+        with self._counted("sample"):
+            if isinstance(self.engine, BatchingEngine):
+                sample = await self.engine.sample_one(request, temperature=self.temperature)
+            else:
+                await self.engine.prepare()
+                async with self.requests.place(turns):
+                    sample = await clock.run("sample", self.engine.sample_one(request, temperature=self.temperature))
+        self.turns += 1
+        self.sampled_tokens += len(sample.ids)
+        return sample
+
+    async def _in_env(self, phase: str, work: Callable[[], ResultT], clock: Clock) -> ResultT:
+        with self._counted(phase):
+            return await self.env_threads.run(phase, work, clock)
+
+    @contextlib.contextmanager
+    def _counted(self, phase: str) -> Iterator[None]:
+        self.in_flight[phase] += 1
+        try:
+            yield
+        finally:
+            self.in_flight[phase] -= 1
+            self.moved = time.monotonic()
 
     def _report(self) -> None:
         if self.on_progress is not None:
-            sampled = sum(r.sampled for r in self.rollouts)
-            progress = Progress(finished=len(self.done), total=len(self.rollouts), turns=self.turns, sampled_tokens=sampled)
-            self.on_progress(progress)
-
-    async def _in(self, pool: ThreadPoolExecutor, phase: str, work: Callable[[], ResultT]) -> ResultT:
-        """Run `work` in a thread of `pool`."""
-        self.in_flight[phase] += 1
-        result = await asyncio.get_running_loop().run_in_executor(pool, work)
-        self.in_flight[phase] -= 1
-        self.moved = time.monotonic()
-        return result
+            self.on_progress(
+                Progress(finished=len(self.done), total=len(self.rollouts), turns=self.turns, sampled_tokens=self.sampled_tokens)
+            )
 
     async def _watch(self) -> None:
         """Raise when nothing has finished for `deadline_s`."""
@@ -194,13 +232,6 @@ class _Collection:
 
 class StalledError(ComposerError):
     """A call does not return; its thread is still busy."""
-
-
-def _split(rollouts: list[Rollout], parts: int) -> list[list[Rollout]]:
-    """Contiguous parts of nearly equal size, none empty."""
-    parts = min(parts, len(rollouts))
-    bounds = [len(rollouts) * i // parts for i in range(parts + 1)] if parts else []
-    return [rollouts[a:b] for a, b in pairwise(bounds)]
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["Budgets", "Engine", "Env", "Sample", "SampleRequest"]
+__all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,4 +89,26 @@ class Engine(Protocol):
 
     def close(self, sessions: Sequence[str]) -> None:
         """Forget sessions and free their caches; unknown names are ignored."""
+        ...
+
+
+@runtime_checkable
+class AsyncEngine(Protocol):
+    """Samples turns of many rollouts at once, each asked for by itself. Calls come from one event loop at a time."""
+
+    @property
+    def context_window(self) -> int:
+        """Most positions the model can attend to."""
+        ...
+
+    async def prepare(self) -> None:
+        """Do what is due before a turn, such as loading the policy's weights; at once when nothing is. Safe to call together."""
+        ...
+
+    async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
+        """Sample one turn; `temperature` is as in `Engine.sample`. Cancelling the call gives the turn up."""
+        ...
+
+    def close(self, sessions: Sequence[str]) -> None:
+        """Forget sessions, without blocking; unknown names are ignored."""
         ...

@@ -197,7 +197,9 @@ class RolloutCollector:
                 cohorts=rollout.cohorts,
                 env_workers=rollout.env_workers,
                 on_progress=report,
+                max_requests=rollout.max_requests,
                 deadline_s=rollout.stall_s,
+                timeout_s=rollout.timeout_s,
                 arm=self.arm,
             )
         refuse_unscored(groups, f"{self.arm}: {phase}")

@@ -17,6 +17,7 @@ __all__ = ["check_run_dir", "open_run"]
 _MAY_CHANGE = frozenset(
     {
         *("checkpoint_every", "out", "rollout.env_workers", "rollout.stall_s", "sandbox.kind", "loss.replay.max_total_usd"),
+        *("rollout.max_requests", "rollout.timeout_s"),
         *("diloco.quorum", "diloco.deadline_s", "diloco.timeout_s"),
     }
 )

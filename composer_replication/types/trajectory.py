@@ -26,7 +26,7 @@ class StopReason(StrEnum):
     CONTEXT_TOKENS = "context_tokens"
     """Prompt, turns and observations together no longer fit the context budget."""
     INFRASTRUCTURE = "infrastructure"
-    """The environment broke; the trajectory is `Unscored`."""
+    """The environment broke or the rollout took too long; the trajectory is `Unscored`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -286,6 +286,7 @@ TOKEN = {"form": "sampled_token", "self_teacher": "live", "reduction": "token"}
         ({"loss": {"rlvr": {"kl_beta": 0.1}}}, "loss.rlvr.kl_beta"),
         ({"teachers": [{"name": "t", "model": "m"}]}, "teachers"),
         ({"reward": {"effort": {"weight": 0.1}}}, "reward.effort.weight"),
+        ({"rollout": {"timeout_s": 60.0}}, "rollout.timeout_s"),
         ({"reward": {"overlong_tokens": 8}}, "reward.overlong_tokens"),
         ({"reward": {"kl_weight": 0.1}}, "reward.kl_weight"),
         ({"curriculum": {"enabled": True}}, "curriculum.enabled"),

@@ -41,6 +41,7 @@ REFUSED = [
     ({"loss": LossConfig(rlvr=RlvrConfig(objective="cispo", epsilon_low=0.0))}, "loss.rlvr.epsilon_low = 0.0 with cispo"),
     ({"loss": LossConfig(hint=HintConfig(useful_only=True))}, "loss.hint.useful_only"),
     ({"rollout": RolloutConfig(refills=2)}, "rollout.refills = 2"),
+    ({"rollout": RolloutConfig(timeout_s=60.0)}, "rollout.timeout_s = 60.0"),
     ({"reward": RewardConfig(kl_weight=0.1)}, "reward.kl_weight = 0.1"),
     ({"optimizer": OptimizerConfig(micro_batch_size=5)}, "optimizer.micro_batch_size = 5 does not divide the 64 rollouts"),
     ({"substrate": SubstrateConfig(type="trl", options={"use_vllm": True})}, "substrate.options.use_vllm is not free"),

@@ -46,6 +46,7 @@ FILES = Files(Path("/r/train.parquet"), None, Path("/r/ckpt"), Path("/r/hydra"),
     [
         ("curriculum.enabled", {"curriculum": {"enabled": True}}),
         ("rollout.refills", {"rollout": {"refills": 1}}),
+        ("rollout.timeout_s", {"rollout": {"timeout_s": 60.0}}),
         ("reward.kl_weight", {"reward": {"kl_weight": 0.1}}),
         ("loss.rlvr.kl_beta", {"loss": {"rlvr": {"kl_beta": 0.1}}}),
         ("loss.hint.useful_only", {"loss": {"hint": {"useful_only": True}}}),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import os
@@ -335,3 +336,55 @@ def test_a_server_killed_while_it_samples(kind, tmp_path):
             engine.end()
         finally:
             process.kill()
+
+
+# --- one turn at a time ---------------------------------------------------------------------------------------------------
+
+
+def sample_each(engine, *requests, temperature=0.0):
+    """Every request by itself, all together."""
+
+    async def main():
+        return await asyncio.gather(*(engine.sample_one(r, temperature=temperature) for r in requests))
+
+    return asyncio.run(main())
+
+
+def test_turns_asked_for_one_by_one_are_those_of_a_batch_and_load_the_weights_once(kind, tmp_path):
+    policy = policy_of(model(0))
+    with serving(kind, served=model(7), policy=policy, folder=tmp_path / "w") as (engine, backend):
+        new, old = PROMPT, TransformersEngine(model(0), TOKENIZER, stop_ids=STOP)
+        for _turn in range(2):
+            requests = ask("a", "b", "c", ids=new)
+            assert [s.ids for s in sample_each(engine, *requests)] == [s.ids for s in old.sample(requests, temperature=0.0)]
+            new = tuple(TOKENIZER.encode("\nnext: "))
+        assert engine.policy_version == 0
+        loads = [path for path, _ in backend.asked if path in ("/collective_rpc", "/update_weights_from_disk")]
+        assert len(loads) == 1
+        assert engine.open_sessions == 3
+        policy.model, policy.version = model(1), 1
+        engine.reset()
+        (fresh,) = sample_each(engine, *ask("a"))
+        assert engine.policy_version == 1
+        assert unlike(policy.logprobs(PROMPT, fresh.ids), fresh.logprobs) < TOLERANCE
+
+
+def test_one_turn_from_the_weights_of_somebody_else_is_found_out(kind, tmp_path):
+    with serving(kind, policy=policy_of(model(0)), folder=tmp_path / "w") as (engine, backend):
+        sample_each(engine, *ask("a"))
+        backend.label = "default"  # as after a new start
+        with pytest.raises(ModelError, match="sampled from the weights 'default'"):
+            sample_each(engine, *ask("b"))
+        assert engine.open_sessions == 1, "no session has moved"
+
+
+def test_one_turn_that_fails_says_why_and_weights_that_cannot_be_loaded_are_tried_again(kind, tmp_path):
+    with serving(kind, "keeps", served=model(3), policy=policy_of(model(0)), folder=tmp_path / "w") as (engine, backend):
+        for _attempt in range(2):
+            with pytest.raises(ModelError, match="nats from the policy's own"):
+                sample_each(engine, *ask("a", "b"))
+        backend.faults = {"refuses"}
+        with pytest.raises(ModelError, match="HTTP 500: out of memory"):
+            sample_each(engine, *ask("a"))
+        backend.faults.clear()
+        assert len(sample_each(engine, *ask("a", "b"))) == 2

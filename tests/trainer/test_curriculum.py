@@ -282,7 +282,7 @@ def test_shares_fall(shares: list[float]) -> None:
 class Simulated(RolloutCollector):
     """A policy that solves one task half of the time, four always and three never."""
 
-    async def _collect(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+    async def _roll_out(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
         verdicts = {"a": (1.0, 0.0), **dict.fromkeys("bcde", (1.0, 1.0)), **dict.fromkeys("fgh", (0.0, 0.0))}
         return [group(t.spec.task_id, *verdicts[t.spec.task_id]) for t in tasks]
 
@@ -306,9 +306,9 @@ def simulated(tasks: Sequence[Task] = TASKS, **curriculum: object) -> Simulated:
             "curriculum": curriculum,
         }
     )
-    terminal = SimpleNamespace(note=NOTES.append)
-    context = SimpleNamespace(train=tasks, join=join, terminal=terminal)
-    return Simulated(cast(Any, context), config, "main", cast(Any, None), cast(Any, None))
+    context = SimpleNamespace(train=tasks, join=join)
+    journal = SimpleNamespace(arm="main", note=NOTES.append)
+    return Simulated(cast(Any, context), config, cast(Any, None), cast(Any, None), cast(Any, journal))
 
 
 def test_the_actor_practises_on_what_the_curriculum_chooses() -> None:

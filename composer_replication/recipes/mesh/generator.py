@@ -95,6 +95,7 @@ class Generator(Member):
                     cohorts=rollout.cohorts,
                     env_workers=rollout.env_workers,
                     deadline_s=rollout.stall_s,
+                    timeout_s=rollout.timeout_s,
                     arm=self.arm,
                 )
             )

@@ -311,6 +311,7 @@ def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
         "reward.overlong_tokens": reward.overlong_tokens > 0,
         "reward.kl_weight": reward.kl_weight > 0,
         "curriculum.enabled": config.curriculum.enabled,
+        "rollout.timeout_s": config.rollout.timeout_s is not None,
         "tasks.instruction": tasks.instruction is not None,
         "tasks.held_out_share": tasks.held_out_share > 0,
     }

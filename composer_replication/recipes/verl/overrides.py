@@ -125,6 +125,7 @@ def check(config: RunConfig) -> None:
     hint = config.loss.hint
     _refuse(config.curriculum.enabled, "curriculum.enabled = true", "verl reads its data set in one order")
     _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
+    _refuse(config.rollout.timeout_s is not None, "rollout.timeout_s", "verl's agent loops wait for every rollout")
     _refuse(config.reward.kl_weight > 0, "reward.kl_weight above 0", "verl's advantage estimators see no verdict apart from it")
     if hint.weight > 0:
         _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")

@@ -6,6 +6,7 @@ __all__ = ["CANNOT"]
 
 CANNOT = (
     "curriculum.enabled: its data set is in order before the run begins (local can)",
+    "rollout.timeout_s: its agent loops wait for every rollout (local can)",
     "rollout.refills: its filter throws groups away with their hints (local can)",
     "rollout.engine = vllm and sglang: its own servers sample (local can)",
     "SGLang as its own server: it takes no list of ending tokens beside ignore_eos (vLLM does)",

@@ -1,4 +1,4 @@
-"""An `Engine` over a vLLM or SGLang server: token ids in, token ids and log-probs out, the policy's weights kept up to date."""
+"""An engine over a vLLM or SGLang server: token ids in, token ids and log-probs out, the policy's weights kept up to date."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import statistics
 import uuid
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -47,7 +48,7 @@ def open_server(
 
 
 class ServingEngine:
-    """Samples turns from a server that many requests reach at once.
+    """Samples turns from a server that many requests reach at once: an `AsyncEngine`, and an `Engine` for whole batches.
 
     Sessions are kept here as token ids; the server's prefix cache spares it to read them again. With a policy, its weights are
     loaded into the server before the first turn and before the first one after each `reset`, and what every turn was sampled
@@ -85,6 +86,7 @@ class ServingEngine:
         self._pushed: str | None = None
         """Label of the policy's weights in the server: None when it has none yet."""
         self._stale = policy is not None
+        self._preparation: Future[None] | None = None
         self.policy_version: int | None = None
         """Version of the policy that the server holds; None before its weights were loaded, and without a policy."""
 
@@ -98,6 +100,11 @@ class ServingEngine:
             self.check()
         assert self._window is not None
         return self._window
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions whose tokens are kept now."""
+        return len(self._sessions)
 
     def close(self, sessions: Sequence[str]) -> None:
         for name in sessions:
@@ -131,15 +138,40 @@ class ServingEngine:
         """
         if not requests:
             return []
-        if self._window is None:
-            self.check()
-        if self._stale:
-            self.push()
+        self._prepare()
         asks = [self._ask(request, temperature) for request in requests]
         answers = self._await(self._sample(asks))
         for request, ask, answer in zip(requests, asks, answers, strict=True):
             self._sessions[request.session] = ask.ids + answer.ids
-        return [Sample(ids=a.ids, logprobs=a.logprobs, finished=a.ids[-1] in self._stop_ids) for a in answers]
+        return [self._as_sample(answer) for answer in answers]
+
+    async def prepare(self) -> None:
+        """Check the server and load the policy's weights, where that is due; in a thread, and once for all who ask together.
+
+        Raises as `check` and `push`. Cancelling a caller does not cancel the loading.
+        """
+        if not self._is_due:
+            return
+        if self._preparation is None or self._preparation.done():
+            thread = ThreadPoolExecutor(1, "serving-prepare")
+            self._preparation = thread.submit(self._prepare)
+            thread.shutdown(wait=False)  # it ends with its work
+        await asyncio.shield(asyncio.wrap_future(self._preparation))
+
+    async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
+        """Sample one turn, whatever else is under way. Raises as `sample`.
+
+        Cancelling it aborts the request: the connection is closed, so that the server can stop sampling. The session has not
+        moved then.
+        """
+        await self.prepare()
+        ask = self._ask(request, temperature)
+        try:
+            answer = await self._server.http.submit(self._sample_and_check(ask))
+        except RefusedError as refused:
+            raise refused.as_model_error() from None
+        self._sessions[request.session] = ask.ids + answer.ids
+        return self._as_sample(answer)
 
     def push(self) -> None:
         """Load the policy's weights into the server and prove that it samples from them. `sample` does it when it has to.
@@ -167,6 +199,19 @@ class ServingEngine:
         keep_only(self._folder / label)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_due(self) -> bool:
+        return self._window is None or self._stale
+
+    def _prepare(self) -> None:
+        if self._window is None:
+            self.check()
+        if self._stale:
+            self.push()
+
+    def _as_sample(self, answer: Answer) -> Sample:
+        return Sample(ids=answer.ids, logprobs=answer.logprobs, finished=answer.ids[-1] in self._stop_ids)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -199,18 +244,22 @@ class ServingEngine:
 
     async def _sample(self, asks: Sequence[Ask]) -> list[Answer]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(ask, self._adapter)) for ask in asks]
-        answers = [task.result() for task in tasks]
-        if self._pushed is not None:
-            labels = {a.weights for a in answers if a.weights is not None} or {await self._server.weights()}
-            if labels != {self._pushed}:
-                others = ", ".join(sorted(labels - {self._pushed}))
+            tasks = [group.create_task(self._sample_and_check(ask)) for ask in asks]
+        return [task.result() for task in tasks]
+
+    async def _sample_and_check(self, ask: Ask) -> Answer:
+        """One turn. Raises ModelError where it came from other weights than those that were loaded last."""
+        pushed = self._pushed
+        answer = await self._one(ask, self._adapter)
+        if pushed is not None:
+            label = answer.weights if answer.weights is not None else await self._server.weights()
+            if label != pushed:
                 raise ModelError(
-                    f"{self.url} sampled from the weights {others!r} and not from this policy's",
+                    f"{self.url} sampled from the weights {label!r} and not from this policy's",
                     fix="it was started again or another client loaded weights: keep it for one run at a time, and repeat the "
                     "command, which loads them anew",
                 )
-        return answers
+        return answer
 
     async def _one(self, ask: Ask, adapter: str | None) -> Answer:
         return checked(await self._server.generate(ask, adapter), ask, self.url)

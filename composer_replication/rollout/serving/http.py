@@ -49,7 +49,7 @@ class RefusedError(Exception):
 
 
 class Http:
-    """One server. `run` carries out coroutines that call `get` and `post`; its connections stay open between runs.
+    """One server. `run` and `submit` carry out coroutines that call `get` and `post`; its connections stay open between runs.
 
     Args:
         url: of the server's root, `http://HOST:PORT`.
@@ -76,6 +76,10 @@ class Http:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which a thread of its own carries out: the caller may be in an event loop already."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def submit(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `run` gives, without blocking the caller's event loop. Cancelling it aborts the request that `work` waits for."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def end(self) -> None:
         """Close the connections, for good. Happens by itself when the program ends."""
