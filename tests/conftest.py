@@ -2,14 +2,17 @@
 
 With CI set in the environment hypothesis draws the same examples every time, so that a change is judged by what it changed.
 What the commands print is wide enough for any folder of tests: a wrapped line would hide the words that a test looks for.
+At the end of a run stand the tests that cost more than a CPU-second and are not marked slow. It is a report, never a failure.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
@@ -17,3 +20,38 @@ os.environ["TERMINAL_WIDTH"] = "400"  # read by typer when it is imported: https
 
 settings.register_profile("untimed", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+INNER_LOOP_CPU_S = 1.0
+STARTED = pytest.StashKey[float]()
+
+
+def cpu_s() -> float:
+    """CPU-seconds of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[STARTED] = cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "teardown":
+        report.cpu_s = cpu_s() - item.stash[STARTED]  # an attribute, because xdist sends those of a report to its controller
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("_cov"):  # measuring coverage costs CPU time as well
+        return
+    reports = [report for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "cpu_s")]
+    total = sum(report.cpu_s for report in reports)
+    terminalreporter.section(f"CPU-seconds: {total:.0f} in {len(reports)} tests")
+    for report in sorted(reports, key=lambda report: -report.cpu_s):
+        if report.cpu_s > INNER_LOOP_CPU_S and "slow" not in report.keywords:
+            terminalreporter.write_line(f"{report.cpu_s:6.1f} s, and not marked slow: {report.nodeid}")
