@@ -3,6 +3,7 @@
 With CI set in the environment hypothesis draws the same examples every time, so that a change is judged by what it changed.
 What the commands print is wide enough for any folder of tests: a wrapped line would hide the words that a test looks for.
 At the end of a run stand the tests that cost more than a CPU-second and are not marked slow. It is a report, never a failure.
+What a fixture of the whole session costs is no test's.
 """
 
 from __future__ import annotations
@@ -22,17 +23,29 @@ settings.register_profile("untimed", deadline=None, derandomize="CI" in os.envir
 settings.load_profile("untimed")
 
 INNER_LOOP_CPU_S = 1.0
+SHARED = pytest.StashKey[float]()
 STARTED = pytest.StashKey[float]()
 
 
-def cpu_s() -> float:
-    """CPU-seconds of this process and of its children that have ended."""
-    return sum(os.times()[:4])
+def cpu_s(config: pytest.Config) -> float:
+    """CPU-seconds of this process and of its children that have ended, without those of session fixtures."""
+    return sum(os.times()[:4]) - config.stash.get(SHARED, 0.0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    before = cpu_s(request.config)
+    made = yield
+    if fixturedef.scope == "session":
+        request.config.stash[SHARED] = request.config.stash.get(SHARED, 0.0) + cpu_s(request.config) - before
+    return made
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    item.stash[STARTED] = cpu_s()
+    item.stash[STARTED] = cpu_s(item.config)
     return (yield)
 
 
@@ -42,7 +55,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == "teardown":
-        report.cpu_s = cpu_s() - item.stash[STARTED]  # an attribute, because xdist sends those of a report to its controller
+        report.cpu_s = cpu_s(item.config) - item.stash[STARTED]  # an attribute, because xdist sends those of a report on
     return report
 
 

@@ -173,6 +173,7 @@ def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory)
     return out, subprocess.run([*command, source, "--out", str(out)], capture_output=True, text=True, check=True)
 
 
+@pytest.mark.slow
 def test_a_candidate_with_one_is_dropped_and_counted(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     out, done = built
     record = json.loads((out / "build.json").read_text())

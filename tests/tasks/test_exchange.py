@@ -60,6 +60,7 @@ def graded(root: Path, workspace: Path, logs: Path) -> subprocess.CompletedProce
 # --- Harbor out ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_exported_grader_agrees_with_ours(exported: list[Path], tmp_path: Path) -> None:
     for root in exported:
         workspace, logs = tmp_path / root.name, tmp_path / f"{root.name}.logs"
@@ -120,6 +121,7 @@ def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp
     assert (tmp_path / "logs" / "reward.txt").read_text() == "0\n"
 
 
+@pytest.mark.slow
 def test_the_exported_grader_asks_the_hidden_checks(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
     for task, root in zip(tasks, exported, strict=True):
         assert task.spec.hidden.calls
@@ -190,6 +192,7 @@ def test_nothing_of_the_solution_is_where_the_agent_works(tasks: list[Task], exp
 # --- SWE-bench out ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_swebench_rows_do_what_they_say(tasks: list[Task], tmp_path: Path) -> None:
     rows = [json.loads(line) for line in export_swebench(tasks, tmp_path / "out").read_text().splitlines()]
     assert [row["instance_id"] for row in rows] == [task.spec.task_id for task in tasks]

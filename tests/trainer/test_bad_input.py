@@ -107,6 +107,7 @@ def test_a_damaged_task(run_file: Path, world: World, tmp_path: Path, damage: st
     assert file.name in output
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_everything_and_resume_goes_on(run_file: Path) -> None:
     folder = run_file.parent
     accepted("train", str(run_file), "--name", "whole", "--steps", "4", cwd=folder)
