@@ -32,15 +32,22 @@ def cpu_s(config: pytest.Config) -> float:
     return sum(os.times()[:4]) - config.stash.get(SHARED, 0.0)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-) -> Generator[None, object, object]:
-    before = cpu_s(request.config)
-    made = yield
-    if fixturedef.scope == "session":
-        request.config.stash[SHARED] = request.config.stash.get(SHARED, 0.0) + cpu_s(request.config) - before
-    return made
+class SessionFixtures:
+    """A plugin for itself: pytest does not ask the hooks of this file about fixtures of the session, which stands above it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        before = cpu_s(request.config)
+        made = yield
+        if fixturedef.scope == "session":
+            request.config.stash[SHARED] = request.config.stash.get(SHARED, 0.0) + cpu_s(request.config) - before
+        return made
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SessionFixtures())
 
 
 @pytest.hookimpl(wrapper=True)
