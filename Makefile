@@ -4,8 +4,10 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COVERAGE := --cov --cov-report=term:skip-covered
+ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /, ,$(file)))))
+ROOM ?=
 
-.PHONY: help env quickstart test test-all test-slow test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
+.PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -16,15 +18,20 @@ env: ## Make or refresh .venv (PYTHON=... chooses the interpreter)
 quickstart: env ## Run the whole recipe for real, small: tasks, rollouts, three channels, report
 	@$(BIN)/composer quickstart
 
-test: env ## Run the core tests (all but those marked slow) and report coverage
-	@echo "core tests; the ones marked slow are left to: make test-all"
-	@$(PYTEST) -m "not slow" $(COVERAGE)
+test: env ## Run the inner loop: every test not marked slow, without coverage (ROOM=hints: only those in tests/hints)
+	@$(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
+	@echo "the tests marked slow are left to make test-all"
+	@$(PYTEST) -m "not slow" $(addprefix tests/,$(ROOM))
 
 test-all: env ## Run every test and report coverage
 	@$(PYTEST) $(COVERAGE)
 
-test-slow: env ## Run the tests that `make test` leaves out
+test-slow: env ## Run the tests that make test leaves out
 	@$(PYTEST) -m slow
+
+ci-nightly: env ## Run what .ci/run leaves out: coverage, and every test environment of noxfile.py (two hours)
+	@$(MAKE) test-all
+	@$(BIN)/nox
 
 test-substrates: env ## Test every substrate, in an environment of its own for each (ten minutes to install); ends with a line of JSON
 	@$(BIN)/python scripts/test_substrates.py

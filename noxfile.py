@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+import environments
 
 nox.needs_version = ">=2025.2"
 nox.options.default_venv_backend = "venv"
@@ -15,6 +21,8 @@ nox.options.error_on_missing_interpreters = True
 
 TORCH = "torch==2.13.0"
 """Installed first and by itself, so that nothing else chooses its version."""
+
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 
 MOTO = "moto[server,s3]>=5.2,<6"
 """A server that speaks S3 and honours conditional writes."""
@@ -51,6 +59,21 @@ HARBOR_TEST_NEEDS = (
 """What tasks need to be built, exported and graded."""
 
 
+def _install(session: nox.Session, *extras: str, needs: Sequence[str] = (), then: Sequence[str] = ()) -> None:
+    """Install the checkout with these extras and `needs`, starting from `.venv`; `then`, arguments of another `pip install`."""
+    wanted = [*PROJECT["dependencies"], *(line for extra in extras for line in PROJECT["optional-dependencies"][extra])]
+    _build(session, [TORCH], [*wanted, *needs], *([then] if then else []), base=Path(sys.prefix))
+
+
+def _build(session: nox.Session, *steps: Sequence[str], base: Path | None) -> None:
+    if base and not (base / "composer.stamp").is_file():
+        session.error(f"nox has to run in .venv, which its environments start from, not in {base}: make env, then .venv/bin/nox")
+    try:
+        environments.build(Path(session.virtualenv.location), steps, base, session.log)
+    except subprocess.CalledProcessError as error:
+        session.error(f"pip could not install what the session needs: {error}")
+
+
 @nox.session
 @nox.parametrize(
     "libraries",
@@ -83,8 +106,7 @@ def oracles(session: nox.Session) -> None:
 @nox.session
 def traces(session: nox.Session) -> None:
     """ATIF files beside the package `atif`: what is written is valid."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev]", "atif>=1.8,<1.9")
+    _install(session, "dev", needs=["atif>=1.8,<1.9"])
     session.run("python", "-m", "pytest", "tests_substrates/traces", *session.posargs)
 
 
@@ -98,9 +120,7 @@ def traces(session: nox.Session) -> None:
 )
 def triton(session: nox.Session, version: str, numpy: str) -> None:
     """The Triton kernels without a GPU: interpreted, they compute what PyTorch's passes do; and they compile."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev]", numpy)
-    session.install("--quiet", "--no-deps", version)  # torch's CUDA build asks for one of its own
+    _install(session, "dev", needs=[numpy], then=["--no-deps", version])  # torch's CUDA build asks for a triton of its own
     test = ("python", "-m", "pytest", *session.posargs)
     session.run(*test, "tests_substrates/triton/test_values.py", env={"TRITON_INTERPRET": "1"})
     session.run(*test, "tests_substrates/triton/test_compilation.py")
@@ -133,14 +153,12 @@ def gymnasium(session: nox.Session) -> None:
 @nox.session
 def trl(session: nox.Session) -> None:
     """A GRPO run of the stock trainer of TRL, and a run of ours through it."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,trl]")
+    _install(session, "dev", "trl")
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_trl.py", "tests_substrates/trl", *session.posargs)
 
 
 def _test_face(session: nox.Session, framework: str, *needs: str) -> None:
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", f".[dev,{framework}]", *needs)
+    _install(session, "dev", framework, needs=needs)
     session.run("python", "-m", "pytest", f"tests_substrates/faces/test_{framework}.py", *session.posargs)
 
 
@@ -155,8 +173,7 @@ def prime_rl(session: nox.Session) -> None:
     """Loss, algorithm and configuration in PRIME-RL's own code: the checkout of v0.8.0 that COMPOSER_PRIME_RL_SRC names."""
     if not Path(os.environ.get("COMPOSER_PRIME_RL_SRC") or "/nowhere").is_dir():
         session.skip("NOT CHECKED: COMPOSER_PRIME_RL_SRC names no checkout of PRIME-RL")
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev]", *PRIME_RL_NEEDS)
+    _install(session, "dev", needs=PRIME_RL_NEEDS)
     session.run("python", "-m", "pytest", "tests_substrates/prime_rl", *session.posargs)
 
 
@@ -165,8 +182,8 @@ def harbor(session: nox.Session) -> None:
     """Exported tasks under the loader of Harbor, which needs Python 3.12; nothing here needs torch. Its runner uses bwrap."""
     if not shutil.which("bwrap"):
         session.skip("NOT CHECKED: bubblewrap is not installed on this machine")
+    _build(session, ["harbor>=0.24", *HARBOR_TEST_NEEDS], base=None)
     session.install("--quiet", "--no-deps", "--editable", ".")
-    session.install("--quiet", "harbor>=0.24", *HARBOR_TEST_NEEDS)
     session.run("python", "-m", "pytest", "tests_substrates/faces/test_harbor.py", *session.posargs)
 
 
@@ -206,8 +223,7 @@ def mesh(session: nox.Session) -> None:
 
 
 def _test_extras(session: nox.Session, extras: str, folder: str, *needs: str) -> None:
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", f".[dev,{extras}]", *needs)
+    _install(session, "dev", *extras.split(","), needs=needs)
     session.run("python", "-m", "pytest", f"tests_substrates/{folder}", *session.posargs)
 
 
@@ -226,8 +242,7 @@ def diloco(session: nox.Session) -> None:
 @nox.session(name="faults-diloco", default=False)
 def faults_diloco(session: nox.Session) -> None:
     """The table of faults on moto, and on s3rver where npm can install it."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".", MOTO)
+    _install(session, needs=[MOTO])
     argv = ["tests/tools/faults_diloco.py", "--moto", "python"]
     if shutil.which("npm"):
         home = session.create_tmp()
@@ -251,9 +266,8 @@ def serverless_sky(session: nox.Session) -> None:
 @nox.session(default=False)
 def toploc(session: nox.Session) -> None:
     """Proofs of forward passes by toploc, built for this PyTorch (minutes; needs a C++ compiler)."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev]", "setuptools")
-    session.install("--quiet", "--no-build-isolation", "--no-deps", "--no-binary", "toploc", "toploc==0.1.6")
+    build = ["--no-build-isolation", "--no-deps", "--no-binary", "toploc", "toploc==0.1.6"]
+    _install(session, "dev", needs=["setuptools"], then=build)
     session.run("python", "-m", "pytest", "tests_substrates/toploc", *session.posargs)
 
 
@@ -283,8 +297,7 @@ def bench_diloco_rl(session: nox.Session) -> None:
 
 
 def _bench_diloco(session: nox.Session, file: str) -> None:
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[diloco]", MOTO)
+    _install(session, "diloco", needs=[MOTO])
     session.run("python", file, *session.posargs)
 
 
@@ -303,35 +316,29 @@ def bench_replaysim(session: nox.Session) -> None:
 
 
 def _install_replaysim(session: nox.Session) -> None:
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,replaysim]")
+    _install(session, "dev", "replaysim")
 
 
 def _install_mesh(session: nox.Session) -> None:
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,ray,monarch]")
+    _install(session, "dev", "ray", "monarch")
 
 
 def _install_oracles(session: nox.Session) -> None:
     """TRL, and liger without triton: its PyTorch paths need none."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev,trl]")
-    session.install("--quiet", "--no-deps", "liger-kernel>=0.8.5,<0.9")
+    _install(session, "dev", "trl", then=["--no-deps", "liger-kernel>=0.8.5,<0.9"])
 
 
 @nox.session(name="faults-replay", default=False)
 def faults_replay(session: nox.Session) -> None:
     """A replay killed ten times, through a proxy that fails in every way, to `transformers serve` and vLLM on the CPU."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".", "transformers[serving]>=5.5,<6")
+    _install(session, needs=["transformers[serving]>=5.5,<6"])
     session.run("python", "tests/tools/faults_replay.py", "--vllm", _vllm(session), *session.posargs)
 
 
 @nox.session(default=False)
 def serving(session: nox.Session) -> None:
     """The engine over vLLM on the CPU: log-probs, weights loaded while it runs, adapters, a run that trains, a killed server."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".[dev]")
+    _install(session, "dev")
     python = _vllm(session)
     session.run("python", "-m", "pytest", "tests_substrates/serving", *session.posargs, env={"COMPOSER_TEST_VLLM": python})
 
@@ -339,8 +346,7 @@ def serving(session: nox.Session) -> None:
 @nox.session(name="bench-serving", default=False)
 def bench_serving(session: nox.Session) -> None:
     """Tokens per second of the engine in the trainer's process and of vLLM, on one thread of the same CPU."""
-    session.install("--quiet", TORCH)
-    session.install("--quiet", "--editable", ".")
+    _install(session)
     session.run("python", "benchmarks/serving.py", "--vllm", _vllm(session), *session.posargs)
 
 

@@ -2,14 +2,18 @@
 
 With CI set in the environment hypothesis draws the same examples every time, so that a change is judged by what it changed.
 What the commands print is wide enough for any folder of tests: a wrapped line would hide the words that a test looks for.
+At the end of a run stand the tests that cost more than a CPU-second and are not marked slow. It is a report, never a failure.
+What a fixture of the whole session costs is no test's.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
@@ -17,3 +21,57 @@ os.environ["TERMINAL_WIDTH"] = "400"  # read by typer when it is imported: https
 
 settings.register_profile("untimed", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+INNER_LOOP_CPU_S = 1.0
+SHARED = pytest.StashKey[float]()
+STARTED = pytest.StashKey[float]()
+
+
+def cpu_s(config: pytest.Config) -> float:
+    """CPU-seconds of this process and of its children that have ended, without those of session fixtures."""
+    return sum(os.times()[:4]) - config.stash.get(SHARED, 0.0)
+
+
+class SessionFixtures:
+    """A plugin for itself: pytest does not ask the hooks of this file about fixtures of the session, which stands above it."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+    ) -> Generator[None, object, object]:
+        before = cpu_s(request.config)
+        made = yield
+        if fixturedef.scope == "session":
+            request.config.stash[SHARED] = request.config.stash.get(SHARED, 0.0) + cpu_s(request.config) - before
+        return made
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SessionFixtures())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    item.stash[STARTED] = cpu_s(item.config)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "teardown":
+        report.cpu_s = cpu_s(item.config) - item.stash[STARTED]  # an attribute, because xdist sends those of a report on
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("_cov"):  # measuring coverage costs CPU time as well
+        return
+    reports = [report for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "cpu_s")]
+    total = sum(report.cpu_s for report in reports)
+    terminalreporter.section(f"CPU-seconds: {total:.0f} in {len(reports)} tests")
+    for report in sorted(reports, key=lambda report: -report.cpu_s):
+        if report.cpu_s > INNER_LOOP_CPU_S and "slow" not in report.keywords:
+            terminalreporter.write_line(f"{report.cpu_s:6.1f} s, and not marked slow: {report.nodeid}")

@@ -65,20 +65,59 @@ LIGHT = (
 LIGHT_IN_DILOCO = ("diloco", "diloco.store", "diloco.serverless.replica_entrypoint")
 
 
-@pytest.mark.parametrize(
-    "room", [*LIGHT, "teacher_replay", "replaysim", "cli", "prm", "prm.labels", "prm.options", *LIGHT_IN_DILOCO]
-)
-def test_importing_a_room_without_mathematics_imports_no_torch(room: str) -> None:
-    assert "torch" not in loaded_after(f"import composer_replication.{room}")
+WITHOUT_TORCH = (*LIGHT, "teacher_replay", "replaysim", "cli", "prm", "prm.labels", "prm.options", *LIGHT_IN_DILOCO)
+IMPORT_IN_TURN = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"{name} imports torch")
+"""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_file_and_function_sizes(path: Path) -> None:
+def first_with_torch(*modules: str) -> str:
+    """The first of these modules that brings torch into a fresh interpreter, as a complaint; empty when none does."""
+    argv = [sys.executable, "-c", IMPORT_IN_TURN, *modules]
+    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode in (0, 1), run.stderr
+    return run.stderr.strip()
+
+
+@pytest.mark.slow
+def test_importing_a_room_without_mathematics_imports_no_torch() -> None:
+    assert first_with_torch(*(f"composer_replication.{room}" for room in WITHOUT_TORCH)) == ""
+
+
+@pytest.mark.slow
+def test_a_room_that_imports_torch_is_named() -> None:
+    name = "composer_replication.distillation"
+    assert first_with_torch("composer_replication.types", name, "json") == f"{name} imports torch"
+
+
+def too_long(path: Path) -> list[str]:
+    """What in this file is longer than the house allows."""
     text = path.read_text("utf-8")
-    assert text.count("\n") <= MAX_FILE_LINES
+    lines = text.count("\n")
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = {node.name: line_count(node) - docstring_lines(node) for node in functions}
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+    lengths = [(node.name, line_count(node) - docstring_lines(node)) for node in functions]
+    return [
+        *([f"{path}: {lines} lines"] if lines > MAX_FILE_LINES else []),
+        *(f"{path}: {name} has {length} lines" for name, length in lengths if length > MAX_FUNCTION_LINES),
+    ]
+
+
+@pytest.mark.slow
+def test_file_and_function_sizes() -> None:
+    assert len(FILES) > 400
+    assert [complaint for path in FILES for complaint in too_long(path)] == []
+
+
+def test_a_file_and_a_function_that_are_too_long_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "long.py"
+    path.write_text("def f():\n" + "    pass\n" * 60 + "x = 1\n" * 340, "utf-8")
+    assert too_long(path) == [f"{path}: 401 lines", f"{path}: f has 61 lines"]
+    path.write_text('def f():\n    """Two\n    lines."""\n' + "    pass\n" * 59 + "x = 1\n" * 338, "utf-8")
+    assert too_long(path) == []
 
 
 @pytest.mark.parametrize("name", composer_replication.__all__)

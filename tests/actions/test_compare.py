@@ -34,6 +34,7 @@ def bash(command, **rest):
     return act("bash", command=command, **rest)
 
 
+@pytest.mark.slow
 @given(ACTION, ACTION)
 def test_the_order_of_the_two_changes_nothing(one, other):
     assert compare(one, other, SCENE) == compare(other, one, SCENE)

@@ -20,6 +20,7 @@ def simulated(skill, states, options, seed):
     return ballots, right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_known_skill_is_found(seed):
     skill = {"a": 0.95, "b": 0.8, "c": 0.6, "d": 0.4}

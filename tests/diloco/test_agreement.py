@@ -124,6 +124,7 @@ SHAPES = [
 QUORUM = {2: 1, 3: 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=25)
 @given(choices=st.lists(st.integers(0, 2**16), max_size=250))

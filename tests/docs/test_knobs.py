@@ -61,6 +61,7 @@ def drawn(tmp_path_factory):
     return {path.name: path.read_text("utf-8") for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_the_committed_pictures_are_those_the_library_draws(drawn):
     """To the rounding of a coordinate's last digit, a tenth of a pixel, in which processors may differ."""
     committed = {path.name: path.read_text("utf-8") for path in FIGURES.glob("*.svg")}
@@ -71,6 +72,7 @@ def test_the_committed_pictures_are_those_the_library_draws(drawn):
         assert all(abs(float(new) - float(old)) < 0.11 for new, old in pairs), f"{name} is out of date: make figures"
 
 
+@pytest.mark.slow
 def test_every_picture_is_shown(drawn):
     pages = "\n".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
     shown = re.findall(r"^!\[[^\]]+\]\(figures/([\w.]+)\)$", pages, flags=re.M)

@@ -93,6 +93,7 @@ def test_search_shows_the_lines_before_a_hit(use):
     assert use("search", pattern="sum", path="docs/guide.md").content == "docs/guide.md:1: A total is a sum."
 
 
+@pytest.mark.slow
 def test_search_is_capped_and_stopped(tmp_path):
     (tmp_path / "a.txt").write_text("x\n" * 50 + "a" * 5000 + "!\n")
     workspace = Workspace(tmp_path)

@@ -62,6 +62,7 @@ def page(fake: dict[str, Any], fake_run: RunDir) -> Page:
 # --- one safe, self-contained file
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.text() | st.floats() | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

@@ -27,8 +27,8 @@ def composer(*words, cwd):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with traces, labels, a policy, and a model trained on them."""
+def untrained(tmp_path_factory):
+    """A folder with traces, labels and a policy."""
     folder = tmp_path_factory.mktemp("prm")
     found, labels = corpus(tasks=12)
     (folder / "traces.jsonl").write_text("".join(json.dumps(to_json(t)) + "\n" for t in found))
@@ -37,6 +37,13 @@ def trained(tmp_path_factory):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         save_policy(AutoModelForCausalLM.from_config(config()), TOKENIZER, folder / "policy")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(untrained):
+    """The folder, in which a model has been trained by a process, and what that printed."""
+    folder = untrained
     run = composer(*TRAIN, "--labels", "labels.jsonl", "--epochs", "12", "--learning-rate", "2e-2", cwd=folder)
     assert run.returncode == 0, run.stderr
     return folder, run
@@ -45,6 +52,7 @@ def trained(tmp_path_factory):
 TRAIN = ("train", "--traces", "traces.jsonl", "--model", "policy", "--out", "out")
 
 
+@pytest.mark.slow
 def test_a_policy_becomes_a_reward_model(trained):
     folder, run = trained
     assert "auroc" in run.stdout
@@ -56,6 +64,7 @@ def prm(*words, cwd):
     return composer_here("prm", *words, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_traces_are_scored_turn_by_turn(trained):
     folder, _ = trained
     run = prm("score", "traces.jsonl", "--model", "out/model", "--out", "scores.jsonl", cwd=folder)
@@ -75,6 +84,7 @@ def test_traces_are_scored_turn_by_turn(trained):
     assert all(row["turns"][1] is None and row["product"] is None and row["min"] is None for row in cut)
 
 
+@pytest.mark.slow
 def test_resuming_what_is_finished_and_starting_over(trained):
     folder, _ = trained
     same = (*TRAIN, "--labels", "labels.jsonl", "--epochs", "12", "--learning-rate", "2e-2")
@@ -93,17 +103,17 @@ def test_resuming_what_is_finished_and_starting_over(trained):
         ((*TRAIN[:-1], "x", "--labels", "empty.jsonl"), 2, "empty.jsonl labels no step"),
         (("train", "--traces", "unscored.jsonl", *TRAIN[3:-1], "x"), 2, "none of the 24 traces has a reward"),
         ((*TRAIN[:-1], "x", "--device", "gpu"), 2, "device is 'gpu'\n  fix: give device as auto, cpu, cuda or cuda:N"),
-        (("score", "traces.jsonl", "--model", "out/model", "--device", "cuda:x"), 2, "device is 'cuda:x'"),
+        (("score", "traces.jsonl", "--model", "policy", "--device", "cuda:x"), 2, "device is 'cuda:x'"),
         ((*TRAIN[:-1], "x", "--labels", "none.jsonl"), 2, "none.jsonl"),
         ((*TRAIN[:-1], "x", "--held-out", "1.5"), 2, "held_out is 1.5"),
         ((*TRAIN[:-1], "x", "--learning-rate", "-1"), 2, "learning_rate"),
         (("train", "--traces", "traces.jsonl", "--model", "./none", "--out", "x"), 5, "no such folder"),
         (("score", "traces.jsonl", "--model", "policy"), 5, "no process reward model"),
-        (("score", "labels.jsonl", "--model", "out/model"), 2, "line 1: no trajectory"),
+        (("score", "labels.jsonl", "--model", "policy"), 2, "line 1: no trajectory"),
     ],
 )
-def test_what_cannot_be_done_is_said(trained, words, code, said):
-    folder, _ = trained
+def test_what_cannot_be_done_is_said(untrained, words, code, said):
+    folder = untrained
     (folder / "empty.jsonl").touch()
     unscored = [to_json(dataclasses.replace(t, reward=Unscored("nobody graded it"))) for t in corpus(tasks=12)[0]]
     (folder / "unscored.jsonl").write_text("".join(json.dumps(t) + "\n" for t in unscored))
@@ -113,8 +123,8 @@ def test_what_cannot_be_done_is_said(trained, words, code, said):
     assert "Traceback" not in run.stderr
 
 
-def test_traces_that_name_no_task_are_trained_on(trained, tmp_path):
-    folder, _ = trained
+def test_traces_that_name_no_task_are_trained_on(untrained, tmp_path):
+    folder = untrained
     found = [to_json(dataclasses.replace(t, task_id="")) for t in corpus(tasks=12)[0]]
     (tmp_path / "traces.jsonl").write_text("".join(json.dumps(t) + "\n" for t in found))
     words = ("--labels", str(folder / "labels.jsonl"), "--model", str(folder / "policy"), "--epochs", "1")
@@ -123,6 +133,7 @@ def test_traces_that_name_no_task_are_trained_on(trained, tmp_path):
     assert len(json.loads((tmp_path / "out" / "summary.json").read_text())["held_out_tasks"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("train", "--model", "m", "--out", "out", "--traces", "none"), ("score", "none", "--model", "m")]
 )

@@ -88,6 +88,7 @@ train(Path({out!r}), resume=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "at"), [("log", 2), ("log", 5), ("seal", 2), ("finish", 1)])
 def test_killed_and_resumed_ends_as_if_left_alone(tmp_path, where, at):
     """SIGKILL after a logged step, in the middle of a checkpoint, before the last files."""

@@ -185,6 +185,7 @@ def test_glossary(project: str) -> None:
     assert all(f"{meaning} is {operation}" in prose for operation, meaning in TERMS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("project", NAMES)
 def test_project_passes_its_own_tests(project: str) -> None:
     argv = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -193,6 +194,7 @@ def test_project_passes_its_own_tests(project: str) -> None:
     assert re.search(r"^66 passed", run.stdout, flags=re.MULTILINE), run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("project", NAMES)
 def test_a_wrong_operation_is_caught_by_the_running_tests(project: str, tmp_path: Path) -> None:
     """Every rule at once computes the next operation of the list: exactly the 16 rule tests go red."""

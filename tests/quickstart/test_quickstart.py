@@ -71,6 +71,7 @@ def test_every_term_is_trained_and_held_out() -> None:
     assert sides == {(term, held_out): 2 if held_out else 4 for term in HOUSE_TERMS for held_out in (False, True)}
 
 
+@pytest.mark.slow
 def test_a_warm_start_that_ignores_hints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without use of hints the hint channel would teach noise."""
     for name in ("WARM_START_STEPS", "MORE_STEPS"):
@@ -93,6 +94,7 @@ def children() -> list[int]:
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_does_not_reach_the_teachers(tmp_path: Path) -> None:
     """A terminal interrupts its whole foreground process group; the server ends when its standard input does."""
     tokenizer = tiny_tokenizer()

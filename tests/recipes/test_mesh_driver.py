@@ -232,6 +232,7 @@ class StoppedError(Exception):
     """The driver's process is gone."""
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), staleness=st.integers(0, 3), groups=st.integers(1, 5), every=st.integers(1, 4))
 def test_any_deaths_at_any_moment(tmp_path_factory, seed, staleness, groups, every):

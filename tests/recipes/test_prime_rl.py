@@ -368,6 +368,7 @@ def test_an_option_inside_a_value_is_refused(tmp_path):
 # --- starting it ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_modules_import_without_prime_rl():
     names = (
         "composer_loss",
@@ -430,6 +431,7 @@ def test_metrics_of_all_processes_are_one_row_a_step(tmp_path):
     assert measured(tmp_path) == {1: {"reward/mean": 0.5, "loss": 2.0}}
 
 
+@pytest.mark.slow
 def test_the_command_orchestrator_is_ours(tmp_path):
     command = launcher.orchestrator_command(tmp_path)
     said = subprocess.run([command, "--nothing"], capture_output=True, text=True, check=False)

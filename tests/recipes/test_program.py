@@ -85,6 +85,7 @@ def test_what_it_left_behind_ends_with_it(tmp_path, started):
         assert is_gone(started())
 
 
+@pytest.mark.slow
 def test_it_is_ended_with_what_it_started(tmp_path, started):
     with program(tmp_path, STARTS_ONE + "time.sleep(600)"):
         left = started()
@@ -102,6 +103,7 @@ def prime_rl(folder: Path) -> list[str]:
     return [str(folder)]
 
 
+@pytest.mark.slow
 def test_prime_rl_ends_when_the_run_is_killed(tmp_path, started):
     search = prime_rl(tmp_path)
     code = "import asyncio, pathlib, sys; from composer_replication.recipes.prime_rl import substrate\n"
@@ -115,6 +117,7 @@ def test_prime_rl_ends_when_the_run_is_killed(tmp_path, started):
     until(lambda: is_gone(left))
 
 
+@pytest.mark.slow
 def test_prime_rl_ends_when_the_run_is_cancelled(tmp_path, started):
     search = prime_rl(tmp_path)
 

@@ -337,6 +337,7 @@ def test_the_plugin_does_nothing_outside_a_run():
     subprocess.run([sys.executable, "-c", code], check=True, env={})
 
 
+@pytest.mark.slow
 def test_the_plugin_ends_a_process_of_a_run_that_cannot_load_it(plan):
     code = "import composer_replication.recipes.verl.plugin"
     broken = dataclasses.replace(plan, folder=plan.folder / "nowhere")

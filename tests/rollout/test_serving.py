@@ -312,6 +312,7 @@ def test_a_disk_that_cannot_be_written(kind, tmp_path):
         engine.sample(ask("a"), temperature=1.0)
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_it_samples(kind, tmp_path):
     save_policy(model(), TOKENIZER, tmp_path / "policy")
     program = [

@@ -25,6 +25,7 @@ def doctor(*arguments: str, under: tuple[str, ...] = ()) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_machine_alone():
     status, told = doctor()
     assert (status, told["contained"]) == (0, True)
@@ -54,6 +55,7 @@ def test_a_sandbox_that_does_not_hold_is_an_exit_code():
     assert "the next box's tree" in through["watcher"]
 
 
+@pytest.mark.slow
 def test_what_a_machine_refuses_is_said():
     status, told = doctor(under=(sys.executable, str(NO_UNSHARE)))
     assert status == (0 if "landlock" in available() else 4)

@@ -167,6 +167,7 @@ def test_boxes_that_are_killed_while_they_wait_are_replaced(any_box, base, answe
     assert any_box._launchers[""]._process.pid == launcher
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_is_replaced(any_box, base, answer):
     answer(any_box, base, "import os; os.write(3, b'1')")
     launcher = any_box._launchers[""]

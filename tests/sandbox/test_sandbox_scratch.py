@@ -113,6 +113,7 @@ def test_whoever_is_killed_everything_is_removed_at_the_next_start(any_box, base
             pass
 
 
+@pytest.mark.slow
 def test_a_killed_launchers_folder_is_removed(any_box, base, answer):
     answer(any_box, base, "import os; os.write(3, b'1')")
     launcher = any_box._launchers[""]

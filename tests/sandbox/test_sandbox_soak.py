@@ -45,6 +45,7 @@ print(json.dumps([left, soak.left_over(before, soak.counts())]))
 """
 
 
+@pytest.mark.slow
 def test_what_is_left_is_seen(tmp_path):
     """In a process of its own: other tests' children come and go in this one."""
     environment = {**os.environ, "PYTHONPATH": str(Path(sys.modules["composer_replication"].__file__).parents[1])}

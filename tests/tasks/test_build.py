@@ -407,6 +407,7 @@ def test_a_killed_build_goes_on_to_the_same_result(small: Built, tmp_path: Path,
     assert all((out / name / "MANIFEST.sha256").stat().st_mtime_ns == when for name, when in done_before.items())
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_nothing_is_lost_and_nothing_half_written_is_read(small: Built, tmp_path: Path) -> None:
     """After every kill what can be seen is whole, and what was decided is never decided again."""
     out = tmp_path / "tasks"

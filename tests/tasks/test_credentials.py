@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import random
 import string
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from in_process import composer_here
 
 from composer_replication.tasks import BuildOptions, build_tasks
 from composer_replication.tasks.sources.credentials import credentials_in, find_credentials, refuse_credentials
@@ -166,14 +166,14 @@ def project(secret: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def built(write_project: WriteProject, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
     out = tmp_path_factory.mktemp("credentials") / "tasks"
-    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "tasks", "build"]
-    source = str(write_project(project(made_up(20))))
-    return out, subprocess.run([*command, source, "--out", str(out)], capture_output=True, text=True, check=True)
+    done = composer_here("tasks", "build", write_project(project(made_up(20))), "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done
 
 
-def test_a_candidate_with_one_is_dropped_and_counted(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_candidate_with_one_is_dropped_and_counted(built: tuple[Path, CompletedProcess[str]]) -> None:
     out, done = built
     record = json.loads((out / "build.json").read_text())
     assert record["dropped"] == [
@@ -183,7 +183,7 @@ def test_a_candidate_with_one_is_dropped_and_counted(built: tuple[Path, subproce
     assert "a credential is in its code (--allow-credentials)" in done.stdout
 
 
-def test_what_stays_in_the_trees_is_told_without_its_text(built: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_what_stays_in_the_trees_is_told_without_its_text(built: tuple[Path, CompletedProcess[str]]) -> None:
     out, done = built
     assert [(c["path"], c["line"], c["kind"]) for c in json.loads((out / "build.json").read_text())["credentials"]] == [
         ("shop.py", 3, "secret in an assignment"),

@@ -202,6 +202,7 @@ def source_of_each(data: bytes) -> dict[str, tuple[bytes, bytes]]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=modules(), picks=st.sets(st.sampled_from(NAMES)), keep=st.booleans())
 def test_deleting_any_functions_of_any_module(data: bytes, picks: set[str], keep: bool) -> None:

@@ -60,6 +60,7 @@ def graded(root: Path, workspace: Path, logs: Path) -> subprocess.CompletedProce
 # --- Harbor out ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_exported_grader_agrees_with_ours(exported: list[Path], tmp_path: Path) -> None:
     for root in exported:
         workspace, logs = tmp_path / root.name, tmp_path / f"{root.name}.logs"
@@ -88,6 +89,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_without_a_sandbox_there_is_no_reward_unless_that_is_asked_for(exported: list[Path], tmp_path: Path) -> None:
     root, logs = exported[0], tmp_path / "logs"
     command = [
@@ -110,6 +112,7 @@ def test_without_a_sandbox_there_is_no_reward_unless_that_is_asked_for(exported:
     assert json.loads((logs / "report.json").read_text())["isolation"].startswith("unsafe-subprocess")
 
 
+@pytest.mark.slow
 def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp_path: Path) -> None:
     workspace = tmp_path / "app"
     shutil.copytree(exported[0] / "environment" / "repo", workspace)
@@ -120,6 +123,7 @@ def test_an_agent_that_empties_the_tests_earns_nothing(exported: list[Path], tmp
     assert (tmp_path / "logs" / "reward.txt").read_text() == "0\n"
 
 
+@pytest.mark.slow
 def test_the_exported_grader_asks_the_hidden_checks(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
     for task, root in zip(tasks, exported, strict=True):
         assert task.spec.hidden.calls
@@ -133,6 +137,7 @@ def test_the_exported_grader_asks_the_hidden_checks(tasks: list[Task], exported:
         assert report["hidden_broken"]
 
 
+@pytest.mark.slow
 def test_hidden_checks_are_with_the_verifier_only(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
     for root in exported:
         files = [path for path in root.rglob("*") if path.is_file()]
@@ -141,6 +146,7 @@ def test_hidden_checks_are_with_the_verifier_only(tasks: list[Task], exported: l
     assert not [word for word in ("anti_tests", "hidden", "impossible") if word in rows]
 
 
+@pytest.mark.slow
 def test_an_impossible_task_is_no_row_and_comes_back_from_harbor(tasks: list[Task], tmp_path: Path) -> None:
     changed = replace(tasks[0], spec=replace(tasks[0].spec, impossible=True))
     rows = export_swebench([changed, tasks[1]], tmp_path / "rows").read_text().splitlines()
@@ -153,6 +159,7 @@ def test_an_impossible_task_is_no_row_and_comes_back_from_harbor(tasks: list[Tas
     assert [task.spec for task in back] == [changed.spec]
 
 
+@pytest.mark.slow
 def test_the_exported_grader_needs_the_standard_library_only(exported: list[Path]) -> None:
     """Whoever lets it import more breaks every exported task: containers have pytest and what the tree declares."""
     code = (
@@ -168,6 +175,7 @@ def test_the_exported_grader_needs_the_standard_library_only(exported: list[Path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_image_pins_what_the_tree_declares(tasks: list[Task], exported: list[Path]) -> None:
     pins = pins_of(tasks[0].spec, tasks[0].repo, PYTHON)
     assert pins.python == "{}.{}".format(*sys.version_info)
@@ -180,6 +188,7 @@ def test_the_image_pins_what_the_tree_declares(tasks: list[Task], exported: list
     assert all(line in dockerfile for line in pins.requirements)
 
 
+@pytest.mark.slow
 def test_nothing_of_the_solution_is_where_the_agent_works(tasks: list[Task], exported: list[Path]) -> None:
     for task, root in zip(tasks, exported, strict=True):
         for path, gold in task.gold_files().items():
@@ -190,6 +199,7 @@ def test_nothing_of_the_solution_is_where_the_agent_works(tasks: list[Task], exp
 # --- SWE-bench out ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_swebench_rows_do_what_they_say(tasks: list[Task], tmp_path: Path) -> None:
     rows = [json.loads(line) for line in export_swebench(tasks, tmp_path / "out").read_text().splitlines()]
     assert [row["instance_id"] for row in rows] == [task.spec.task_id for task in tasks]
@@ -207,6 +217,7 @@ def test_swebench_rows_do_what_they_say(tasks: list[Task], tmp_path: Path) -> No
         assert outcome(clone, [*wanted, *json.loads(row["PASS_TO_PASS"])]) == 0
 
 
+@pytest.mark.slow
 def test_equal_tasks_have_equal_rows(tasks: list[Task], tmp_path: Path) -> None:
     assert export_swebench(tasks, tmp_path / "a").read_text() == export_swebench(tasks, tmp_path / "b").read_text()
 
@@ -227,6 +238,7 @@ def outcome(clone: Path, ids: list[str]) -> int:
 # --- Harbor in -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_exported_comes_back_as_it_was(tasks: list[Task], exported: list[Path], tmp_path: Path) -> None:
     back, refused = import_harbor(exported[0].parent, tmp_path, sandbox=open_sandbox(), python=PYTHON)
     assert refused == []
@@ -333,6 +345,7 @@ def test_what_cannot_be_expressed_is_named_with_the_reason(tmp_path: Path) -> No
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_export_and_import_from_the_command_line(tasks: list[Task], tmp_path: Path) -> None:
     folder = tasks[0].root.parent
     rows = composer_here("tasks", "export", folder, "--format", "swebench", "--out", tmp_path / "rows")

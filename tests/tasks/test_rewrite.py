@@ -101,6 +101,7 @@ def describe(folder: Path, writer: Writer) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_texts_are_used_unless_they_give_the_code_away(built: Path, writer: Writer, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     shutil.copytree(built, folder)
@@ -121,6 +122,7 @@ def test_texts_are_used_unless_they_give_the_code_away(built: Path, writer: Writ
     assert len(writer.asked) == asked, "answers are kept"
 
 
+@pytest.mark.slow
 def test_the_writer_is_not_shown_the_code(built: Path) -> None:
     facts = {task.spec.deleted[0].qualname: facts_of(task) for task in load_tasks(built)}
     assert "Sum it up, with a fee for each item." in (facts["price"] or "")
@@ -128,6 +130,7 @@ def test_the_writer_is_not_shown_the_code(built: Path) -> None:
     assert "sum(" not in (facts["price"] or "")
 
 
+@pytest.mark.slow
 def test_every_style_follows_from_a_built_task(built: Path, write_project: WriteProject, tmp_path: Path) -> None:
     build_tasks(str(write_project(PROJECT)), tmp_path / "full", BuildOptions(instruction="full"))
     terse, full = load_tasks(built), load_tasks(tmp_path / "full")

@@ -220,6 +220,7 @@ publish_task(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [load_task, lambda root: load_tasks(root.parent)[0]], ids=["one", "all"])
 def test_killed_between_any_two_steps_a_task_is_the_old_or_the_new(
     task: Task, tmp_path: Path, read: Callable[[Path], Task]

@@ -179,6 +179,7 @@ def test_a_gap_is_filled_only_where_the_cache_would_forget():
     assert reasons(first) == dict.fromkeys(ends, ("high entropy",)) | dict.fromkeys(between, ("window",))
 
 
+@pytest.mark.slow
 def test_the_audit_is_unbiased_in_both_tiers_and_its_bounds_hold():
     """Over fixed seeds the drawn states that are valuable must be as many as a binomial variable allows, to one in a million."""
     draw = random.Random(7)

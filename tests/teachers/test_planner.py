@@ -120,6 +120,7 @@ def test_the_plan_is_what_real_servers_charge():
         assert tiered.usd.expected < planned.usd.expected
 
 
+@pytest.mark.slow
 def test_windows_around_what_is_escalated_are_planned_for():
     """Every combination of five answers of the cheap teacher comes once, so it disagrees at half of the states, in a world whose
     caches look back one step: the plan and the bill of the real replay are the same expectation."""

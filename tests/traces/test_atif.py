@@ -62,6 +62,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.slow
 @given(traces())
 def test_nothing_is_lost_on_the_way_out_and_back(tmp_path_factory, trace):
     written = json.loads(json.dumps(atif_from_trace(trace)))

@@ -81,6 +81,7 @@ def test_parents_that_run_in_a_circle(tmp_path):
     assert trace.turns[0].text == "hello"
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_no_reader_raises_for_what_a_file_holds(tmp_path_factory, data):
     """Records that look like each format, with anything in the place of everything."""

@@ -36,6 +36,7 @@ def logs(tmp_path_factory):
     return [*kept, *own, *sorted((base / "atif").iterdir())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_spoiled_log_stops_nothing(tmp_path, logs, seed):
     rng = random.Random(seed)

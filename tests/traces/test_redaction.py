@@ -68,6 +68,7 @@ def test_redacting_twice_changes_nothing():
     assert not again.counts
 
 
+@pytest.mark.slow
 @given(traces())
 def test_a_trace_without_credentials_is_the_same_object(trace):
     assert Redactor().redact(trace) is trace
@@ -190,6 +191,7 @@ def test_what_is_no_secret():
         assert list(secrets_in_log(text)) == [], text
 
 
+@pytest.mark.slow
 def test_the_standard_library_holds_next_to_none():
     """Code that is read by agents stays as it is: of the standard library's files, fewer than one in 300 has a guess."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))

@@ -16,6 +16,7 @@ from composer_replication.types.errors import ConfigError, StorageError
 from composer_replication.types.transcript import Trace
 
 
+@pytest.mark.slow
 @given(traces())
 def test_a_trace_comes_back_as_it_was(trace):
     assert trace_from_json(json.loads(json.dumps(trace_to_json(trace)))) == trace
@@ -31,6 +32,7 @@ def long_trace(turns: int, *, elide: bool = False) -> Trace:
     return Trace(trajectory_id="long", format="test", turns=recorder.turns(), messages=recorder.opening)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elide", [False, True])
 def test_a_thousand_turns_are_not_quadratic_on_disk(tmp_path, elide):
     sizes = {}

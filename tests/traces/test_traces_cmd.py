@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
+from in_process import composer_here
 from made_traces import write_jsonl
 from oracle import FIXTURES
 
 
-def composer(*args):
-    command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "traces", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def composer(*words):
+    return composer_here("traces", *words)
 
 
 def test_import_states_and_export(tmp_path):

@@ -107,6 +107,7 @@ def test_a_damaged_task(run_file: Path, world: World, tmp_path: Path, damage: st
     assert file.name in output
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_everything_and_resume_goes_on(run_file: Path) -> None:
     folder = run_file.parent
     accepted("train", str(run_file), "--name", "whole", "--steps", "4", cwd=folder)
@@ -130,6 +131,7 @@ _UNMEASURED = "unset COVERAGE_PROCESS_CONFIG COVERAGE_PROCESS_START; "
 UNDER_FILE_SIZE_LIMIT = _UNMEASURED + 'ulimit -f 100; trap "" XFSZ; "$@"; code=$?; cp -r runs/run kept; exit $code'
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing_written(run_file: Path) -> None:
     """A run directory on a real tmpfs too small for a checkpoint; where mounting is refused, a limit on the size of a file."""
     folder = run_file.parent
@@ -154,7 +156,7 @@ def test_a_full_disk_loses_nothing_written(run_file: Path) -> None:
     assert [m.step for m in RunDir(folder / "runs" / "run").read_metrics()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], []], ids=["dry run", "run"])
+@pytest.mark.parametrize("words", [pytest.param(["--dry-run"], id="dry run"), pytest.param([], id="run", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("arm", "told"),
     [
@@ -187,6 +189,7 @@ def test_a_dry_run_of_a_resume_says_what_the_resume_would(run_file: Path) -> Non
     assert "made by another configuration: optimizer.learning_rate: 0.001 -> 5.0" in changed
 
 
+@pytest.mark.slow
 def test_a_second_process_changes_nothing_of_a_living_run(run_file: Path) -> None:
     folder = run_file.parent
     first = composer("train", str(run_file), "--steps", "1", cwd=folder)
@@ -203,6 +206,7 @@ def test_a_second_process_changes_nothing_of_a_living_run(run_file: Path) -> Non
     assert first.returncode == 0, told
 
 
+@pytest.mark.slow
 def test_a_cap_that_is_too_low_can_be_raised(run_file: Path) -> None:
     folder = run_file.parent
     prices = {"usd_per_million_input": 1.0, "usd_per_million_output": 1.0}

@@ -239,6 +239,7 @@ def test_layers_that_drop_by_themselves_do_not_when_checkpointed() -> None:
     torch.testing.assert_close(model(ids, use_cache=False).logits, expected)
 
 
+@pytest.mark.slow
 def test_what_a_policy_is_not_spared_is_said(run_file: Path) -> None:
     output = finish("train", str(run_file), "--steps", "1", "--optimizer.gradient_checkpointing", "true", cwd=run_file.parent)
     assert output.count("once per sequence: gradient checkpointing keeps no keys and values") == 1

@@ -144,6 +144,7 @@ def test_the_path_is_relative_to_the_run_file_in_arms_too(run_file: Path) -> Non
         load_config(run_file, ["--arms.main.loss.replay.pairs", "other.jsonl"])
 
 
+@pytest.mark.slow
 def test_a_run_without_teachers_trains_on_them_and_is_bound_to_the_file(run_file: Path) -> None:
     """Dry run, run, resume: the file belongs to the run."""
     folder = run_file.parent

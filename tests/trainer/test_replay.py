@@ -150,6 +150,7 @@ def test_every_step_takes_the_next_pairs() -> None:
     assert pairs_of_step([], 1, 4) == []
 
 
+@pytest.mark.slow
 def test_frozen_traces_and_evaluations_are_kept_and_shown(run_file: Path) -> None:
     """The report's pairs stand at turns of the traces they were made of; going on writes nothing anew."""
     with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
@@ -173,6 +174,7 @@ def test_frozen_traces_and_evaluations_are_kept_and_shown(run_file: Path) -> Non
     assert {p: p.read_bytes() for p in run.traces_path("main").parent.iterdir()} == files
 
 
+@pytest.mark.slow
 def test_pairs_longer_than_the_context_window_are_left_out(run_file: Path, tmp_path: Path) -> None:
     """A model with learned positions has none beyond it; a teacher writes as much as it likes."""
     tokenizer = tiny_tokenizer()
@@ -196,6 +198,7 @@ def test_pairs_longer_than_the_context_window_are_left_out(run_file: Path, tmp_p
     assert {"wide" in p["chosen"] for p in RunDir(tmp_path / "runs" / "run").read_pairs("main")} == {False}
 
 
+@pytest.mark.slow
 def test_what_teachers_cost_is_in_note_metrics_terminal_and_report(run_file: Path) -> None:
     """Also when every answer was bought by an earlier attempt."""
     with TeacherServer(

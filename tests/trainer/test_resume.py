@@ -16,6 +16,8 @@ from world import World, composer, finish, name_teachers
 from composer_replication.observe import RunDir, deterministic
 from composer_replication.observe.files import read_lines
 
+pytestmark = pytest.mark.slow  # every test trains, most of them in processes
+
 
 def outcome(run: Path) -> tuple[bytes, list[tuple[str, int, dict[str, float]]], dict[str, list[tuple[object, ...]]]]:
     """Weights, metrics, and what was sampled by file."""
@@ -36,7 +38,6 @@ def sample(trajectory: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["in turn", "by pass rate"])
 def test_killed_five_times_ends_the_same(run_file: Path, chosen: str) -> None:
     if chosen == "by pass rate":

@@ -133,6 +133,7 @@ def test_who_has_neither_advantage_nor_hint_stays_out_of_the_batch_and_changes_n
     assert torch.allclose(gradients[0], gradients[1], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_groups_that_teach_nothing_are_made_up_for(run_file: Path) -> None:
     """With every option that shapes rewards and losses on; what was sampled is kept, and each task only once."""
     words = ["--steps", "1", "--rollout.refills", "2", "--rollout.groups", "1", "--reward.effort.weight", "0.01"]

@@ -71,6 +71,7 @@ def test_a_run_over_a_server_that_dies_and_comes_back_ends_as_one_that_was_left_
             assert {t.policy_version for t in run.read_trajectories("main", step)} == {step - 1}
 
 
+@pytest.mark.slow
 def test_a_server_that_lacks_something_is_said_before_the_run_starts(world: World, run_file: Path) -> None:
     policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
     with WireServer("vllm", Backend(policy, tokenizer, ("no_loading",))) as server:

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def test_no_task_is_taken_twice_in_a_round(job, round_):
     assert set(taken) == set(range(job["size"]))
 
 
+@pytest.mark.slow
 @given(job=JOBS, step=st.integers(1, 40))
 def test_all_replicas_together_take_what_one_would_and_no_task_more_than_another(job, step):
     whole = sorted(task for mine, _ in of_step(**job, step=step) for task in mine)

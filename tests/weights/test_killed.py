@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from killed_weights import SETTING, weights
 from weight_states import assert_same
 
@@ -36,6 +37,7 @@ def killed(deed, tmp_path, places):
     return folders[: count + 1]
 
 
+@pytest.mark.slow
 def test_a_publisher_that_is_killed_leaves_the_old_version_or_the_new_one(tmp_path):
     seen = set()
     folders = killed("publish", tmp_path, 48)
@@ -58,6 +60,7 @@ def test_a_publisher_that_is_killed_leaves_the_old_version_or_the_new_one(tmp_pa
     assert seen == {BEFORE - 1, BEFORE}
 
 
+@pytest.mark.slow
 def test_a_puller_that_is_killed_goes_on_with_what_it_has(tmp_path):
     folders = killed("pull", tmp_path, 32)
     whole = WeightPuller(open_store(folders[0] / "store")).pull().bytes_down

@@ -320,6 +320,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps=STEPS, full_every=st.integers(1, 4), keep=st.integers(1, 3), choice=st.randoms(use_true_random=False))
 def test_whatever_happens_a_version_is_what_was_published_and_what_it_needs_stays(steps, full_every, keep, choice):
     store = open_store(next(NAMES))

@@ -165,6 +165,7 @@ def test_the_cap_holds_for_both_tiers_and_a_higher_one_asks_the_rest(files, tmp_
         assert ledger.spent_usd == pytest.approx(20 * 0.01 + 26 * 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["cheap", "huge"])
 def test_killed_in_either_tier_it_goes_on_where_it_was(files, tmp_path, tier):
     stuck, release = threading.Event(), threading.Event()

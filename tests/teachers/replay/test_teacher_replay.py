@@ -275,6 +275,7 @@ def run_replayer(server, ledger, n):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_replay_killed_in_the_middle_resumes_without_asking_or_paying_twice(tmp_path):
     """The server answers 10 calls and then holds its breath; the replayer is killed with calls under way, then started again."""
     n, answered_first = 12, 10

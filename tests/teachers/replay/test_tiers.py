@@ -218,6 +218,7 @@ def replayer(server, ledger, n):
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["cheap", "big"])
 def test_killed_in_either_tier_and_repeated_it_asks_nothing_twice(tmp_path, tier):
     """After three answers of a tier the server holds its breath; the replayer is killed with a call under way, and repeated."""
