@@ -49,7 +49,7 @@ __all__ = [
 
 
 class TraceRecorder(Protocol):
-    """Has trajectories of the starting policy to be frozen (`trainer.actor.Actor`)."""
+    """Has trajectories of the starting policy to be frozen (`trainer.collector.RolloutCollector`)."""
 
     @property
     def arm(self) -> str: ...
