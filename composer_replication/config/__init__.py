@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.config.diloco import DilocoConfig
+from composer_replication.config.env import EnvConfig
 from composer_replication.config.fields import FieldLine, field_lines
 from composer_replication.config.load import load_config, load_teachers, resolve_arm, to_toml
 from composer_replication.config.loss import (
@@ -31,6 +32,7 @@ __all__ = [
     "CurriculumConfig",
     "DilocoConfig",
     "EffortConfig",
+    "EnvConfig",
     "EvalConfig",
     "FieldLine",
     "HintConfig",

@@ -155,7 +155,7 @@ def _invalid(error: ValidationError, where: str) -> ConfigError:
 
 def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     """Paths of a run file are relative to its folder; the ones that are read must exist."""
-    train = (base / config.tasks.train).resolve()
+    train = None if config.tasks.train is None else (base / config.tasks.train).resolve()
     held_out = None if config.tasks.held_out is None else (base / config.tasks.held_out).resolve()
     if held_out is not None and config.tasks.held_out_share > 0:
         raise ConfigError(f"{where}: tasks.held_out and tasks.held_out_share are both given", fix="remove one of them")
@@ -177,6 +177,8 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     rollout = config.rollout
     if rollout.server_weights is not None:
         rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
+    options = {k: str((base / v).resolve()) if _is_relative(v) else v for k, v in config.env.options.items()}
+    env = config.env.model_copy(update={"options": options, "path": (base / (config.env.path or ".")).resolve()})
     loss = config.loss
     if loss.replay.pairs is not None:
         pairs = _pairs_path(loss.replay.pairs, f"{where}: {_PAIRS}", base)
@@ -187,6 +189,7 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     }
     update = {
         "tasks": tasks,
+        "env": env if config.env.use or config.reward.function else config.env,
         "model": model,
         "rollout": rollout,
         "loss": loss,
@@ -194,6 +197,10 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         "out": (base / config.out).resolve(),
     }
     return config.model_copy(update=update)
+
+
+def _is_relative(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(("./", "../"))
 
 
 def _pairs_path(path: Path, where: str, base: Path) -> Path:

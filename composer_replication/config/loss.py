@@ -39,6 +39,9 @@ class EffortConfig(Section):
 class RewardConfig(Section):
     """What is added to the tests' verdict before advantages are taken. pass@1 and `reward/mean` stay the verdict's."""
 
+    function: str | None = None
+    """Score each trajectory by this function, `package.module:name`, in place of the environment's reward. It gets the whole
+    `Trajectory` and returns a number; 1.0 and more counts as passed."""
     effort: EffortConfig = EffortConfig()
     overlong_tokens: Annotated[int, Field(ge=0)] = 0
     """DAPO's soft punishment: the reward falls by 1 over the last so many of `rollout.trajectory_tokens`; 0 turns it off."""

@@ -10,9 +10,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from composer_replication.config.diloco import DilocoConfig
+from composer_replication.config.env import EnvConfig
 from composer_replication.config.loss import LossConfig, RewardConfig
 from composer_replication.config.section import Decay, Name, Positive, ReadBy, Section, Share, Weight, flat, refuse
 from composer_replication.config.substrate import SubstrateConfig
+from composer_replication.types.errors import ConfigError
 
 __all__ = [
     "CurriculumConfig",
@@ -41,10 +43,11 @@ class ModelConfig(Section):
 
 
 class TasksConfig(Section):
-    """What to practise on."""
+    """What to train on."""
 
-    train: Path
-    """A folder of task folders, made by `composer tasks build`. Paths are relative to the run file's folder."""
+    train: Path | None = None
+    """Train on this folder of task folders, made by `composer tasks build`. A run needs it unless `[env]` names another
+    environment. Paths are relative to the run file's folder."""
     held_out: Path | None = None
     """A folder of tasks the policy never trains on, for pass@1."""
     held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -55,6 +58,13 @@ class TasksConfig(Section):
     python: Path | None = None
     """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says,
     or with a remote sandbox that machine's."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of `train`. Raises ConfigError where the run names none."""
+        if self.train is None:
+            raise ConfigError("tasks.train is missing", fix="name a folder of tasks, or an environment in [env]")
+        return self.train
 
 
 class SandboxConfig(Section):
@@ -266,7 +276,8 @@ class RunConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of torch; 0 leaves torch's choice. With 1 a resumed run is bit-identical to an uninterrupted one."""
     model: ModelConfig
-    tasks: TasksConfig
+    tasks: TasksConfig = TasksConfig()
+    env: EnvConfig = EnvConfig()
     substrate: SubstrateConfig = SubstrateConfig()
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -280,7 +291,8 @@ class RunConfig(Section):
     """Whom the replay channel asks."""
     arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
     """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
-    share (`name`, `out`, `threads`, `model`, `tasks`, `substrate`, `sandbox`, `diloco`, `rollout.env_workers`) cannot differ."""
+    share (`name`, `out`, `threads`, `model`, `tasks`, `env`, `substrate`, `sandbox`, `diloco`, `rollout.env_workers`) cannot
+    differ."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -296,6 +308,8 @@ class RunConfig(Section):
                 "trainer's, and the ratio of the two would be clipped as if the policy had moved",
                 "set loss.rlvr.importance = tis or icepop",
             )
+        if self.env.use is not None:
+            self._env_stands_alone()
         curriculum, siblings = self.curriculum, self.rollout.group_size
         if (most := curriculum.unreachable(siblings)) is not None:
             below = math.floor(1000 * most) / 1000
@@ -327,3 +341,16 @@ class RunConfig(Section):
                 f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
             )
         return self
+
+    def _env_stands_alone(self) -> None:
+        """Refuse what only our own tasks have."""
+        ours = "remove it, or train on tasks.train without [env]"
+        if self.tasks.train is not None:
+            refuse("tasks.train and env.use both say what to train on", "remove one of them")
+        if self.curriculum.enabled:
+            refuse("curriculum.enabled = true needs the tests and difficulties of our tasks, which [env] has not", ours)
+        if self.teachers and self.loss.replay.weight > 0 and self.loss.replay.verify:
+            refuse(
+                "loss.replay.verify = true carries out chosen actions in our sandbox, which [env] has not",
+                "set loss.replay.verify = false",
+            )

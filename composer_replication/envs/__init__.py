@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from composer_replication.envs.coding import SYSTEM_PROMPT, CodingEnv, TaskOfEnv, TestCache
 from composer_replication.envs.oracle import SolvedTask, noop_script, oracle_script
+from composer_replication.envs.source import AnyTask, EnvSource, EnvTask
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.envs.workspace import Workspace
+from composer_replication.rollout.protocol import Env, TextEnv
 
 __all__ = [
     "CODING_TOOLS",
     "SYSTEM_PROMPT",
+    "AnyTask",
     "CodingEnv",
+    "Env",
+    "EnvSource",
+    "EnvTask",
     "SolvedTask",
     "TaskOfEnv",
     "TestCache",
+    "TextEnv",
     "Workspace",
     "noop_script",
     "oracle_script",

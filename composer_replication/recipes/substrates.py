@@ -149,6 +149,12 @@ def check_substrate(config: RunConfig) -> None:
                 f"rollout.engine = {variant.rollout.engine} is not read by substrate.type = {kind}, which samples in its own way",
                 fix="leave rollout.engine out, or set substrate.type = local",
             )
+        for field, given in (("env.use", variant.env.use), ("reward.function", variant.reward.function)):
+            if given is not None and kind != "trl":
+                raise ConfigError(
+                    f"{field} is not read by substrate.type = {kind}, which has rollouts of its own",
+                    fix=f"leave {field} out, or set substrate.type = local or trl",
+                )
         _adapter(kind).check(variant)
 
 

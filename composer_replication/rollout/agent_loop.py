@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 
-from composer_replication.rollout.protocol import Budgets, Env, Sample, SampleRequest
+from composer_replication.rollout.protocol import Budgets, Env, Sample, SampleRequest, TextEnv
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
@@ -83,13 +83,15 @@ class Rollout:
         self._context += len(sample.ids)
         self.sampled += len(sample.ids)
         results: tuple[ToolResult, ...] = ()
+        replies: list[Message] = []
         if not sample.finished:
             self._stop = exhausted
-        elif not calls:
-            self._stop = StopReason.NO_TOOL_CALL
-        else:
+        elif calls:
             results = self._carry_out(calls)
-        observation = self._observe(sample.ids, results) if self.live else ()
+            replies = [Message(role="tool", content=r.content, tool_call_id=r.call_id, name=r.name) for r in results]
+        else:
+            replies = self._say(self._renderer.visible_text(sample.ids))
+        observation = self._observe(sample.ids, replies) if self.live else ()
         self._context += len(observation)
         self._turns.append(
             Turn(
@@ -164,14 +166,27 @@ class Rollout:
             self._break(error)
         return tuple(results)
 
-    def _observe(self, action_ids: tuple[int, ...], results: tuple[ToolResult, ...]) -> tuple[int, ...]:
+    def _say(self, text: str) -> list[Message]:
+        """Hand a turn without a tool call to an env that listens; any other takes it for the end."""
+        reply = None
+        if isinstance(self.env, TextEnv):
+            try:
+                reply = self.env.say(text)
+            except SandboxError as error:
+                self._break(error)
+                return []
+        if reply is None:
+            self._stop = StopReason.SUBMITTED if isinstance(self.env, TextEnv) else StopReason.NO_TOOL_CALL
+            return []
+        return [reply]
+
+    def _observe(self, action_ids: tuple[int, ...], replies: list[Message]) -> tuple[int, ...]:
         """The rendered replies, or nothing when no budget is left to answer them."""
         if len(self._turns) + 1 >= self._budgets.max_turns:
             self._stop = StopReason.MAX_TURNS
         elif self.sampled >= self._budgets.trajectory_tokens:
             self._stop = StopReason.TRAJECTORY_TOKENS
         else:
-            replies = [Message(role="tool", content=r.content, tool_call_id=r.call_id, name=r.name) for r in results]
             ids = self._renderer.delta_ids(replies, ended=action_ids[-1] == self._renderer.end_of_turn_id)
             if self._context + len(ids) < self._context_tokens:
                 return ids

@@ -13,7 +13,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypedDict, TypeVar
 
@@ -23,7 +23,7 @@ from composer_replication.rollout.env_threads import Clock, EnvThreads, OutOfTim
 from composer_replication.rollout.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
 from composer_replication.rollout.request_limit import RequestLimit
 from composer_replication.tokens import ChatRenderer
-from composer_replication.types import Group, Trajectory
+from composer_replication.types import Group, Trajectory, Unscored
 from composer_replication.types.errors import ComposerError, ConfigError
 
 __all__ = ["Progress", "StalledError", "collect_groups", "first_error"]
@@ -63,6 +63,7 @@ async def collect_groups(
     deadline_s: float | None = None,
     timeout_s: float | None = None,
     arm: str = "",
+    reward: Callable[[Trajectory], float] | None = None,
 ) -> list[Group]:
     """Roll out `group_size` siblings of every task and grade them; one group per task, in order.
 
@@ -79,6 +80,8 @@ async def collect_groups(
         timeout_s: most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a
             thread, for one of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored`, its
             request is aborted, and the others go on; an env call of it may still run when the collection ends. None for no limit.
+
+        reward: called in a thread with each trajectory that could be graded; what it returns replaces the env's reward.
 
     Raises:
         ConfigError: the same task twice.
@@ -105,6 +108,7 @@ async def collect_groups(
         on_progress=on_progress,
         deadline_s=deadline_s,
         timeout_s=timeout_s,
+        reward=reward,
     )
     trajectories = await collection.run()
     task_ids = [t.task_id for t in trajectories[::group_size]]
@@ -137,6 +141,7 @@ class _Collection:
     on_progress: Callable[[Progress], None] | None
     deadline_s: float | None
     timeout_s: float | None
+    reward: Callable[[Trajectory], float] | None = None
     done: dict[str, Trajectory] = field(default_factory=dict)
     in_flight: Counter[str] = field(default_factory=Counter)
     turns: int = 0
@@ -176,7 +181,7 @@ class _Collection:
                 await self._in_env("tools", partial(rollout.act, sample), clock)
                 self._report()
             self.engine.close([rollout.trajectory_id])
-            finish = partial(rollout.finish, **self.record)
+            finish = partial(self._finish, rollout)
             async with self.env_threads.grading:
                 trajectory = await self._in_env("grade", finish, clock)
         except OutOfTimeError as late:
@@ -184,6 +189,15 @@ class _Collection:
             trajectory = rollout.abandon(str(late), **self.record)
         self.done[rollout.trajectory_id] = trajectory
         self._report()
+
+    def _finish(self, rollout: Rollout) -> Trajectory:
+        """Grade a rollout, and let the run's own reward have the last word."""
+        trajectory = rollout.finish(**self.record)
+        if self.reward is None or isinstance(trajectory.reward, Unscored):
+            return trajectory
+        value = float(self.reward(trajectory))
+        grade = None if trajectory.grade is None else replace(trajectory.grade, reward=value)
+        return replace(trajectory, reward=value, grade=grade)
 
     async def _sample(self, request: SampleRequest, turns: int, clock: Clock) -> Sample:
         """One turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""

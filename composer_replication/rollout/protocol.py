@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest"]
+__all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest", "TextEnv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,15 @@ class Env(Protocol):
 
     def grade(self) -> GradeReport:
         """Grade the workspace as it stands, in a fresh tree. Never raises for infrastructure faults: they are `Unscored`."""
+        ...
+
+
+@runtime_checkable
+class TextEnv(Protocol):
+    """An `Env` that also answers turns without a tool call, such as a game played in words."""
+
+    def say(self, text: str) -> Message | None:
+        """Take what the agent said and return the reply, or None when the episode is over."""
         ...
 
 

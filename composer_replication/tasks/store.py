@@ -85,6 +85,10 @@ class Task:
         """The solution as a unified diff against `repo`; undecodable bytes are replaced, for reading only."""
         return (self.root / "solution" / "gold.patch").read_text(errors="replace")
 
+    def digest(self) -> bytes:
+        """Return the task's manifest, which has the checksum of each of its files."""
+        return (self.root / _MANIFEST).read_bytes()
+
     def docs(self) -> dict[str, str]:
         """The documentation in `repo` (`docs_of`)."""
         return docs_of(self.repo)

@@ -142,6 +142,13 @@ class ChatRenderer:
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return self.template.decode(body)
 
+    def visible_text(self, ids: Sequence[int]) -> str:
+        """Return what a turn says to its reader: without special tokens and without the thinking before the answer."""
+        ids = list(ids)
+        if self.end_of_thinking is not None and self.end_of_thinking in ids:
+            ids = ids[len(ids) - ids[::-1].index(self.end_of_thinking) :]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
     def check_prefix_preservation(self) -> PrefixReport:
         """Render conversations of growing length and compare each with what this class puts together from pieces."""
         return prove_prefix_preservation(self)

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from composer_replication.config import RunConfig
-from composer_replication.envs.coding import CodingEnv
+from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
 from composer_replication.rollout.collect import Progress, collect_groups
-from composer_replication.rollout.protocol import Budgets, Engine
+from composer_replication.rollout.protocol import Budgets, Engine, Env
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.curriculum import Curriculum
@@ -53,7 +53,7 @@ class RolloutCollector:
         self.renderer = renderer
         self.journal = journal
         chosen = config.curriculum
-        self.curriculum = Curriculum(chosen, context.train, config.seed) if chosen.enabled else None
+        self.curriculum = Curriculum(chosen, context.coding.train, config.seed) if chosen.enabled else None
         """What chooses the tasks; None: all in turn."""
         self._share = share
         self._train = list(context.train)
@@ -117,14 +117,14 @@ class RolloutCollector:
         """
         assert self.curriculum is not None
         for first, second, task in state["joined"]:
-            known = {t.spec.task_id: t for t in self._train}
-            found = self.context.join(known[first], known[second]) if task else ""
+            pair = self.context.coding.task(first), self.context.coding.task(second)
+            found = self.context.join(*pair) if task else ""
             if task and not isinstance(found, Task):
                 raise CheckpointError(
                     f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
                     fix="restore its folder below tasks/ in the run directory, or give the new run another name",
                 )
-            self._add_joined(known[first], known[second], found)
+            self._add_joined(*pair, found)
         self.curriculum.load_state_dict(state)
 
     def _add_joined(self, first: Task, second: Task, found: Task | str) -> None:
@@ -134,7 +134,7 @@ class RolloutCollector:
         if task is not None:
             self._train.append(task)
 
-    def _choose(self, step: int) -> tuple[list[Task], list[Task]]:
+    def _choose(self, step: int) -> tuple[list[AnyTask], list[AnyTask]]:
         """The tasks of a step, and all that a refill may turn to."""
         train, seed, count = self._train, self.config.seed, self.config.rollout.groups
         if self.curriculum is not None:
@@ -146,7 +146,7 @@ class RolloutCollector:
             return self._share.of_step(train, step, count)
         return choose_tasks(train, seed, step, count), train
 
-    def _refill(self, left: Sequence[Task], step: int, refill: int, count: int) -> list[Task]:
+    def _refill(self, left: Sequence[AnyTask], step: int, refill: int, count: int) -> list[AnyTask]:
         if self.curriculum is not None:
             return self.curriculum.choose(left, self.config.seed, step, count, refill=refill + 1)
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
@@ -171,7 +171,7 @@ class RolloutCollector:
         groups = await self._roll_out(self.context.held_out, samples, step=EVAL_STEP, version=version, phase="eval")
         return self.journal.record_evaluation(version, groups)
 
-    async def _roll_out(self, tasks: Sequence[Task], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
+    async def _roll_out(self, tasks: Sequence[AnyTask], siblings: int, *, step: int, version: int, phase: str) -> list[Group]:
         rollout = self.config.rollout
         with self.context.terminal.phase(f"{self.arm}: {phase}", len(tasks) * siblings) as shown:
 
@@ -201,13 +201,14 @@ class RolloutCollector:
                 deadline_s=rollout.stall_s,
                 timeout_s=rollout.timeout_s,
                 arm=self.arm,
+                reward=self.context.reward,
             )
         refuse_unscored(groups, f"{self.arm}: {phase}")
         self.journal.meter.count(flat(groups))
         return groups
 
-    def _make_env(self, task: Task, *, training: bool) -> CodingEnv:
+    def _make_env(self, task: AnyTask, *, training: bool) -> Env:
         """Create an episode; in training the curriculum may hide some tests."""
         if self.curriculum is None or not training:
-            return self.context.make_env(task)
-        return self.context.make_env(task, self.curriculum.withheld(task.spec.task_id))
+            return self.context.make_env(task.spec.task_id)
+        return self.context.make_env(task.spec.task_id, self.curriculum.withheld(task.spec.task_id))

@@ -11,15 +11,18 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from composer_replication.config import CurriculumConfig
+from composer_replication.envs.source import AnyTask
 from composer_replication.tasks.features.hidden_tests import withheld_tests
 from composer_replication.tasks.join import can_be_joined
 from composer_replication.tasks.store import Task
 from composer_replication.types import Group, Unscored
 
 __all__ = ["Curriculum", "Record"]
+
+TaskT = TypeVar("TaskT", bound=AnyTask)
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ class Curriculum:
         self.unlocked = 1
         """Levels that are practised on."""
 
-    def choose(self, tasks: Sequence[Task], seed: int, step: int, count: int, *, refill: int = 0) -> list[Task]:
+    def choose(self, tasks: Sequence[TaskT], seed: int, step: int, count: int, *, refill: int = 0) -> list[TaskT]:
         """At most `count` of `tasks` for a step, none twice, drawn without replacement with the weights of `weight`.
 
         A function of its arguments and the pass rates alone. Where the unlocked levels hold too few tasks, the easiest of the

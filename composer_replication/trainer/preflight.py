@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from composer_replication.config import RunConfig, SandboxConfig, resolve_arm
 from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.source import AnyTask, EnvSource
 from composer_replication.loss.forward import weights_digest
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
@@ -21,7 +22,7 @@ from composer_replication.teachers import Teacher, check_teachers
 from composer_replication.trainer.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["NO_SOURCE", "Checked", "check_run", "fingerprint", "limits_of", "prove_solutions"]
+__all__ = ["NO_SOURCE", "Checked", "check_run", "check_source", "fingerprint", "limits_of", "prove_solutions"]
 
 NO_SOURCE = "the run names neither teachers nor loss.replay.pairs"
 """Why the replay channel has nothing to learn from."""
@@ -47,21 +48,11 @@ def check_run(config: RunConfig) -> Checked:
             interpreter they were built with is gone.
         SandboxError: the machine of a remote sandbox cannot be reached.
     """
-    arms = {arm: resolve_arm(config, arm) for arm in config.arms}
-    folders = [config.tasks.train] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
+    folders = [config.tasks.folder] + ([] if config.tasks.held_out is None else [config.tasks.held_out])
     loaded = [worded(load_tasks(folder), config.tasks.instruction) for folder in folders]
     train, held_out = _split(loaded[0], config.tasks.held_out_share) if len(loaded) == 1 else loaded
     held_out = [task for task in held_out if not task.spec.impossible]
-    for arm, variant in arms.items():
-        if len(train) < variant.rollout.groups:
-            raise ConfigError(
-                f"arm {arm}: rollout.groups is {variant.rollout.groups}, but tasks.train has {len(train)} tasks",
-                fix="lower rollout.groups or build more tasks",
-            )
-        if variant.loss.replay.weight > 0 and variant.teachers:
-            _check_teachers(arm, variant)
-        if variant.loss.replay.weight > 0 and variant.loss.replay.pairs is not None:
-            read_file(variant.loss.replay.pairs)
+    _check_arms(config, len(train), "tasks.train")
     both = {t.spec.task_id for t in train} & {t.spec.task_id for t in held_out}
     if both:
         raise ConfigError(
@@ -72,6 +63,39 @@ def check_run(config: RunConfig) -> Checked:
         python = config.tasks.python or build_python(folder, config.sandbox.kind)
         pythons |= {t.spec.task_id: python.absolute() for t in tasks}
     return Checked(train, held_out, pythons)
+
+
+def check_source(config: RunConfig, source: EnvSource) -> None:
+    """Check every arm against another environment than our own tasks.
+
+    Raises:
+        ConfigError: two tasks have one id, the substrate trains on our own tasks alone, or an arm asks for more tasks than there
+            are or for a teacher that cannot be asked.
+    """
+    names = [t.spec.task_id for t in (*source.train, *source.held_out)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"the environment has two tasks called {twice!r}", fix="give every task an id of its own")
+    if config.substrate.type not in ("local", "trl"):
+        raise ConfigError(
+            f"substrate.type = {config.substrate.type} trains on the tasks of tasks.train alone",
+            fix="set substrate.type = local or trl",
+        )
+    _check_arms(config, len(source.train), "the environment")
+
+
+def _check_arms(config: RunConfig, tasks: int, where: str) -> None:
+    for arm in config.arms:
+        variant = resolve_arm(config, arm)
+        if tasks < variant.rollout.groups:
+            raise ConfigError(
+                f"arm {arm}: rollout.groups is {variant.rollout.groups}, but {where} has {tasks} tasks",
+                fix="lower rollout.groups or " + ("build more tasks" if where == "tasks.train" else "give it more tasks"),
+            )
+        if variant.loss.replay.weight > 0 and variant.teachers:
+            _check_teachers(arm, variant)
+        if variant.loss.replay.weight > 0 and variant.loss.replay.pairs is not None:
+            read_file(variant.loss.replay.pairs)
 
 
 def _check_teachers(arm: str, config: RunConfig) -> None:
@@ -120,11 +144,11 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
             prove_solution(task, sandbox=sandbox, python=python, limits=limits_of(config.sandbox, task))
 
 
-def fingerprint(policy: PreTrainedModel, tasks: Sequence[Task], pairs: Path | None = None) -> dict[str, str]:
+def fingerprint(policy: PreTrainedModel, tasks: Sequence[AnyTask], pairs: Path | None = None) -> dict[str, str]:
     """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights, of the tasks and of the
     file of pairs that is trained on."""
     manifests = hashlib.sha256()
     for task in tasks:
-        manifests.update((task.root / "MANIFEST.sha256").read_bytes())
+        manifests.update(task.digest())
     of_file = {} if pairs is None else {"pairs in loss.replay.pairs": file_digest(pairs)}
     return {"starting weights": weights_digest(policy), "tasks": manifests.hexdigest(), **of_file}

@@ -28,8 +28,10 @@ from composer_replication.teacher_replay import (
     replay_trace,
 )
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
+from composer_replication.teachers.pair_mining import scene_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
+from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
@@ -92,6 +94,7 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
 
 async def _disagreements(context: RunContext, config: RunConfig, actor: TraceRecorder) -> list[Pair]:
     """Replay the starting policy's traces through the teachers."""
+    ours = isinstance(context.source, CodingTasks)
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
@@ -106,7 +109,7 @@ async def _disagreements(context: RunContext, config: RunConfig, actor: TraceRec
             states,
             answers,
             config.loss.replay.agreement_threshold,
-            scenes=partial(_scene, context, {t.trajectory_id: t for t in trajectories}),
+            scenes=partial(_scene, context, {t.trajectory_id: t for t in trajectories}) if ours else scene_of,
             weights="fitted",
         )
     dropped = Counter(found.dropped)
@@ -135,11 +138,10 @@ def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: T
     """The student's workspace at a state of our own, and the sandbox if pairs are to be verified; opened where they are
     needed."""
     trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
-    tasks = {t.spec.task_id: t for t in context.train}
 
     @cache
     def env() -> CodingEnv:
-        found = context.make_env(tasks[trajectory.task_id])
+        found = context.coding.make(trajectory.task_id)
         _go_to(found, trajectory, turn)
         return found
 
@@ -291,12 +293,11 @@ async def _verified(
     context: RunContext, pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], dropped: Counter[str]
 ) -> list[DPOPair]:
     by_id = {t.trajectory_id: t for t in trajectories}
-    tasks = {t.spec.task_id: t for t in context.train}
     gate = asyncio.Semaphore(context.config.rollout.env_workers)
 
     async def check(pair: DPOPair) -> str | None:
         name, turn = pair["state_id"].rsplit("#", 1)
-        env = context.make_env(tasks[by_id[name].task_id])
+        env = context.make_env(by_id[name].task_id)
         async with gate:
             message = action_message(pair["chosen"], turn=int(turn))
             return await asyncio.to_thread(verify_pair, env, by_id[name], int(turn), message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 from composer_replication.config import RunConfig
 from composer_replication.observe import mean_and_se
@@ -17,7 +18,11 @@ from composer_replication.policy_gradient import (
 )
 from composer_replication.types import Group, HintedTurn, Trajectory, Unscored
 
-__all__ = ["Advantages", "effort_of", "group_verdicts", "penalties_of", "taking_part", "verdict", "weigh"]
+__all__ = ["Advantages", "RewardFunction", "effort_of", "group_verdicts", "penalties_of", "taking_part", "verdict", "weigh"]
+
+
+RewardFunction: TypeAlias = Callable[[Trajectory], float]
+"""Scores a finished trajectory in place of its environment; 1.0 and more counts as passed. An exception ends the run."""
 
 
 @dataclass(frozen=True, slots=True)

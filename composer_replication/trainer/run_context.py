@@ -1,84 +1,124 @@
-"""What the arms of a run share: tasks, sandbox, verdicts already given, and what hints may be made of."""
+"""What the arms of a run share: where their environments come from, the run directory, and what hints may be made of."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from composer_replication.config import RunConfig
-from composer_replication.envs.coding import CodingEnv, TestCache
-from composer_replication.envs.tools import TOOLSETS, Toolset
+from composer_replication.envs.coding import TestCache
+from composer_replication.envs.source import AnyTask, EnvSource
+from composer_replication.envs.tools import TOOLSETS
 from composer_replication.hints import HintContext, detectors_named, generators_named
+from composer_replication.integrations.sources import load_object, open_source
 from composer_replication.observe import RunDir, Terminal
-from composer_replication.sandbox import Sandbox, open_sandbox
+from composer_replication.rollout.protocol import Env
+from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
-from composer_replication.tasks.join import join_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.teachers import Teacher
+from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
 from composer_replication.trainer.cpu_clock import CpuClock
 from composer_replication.trainer.journal import ArmJournal, Meter, RolloutMeter
 from composer_replication.trainer.llm_judge import ask_teacher
-from composer_replication.trainer.preflight import check_run, limits_of, prove_solutions
+from composer_replication.trainer.preflight import check_run, check_source, prove_solutions
+from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.signals import HintSources
+from composer_replication.types.errors import ConfigError
 
-__all__ = ["RunContext", "toolset_of"]
+__all__ = ["RunContext"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunContext:
     """Opened once per run."""
 
     config: RunConfig
     run_dir: RunDir
     terminal: Terminal
-    sandbox: Sandbox
-    verdicts: GradeCache
-    test_runs: TestCache
-    train: Sequence[Task]
-    held_out: Sequence[Task]
-    pythons: dict[str, Path]
-    """By task id: the interpreter that runs its tests."""
-    contexts: dict[str, HintContext]
+    source: EnvSource
+    reward: RewardFunction | None = None
+    """Replaces the environment's reward."""
+    contexts: dict[str, HintContext] = field(default_factory=dict)
     """By task id: tools, the project's documentation and the instruction."""
-    gold: dict[str, Sequence[str]]
+    gold: dict[str, Sequence[str]] = field(default_factory=dict)
     """By task id: the deleted code, which no hint may give away."""
 
     @classmethod
-    def open(cls, config: RunConfig, run_dir: RunDir, terminal: Terminal, *, proven: bool = False) -> RunContext:
-        """Check the run, open the sandbox and prove that tests run in it, unless that is `proven` already.
+    def open(
+        cls,
+        config: RunConfig,
+        run_dir: RunDir,
+        terminal: Terminal,
+        *,
+        proven: bool = False,
+        env: EnvSource | None = None,
+        reward: RewardFunction | None = None,
+    ) -> RunContext:
+        """Check the run, open its environments, and prove that tests run in the sandbox unless that is `proven` already.
 
-        Raises ConfigError, TaskError or SandboxError.
+        Args:
+            env: what to train on instead of what the run file names.
+            reward: called with each finished trajectory, in place of the environment's reward.
+
+        Raises:
+            ConfigError: something is wrong with the run.
+            TaskError, SandboxError: as `check_run` and `prove_solutions`.
         """
-        checked = check_run(config)
-        sandbox = open_sandbox(config.sandbox.kind)
-        terminal.isolation(sandbox.isolation.summary())
-        if not proven:
-            prove_solutions(config, checked, sandbox)
-        return cls(
-            config=config,
-            run_dir=run_dir,
-            terminal=terminal,
-            sandbox=sandbox,
-            verdicts=GradeCache(run_dir.path / "verdicts.jsonl"),
-            test_runs=TestCache(),
-            train=checked.train,
-            held_out=checked.held_out,
-            pythons=dict(checked.pythons),
-            contexts={t.spec.task_id: _context(config, t) for t in checked.train},
-            gold={t.spec.task_id: t.deleted_code() for t in checked.train},
-        )
+        if config.env.path is not None and str(config.env.path) not in sys.path:
+            sys.path.insert(0, str(config.env.path))
+        if env is None and config.env.use is not None:
+            env = open_source(config.env)
+        if reward is None and config.reward.function is not None:
+            reward = load_object(config.reward.function, "reward.function")
+        if env is None:
+            source: EnvSource = _coding_tasks(config, run_dir, terminal, proven=proven)
+        else:
+            check_source(config, env)
+            source = env
+        self = cls(config=config, run_dir=run_dir, terminal=terminal, source=source, reward=reward)
+        for task in source.train:
+            self._learn_of(task)
+        return self
+
+    @property
+    def train(self) -> Sequence[AnyTask]:
+        return self.source.train
+
+    @property
+    def held_out(self) -> Sequence[AnyTask]:
+        return self.source.held_out
+
+    @property
+    def coding(self) -> CodingTasks:
+        """The run's own tasks. Raises ConfigError where it trains on another environment."""
+        if not isinstance(self.source, CodingTasks):
+            raise ConfigError("this needs the tasks of tasks.train, and the run has another environment", fix="remove [env]")
+        return self.source
+
+    def make_env(self, task_id: str, hidden_tests: frozenset[str] = frozenset()) -> Env:
+        """Create a fresh episode of a task, in which the agent does not see `hidden_tests`."""
+        return self.coding.make(task_id, hidden_tests) if hidden_tests else self.source.make(task_id)
+
+    def join(self, first: Task, second: Task) -> Task | str:
+        """Make one task of two, or say why there is none. Raises as `CodingTasks.join`."""
+        task = self.coding.join(first, second)
+        if isinstance(task, Task):
+            self._learn_of(task)
+        return task
 
     def meter(self) -> RolloutMeter:
         """Return a meter that counts this process's CPU-seconds and those of its sandbox from now on."""
-        return RolloutMeter(CpuClock(self.sandbox).cpu_s)
+        sandbox = self.source.sandbox if isinstance(self.source, CodingTasks) else None
+        return RolloutMeter(CpuClock(sandbox).cpu_s)
 
     def journal(self, config: RunConfig, arm: str, meter: Meter) -> ArmJournal:
         """Return the record of one arm."""
         return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter)
 
     def hint_sources(self, config: RunConfig) -> HintSources:
-        """What an arm finds hints with and makes them of.
+        """Return what an arm finds hints with and makes them of.
 
         Raises:
             ConfigError: it names a detector or generator that there is not, or `judge` without teachers.
@@ -94,41 +134,27 @@ class RunContext:
             generators=generators_named(hint.generators, ask),
         )
 
-    def join(self, first: Task, second: Task) -> Task | str:
-        """One task from two, kept in the run directory for every arm, or why there is none.
-
-        Raises:
-            SandboxError: the box broke.
-            StorageError: it cannot be kept.
-        """
-        python, style = self.pythons[first.spec.task_id], self.config.tasks.instruction or "terse"
-        folder = self.run_dir.path / "tasks"
-        task = join_tasks([first, second], folder, sandbox=self.sandbox, python=python, style=style)
-        if isinstance(task, Task):
-            name = task.spec.task_id
-            self.pythons[name] = python
-            self.contexts[name] = _context(self.config, task)
-            self.gold[name] = task.deleted_code()
-        return task
-
-    def make_env(self, task: Task, withheld: frozenset[str] = frozenset()) -> CodingEnv:
-        """A fresh episode of a task, in which the agent does not see the tests `withheld`."""
-        return CodingEnv(
-            task,
-            sandbox=self.sandbox,
-            python=self.pythons[task.spec.task_id],
-            limits=limits_of(self.config.sandbox, task),
-            grade_cache=self.verdicts,
-            test_cache=self.test_runs,
-            toolset=toolset_of(self.config),
-            withheld=withheld,
-        )
+    def _learn_of(self, task: AnyTask) -> None:
+        name = task.spec.task_id
+        ours = isinstance(self.source, CodingTasks)
+        tools = TOOLSETS[toolset_of(self.config)] if ours else self.source.make(name).tools
+        self.contexts[name] = HintContext(tools=tools, documentation=task.docs(), instruction=task.spec.instruction)
+        self.gold[name] = task.deleted_code()
 
 
-def toolset_of(config: RunConfig) -> Toolset:
-    """What agents are offered."""
-    return "shell" if config.sandbox.shell else "basic"
-
-
-def _context(config: RunConfig, task: Task) -> HintContext:
-    return HintContext(tools=TOOLSETS[toolset_of(config)], documentation=task.docs(), instruction=task.spec.instruction)
+def _coding_tasks(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, proven: bool) -> CodingTasks:
+    checked = check_run(config)
+    sandbox = open_sandbox(config.sandbox.kind)
+    terminal.isolation(sandbox.isolation.summary())
+    if not proven:
+        prove_solutions(config, checked, sandbox)
+    return CodingTasks(
+        config=config,
+        folder=run_dir.path / "tasks",
+        sandbox=sandbox,
+        grades=GradeCache(run_dir.path / "verdicts.jsonl"),
+        test_runs=TestCache(),
+        train=checked.train,
+        held_out=checked.held_out,
+        pythons=dict(checked.pythons),
+    )

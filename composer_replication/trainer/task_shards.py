@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer_replication.tasks.store import Task
+from composer_replication.envs.source import AnyTask
 from composer_replication.trainer.task_sampler import choose_tasks
 
 __all__ = ["TaskShard"]
@@ -23,7 +23,7 @@ class TaskShard:
     window: int
     """Steps of a round."""
 
-    def of_step(self, tasks: Sequence[Task], step: int, count: int) -> tuple[list[Task], list[Task]]:
+    def of_step(self, tasks: Sequence[AnyTask], step: int, count: int) -> tuple[list[AnyTask], list[AnyTask]]:
         """This replica's `count` tasks of a step (1-based), and others that are its alone in this step.
 
         No task is taken twice in a round, by whatever replica; where a round needs more tasks than there are, in no so many steps
@@ -42,7 +42,7 @@ class TaskShard:
         others = spare[at * self.world_size + self.rank :: steps * self.world_size]
         return [tasks[i] for i in mine], [tasks[i] for i in others]
 
-    def of_round(self, tasks: Sequence[Task], step: int) -> list[Task]:
+    def of_round(self, tasks: Sequence[AnyTask], step: int) -> list[AnyTask]:
         """This replica's part of all tasks in the round of a step, for one that chooses among them itself."""
         order = list(tasks)
         random.Random(f"{self.seed}/{(step - 1) // self.window}/round").shuffle(order)

@@ -28,11 +28,12 @@ from composer_replication.rollout.collect import first_error
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.arm import SLOW_PATHS
 from composer_replication.trainer.checkpoint import KEPT
+from composer_replication.trainer.coding_tasks import toolset_of
 from composer_replication.trainer.collector import EVAL_STEP, TRACE_STEP
 from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unscored, rollout_metrics
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.trainer.replay import teacher_costs, wants_replay
-from composer_replication.trainer.run_context import RunContext, toolset_of
+from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Trajectory
 
 __all__ = ["Driver", "Roles"]
@@ -94,7 +95,7 @@ class Driver:
         self.supervisor = Supervisor(mesh, self._replaced, config.rollout.stall_s)
         self.folder = context.run_dir.path / "mesh" / arm
         self.ledger = GroupLedger(self.folder)
-        self.work = Work(config, context.train, self.ledger)
+        self.work = Work(config, context.coding.train, self.ledger)
         self.version = 0
         self.meter = _MeshMeter(self.ledger)
         self.journal = context.journal(config, arm, self.meter)
@@ -342,10 +343,10 @@ class Driver:
 
 
 def _sandbox_pool(context: RunContext, config: RunConfig) -> SandboxPool:
-    tasks: dict[str, Task] = {t.spec.task_id: t for t in (*context.train, *context.held_out)}
+    tasks: dict[str, Task] = {t.spec.task_id: t for t in (*context.coding.train, *context.coding.held_out)}
     return SandboxPool(
         tasks=tasks,
-        pythons=dict(context.pythons),
+        pythons=dict(context.coding.pythons),
         limits={name: limits_of(config.sandbox, task) for name, task in tasks.items()},
         sandbox=config.sandbox.kind,
         toolset=toolset_of(config),

@@ -166,7 +166,7 @@ def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
                     "name": "tasks",
                     "ratio": float(rollout.groups),
                     "group_size": rollout.group_size,
-                    "env": _coding_env(config, config.tasks.train, run_file),
+                    "env": _coding_env(config, config.tasks.folder, run_file),
                 }
             ],
         },

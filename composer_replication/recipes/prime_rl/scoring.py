@@ -134,7 +134,7 @@ def hints_of(config: RunConfig) -> Hints | None:
     """What a run needs for its hints; None when the channel is off. Raises TaskError and ModelError."""
     if config.loss.hint.weight == 0:
         return None
-    tasks = load_tasks(config.tasks.train)
+    tasks = load_tasks(config.tasks.folder)
     return Hints(
         config=config,
         renderer=_renderer(config),

@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
 
-from composer_replication.envs.coding import CodingEnv
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.files import append_line, read_lines, replace_file
 from composer_replication.recipes.verl.plan import ArmPlan
@@ -73,7 +72,6 @@ class Episodes:
             renderer=renderer,
             context_window=plan.context_window,
         )
-        self.tasks = {t.spec.task_id: t for t in (*self.context.train, *self.context.held_out)}
         self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
         """Tools, tests and grades."""
         self.stop_ids = stop_ids_of(generation_config_of(plan.config.model.path), renderer.tokenizer)
@@ -82,7 +80,7 @@ class Episodes:
     def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
         """A rollout that has not begun. Its draws are those it would have under the local trainer."""
         config, named = self.config.rollout, EVAL_STEP if evaluation else step
-        env: CodingEnv = self.context.make_env(self.tasks[task_id])
+        env = self.context.coding.make(task_id)
         budgets = Budgets(
             turn_tokens=config.turn_tokens,
             trajectory_tokens=config.trajectory_tokens,

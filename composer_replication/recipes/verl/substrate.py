@@ -145,8 +145,8 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
     held_out = plan.folder / "held_out.parquet"
     with short_folder() as ray:
         files = Files(
-            train=write_rows(plan.folder / "train.parquet", training_rows(config, context.train, pairs)),
-            held_out=write_rows(held_out, evaluation_rows(context.held_out)) if context.held_out else None,
+            train=write_rows(plan.folder / "train.parquet", training_rows(config, context.coding.train, pairs)),
+            held_out=write_rows(held_out, evaluation_rows(context.coding.held_out)) if context.held_out else None,
             checkpoints=plan.folder / "checkpoints",
             outputs=plan.folder / "hydra",
             ray=ray,
