@@ -10,8 +10,8 @@ from measuring import emit, interleave, ratio
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from composer_replication.rollout.protocol import SampleRequest
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.protocol import SampleRequest
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
 
 ROLLOUTS, TURNS = 16, 6

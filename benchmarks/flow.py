@@ -20,10 +20,10 @@ from pathlib import Path
 
 from measuring import cpu_seconds, emit
 
-from composer_replication.rollout.agent_loop import derive_seed
-from composer_replication.rollout.collect import collect_groups
-from composer_replication.rollout.protocol import AsyncEngine, Budgets, Engine, Sample, SampleRequest
-from composer_replication.rollout.serving import ServingEngine, open_server
+from composer_replication.rollouts.agent_loop import derive_seed
+from composer_replication.rollouts.collect import collect_groups
+from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Sample, SampleRequest
+from composer_replication.rollouts.serving import ServingEngine, open_server
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
 

@@ -17,9 +17,9 @@ from bench_rollout import NEVER, OBSERVATION, PROMPT, ROLLOUTS, SAMPLED, TURNS, 
 from measuring import cpu_seconds, emit, interleave, ratio
 
 from composer_replication.loss.forward.models import save_policy
-from composer_replication.rollout.protocol import Engine, SampleRequest
-from composer_replication.rollout.serving import ServingEngine, open_server
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.protocol import Engine, SampleRequest
+from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))

@@ -12,6 +12,17 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from composer_replication.api import (
+        Evaluation,
+        Run,
+        build_tasks,
+        evaluate,
+        grade,
+        load_run,
+        load_tasks,
+        rollout,
+        train,
+    )
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
     from composer_replication.loss import LossComponents, compose_loss
     from composer_replication.loss.batch import build_batch, collate
@@ -29,17 +40,29 @@ __version__ = "0.1.0"
 __all__ = [
     "DEFAULT_TEACHERS",
     "DPOPair",
+    "Evaluation",
     "LossComponents",
+    "Run",
     "TraceState",
     "__version__",
     "build_batch",
+    "build_tasks",
     "collate",
     "compose_loss",
+    "evaluate",
     "extract_dpo_pairs",
+    "grade",
+    "load_run",
+    "load_tasks",
     "replay_trace",
+    "rollout",
+    "train",
 ]
 
 _HOME = {
+    **dict.fromkeys(
+        ("Evaluation", "Run", "build_tasks", "evaluate", "grade", "load_run", "load_tasks", "rollout", "train"), "api"
+    ),
     "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is no part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",

@@ -54,7 +54,7 @@ LIGHT = (
     "hints",
     "languages",
     "observe",
-    "rollout",
+    "rollouts",
     "sandbox",
     "tasks",
     "teachers",

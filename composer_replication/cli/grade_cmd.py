@@ -15,14 +15,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer_replication.api.tasks import grade as grade_workspace
 from composer_replication.cli.support.options import SandboxOption
-from composer_replication.sandbox import open_sandbox
-from composer_replication.sandbox.grading.grade import grade as grade_workspace
-from composer_replication.tasks.build import build_python
-from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.store import load_task
 from composer_replication.types import GradeReport, Outcome, Unscored, to_json
-from composer_replication.types.errors import ConfigError
 
 __all__ = ["grade"]
 
@@ -43,17 +39,7 @@ def grade(
     Exits with 0 for reward 1, with 10 for reward 0, and with 4 when the sandbox broke and there is no reward.
     """
     loaded = load_task(task)
-    if not workspace.is_dir():
-        raise ConfigError(f"{workspace} is not a folder", fix="name the folder that holds the tree: --workspace PATH")
-    if not any((workspace / path).exists() for path in tree_files(loaded.repo)):
-        raise ConfigError(f"{workspace} has no file of the task's tree", fix=f"name the root of an edited copy of {loaded.repo}")
-    report = grade_workspace(
-        loaded.spec,
-        loaded.repo,
-        workspace,
-        sandbox=open_sandbox(sandbox),
-        python=(python or build_python(loaded.root.resolve().parent, sandbox)).absolute(),
-    )
+    report = grade_workspace(loaded, workspace, python=python, sandbox=sandbox)
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=1))
     else:

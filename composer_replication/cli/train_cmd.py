@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ import typer
 from rich.console import Console
 
 from composer_replication.config import RunConfig, field_lines, load_config, resolve_arm, to_toml
-from composer_replication.observe import Terminal
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,8 +47,9 @@ def train(
 
     Paths are relative to the run file's folder, those on the command line too.
     """
-    from composer_replication.recipes.substrates import check_substrate, train_on
-    from composer_replication.trainer.open_run import check_run_dir, open_run
+    from composer_replication.api.training import train as train_run
+    from composer_replication.recipes.substrates import check_substrate
+    from composer_replication.trainer.open_run import check_run_dir
 
     _refuse_misspelt(context, [str(run), *context.args])
     config = load_config(run, context.args)
@@ -61,8 +60,7 @@ def train(
         check_run_dir(config, resume=resume)
         _check(config)
         return
-    with open_run(config, resume=resume) as run_dir:
-        asyncio.run(train_on(config, run_dir, Terminal(on_event=run_dir.log_event)))
+    train_run(config, resume=resume)
 
 
 def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
@@ -78,26 +76,38 @@ def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
 def _check(config: RunConfig) -> None:
     """What can be checked without training, and what the run will do."""
     from composer_replication.loss.forward.models import load_policy
-    from composer_replication.rollout.transformers_engine import TransformersEngine
-    from composer_replication.sandbox import open_sandbox
+    from composer_replication.rollouts.transformers_engine import TransformersEngine
     from composer_replication.tokens import ChatRenderer
     from composer_replication.trainer.pairs_file import file_pairs
-    from composer_replication.trainer.preflight import check_run, prove_solutions
 
     console = Console()
     console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)
-    checked = check_run(config)
-    prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
+    train, held = _check_tasks(config)
     model, tokenizer = load_policy(config.model)
     renderer = ChatRenderer(tokenizer)
     window = TransformersEngine(model, tokenizer).context_window
     console.print(f"policy: {model.num_parameters():,} parameters", soft_wrap=True, highlight=False)
-    held_out = ", ".join(task.spec.task_id for task in checked.held_out) or "none, so pass@1 is not measured"
-    console.print(f"tasks: {len(checked.train)} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
+    held_out = ", ".join(held) or "none, so pass@1 is not measured"
+    console.print(f"tasks: {train} to train on; held out: {held_out}", soft_wrap=True, highlight=False)
     for arm in config.arms:
         variant = resolve_arm(config, arm)
-        _say(console, arm, variant, len(checked.train), file_pairs(variant, renderer, window))
+        _say(console, arm, variant, train, file_pairs(variant, renderer, window))
     console.print("no rollout was made")
+
+
+def _check_tasks(config: RunConfig) -> tuple[int, list[str]]:
+    """Prove the tasks, or open the run's own environment. Return the number to train on and the ids held out."""
+    from composer_replication.sandbox import open_sandbox
+    from composer_replication.trainer.preflight import check_run, check_source, prove_solutions
+    from composer_replication.trainer.run_context import open_configured_source
+
+    source = open_configured_source(config)
+    if source is not None:
+        check_source(config, source)
+        return len(source.train), [task.spec.task_id for task in source.held_out]
+    checked = check_run(config)
+    prove_solutions(config, checked, open_sandbox(config.sandbox.kind))
+    return len(checked.train), [task.spec.task_id for task in checked.held_out]
 
 
 def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FilePairs | None) -> None:

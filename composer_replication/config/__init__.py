@@ -5,7 +5,7 @@ from __future__ import annotations
 from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.env import EnvConfig
 from composer_replication.config.fields import FieldLine, field_lines
-from composer_replication.config.load import load_config, load_teachers, resolve_arm, to_toml
+from composer_replication.config.load import config_from, load_config, load_teachers, resolve_arm, to_toml
 from composer_replication.config.loss import (
     EffortConfig,
     HintConfig,
@@ -49,6 +49,7 @@ __all__ = [
     "SubstrateType",
     "TasksConfig",
     "TeacherConfig",
+    "config_from",
     "field_lines",
     "is_name",
     "load_config",

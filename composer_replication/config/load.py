@@ -16,18 +16,20 @@ from composer_replication.config.run import RunConfig, TeacherConfig, TeachersFi
 from composer_replication.config.section import Section
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["load_config", "load_teachers", "resolve_arm", "to_toml"]
+__all__ = ["config_from", "load_config", "load_teachers", "resolve_arm", "to_toml"]
 
 _SHARED = ("name", "out", "threads", "model", "tasks", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
 """What all arms of a run have in common."""
 _PAIRS = "loss.replay.pairs"
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), *, env_given: bool = False) -> RunConfig:
     """Read a run file.
 
     Args:
         overrides: `--dotted.key VALUE` or `--dotted.key=VALUE` words as they come from a command line; values are TOML, or text.
+
+        env_given: the caller brings an environment, so the file need not name one.
 
     Raises:
         ConfigError: the file is missing or no TOML, a key is unknown, a value has the wrong type, or a path does not exist.
@@ -35,7 +37,27 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     data = _read(path, "a run file")
     for key, value in _parse_overrides(overrides):
         _set(data, key, value, where="the command line")
-    return _validate(data, f"{path} and the command line" if overrides else str(path), base=path.parent)
+    where = f"{path} and the command line" if overrides else str(path)
+    return _with_env(_validate(data, where, base=path.parent), where, env_given=env_given)
+
+
+def config_from(data: Mapping[str, Any], *, base: Path | None = None, env_given: bool = False) -> RunConfig:
+    """Return the run that nested dictionaries describe, as a run file would.
+
+    Args:
+        base: folder that paths are relative to; by default the working directory.
+        env_given: the caller brings an environment, so `data` need not name one.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return _with_env(_validate(data, "the run", base=base or Path.cwd()), "the run", env_given=env_given)
+
+
+def _with_env(config: RunConfig, where: str, *, env_given: bool) -> RunConfig:
+    if config.tasks.train is None and config.env.use is None and not env_given:
+        raise ConfigError(f"{where}: tasks.train is missing", fix="name a folder of tasks, or an environment in [env]")
+    return config
 
 
 def load_teachers(path: Path) -> tuple[TeacherConfig, ...]:

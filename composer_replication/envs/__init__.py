@@ -7,7 +7,7 @@ from composer_replication.envs.oracle import SolvedTask, noop_script, oracle_scr
 from composer_replication.envs.source import AnyTask, EnvSource, EnvTask
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.envs.workspace import Workspace
-from composer_replication.rollout.protocol import Env, TextEnv
+from composer_replication.rollouts.protocol import Env, TextEnv
 
 __all__ = [
     "CODING_TOOLS",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from composer_replication.rollout.protocol import Env
+from composer_replication.rollouts.protocol import Env
 from composer_replication.types import TaskSpec
 
 __all__ = ["AnyTask", "EnvSource", "EnvTask"]

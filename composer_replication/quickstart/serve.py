@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from composer_replication.config import ModelConfig
 from composer_replication.loss.forward.models import load_policy
-from composer_replication.rollout.protocol import Sample, SampleRequest
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.protocol import Sample, SampleRequest
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import Message, ToolCall
 from composer_replication.types.errors import ComposerError

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 
@@ -26,6 +27,11 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.unsupported import CANNOT as TRL_CANNOT
 from composer_replication.recipes.verl.unsupported import CANNOT as VERL_CANNOT
 from composer_replication.types.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from composer_replication.envs.source import EnvSource
+    from composer_replication.trainer.rewards import RewardFunction
+    from composer_replication.trainer.train import StepCallback
 
 __all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
 
@@ -158,8 +164,19 @@ def check_substrate(config: RunConfig) -> None:
         _adapter(kind).check(variant)
 
 
-async def train_on(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
+async def train_on(
+    config: RunConfig,
+    run_dir: RunDir,
+    terminal: Terminal,
+    *,
+    start_label: str = "start",
+    env: EnvSource | None = None,
+    reward: RewardFunction | None = None,
+    callbacks: Sequence[StepCallback] = (),
+) -> list[SummaryRow]:
     """Train every arm of a run that `open_run` holds on the substrate it names.
+
+    `env`, `reward` and `callbacks` are those of `api.train`; only `local` takes them.
 
     Raises:
         ConfigError: something is wrong with the run, or the substrate cannot express it.
@@ -170,7 +187,12 @@ async def train_on(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, st
     if kind == "local":
         from composer_replication.trainer.report import train
 
-        return await train(config, run_dir, terminal, start_label=start_label)
+        return await train(config, run_dir, terminal, start_label=start_label, env=env, reward=reward, callbacks=callbacks)
+    if env is not None or reward is not None or callbacks:
+        raise ConfigError(
+            f"env, reward and callbacks are objects of this process, and substrate.type = {kind} trains in others",
+            fix="name them by import path in [env] and reward.function, or set substrate.type = local",
+        )
     check_substrate(config)
     if missing := SUBSTRATES[kind].missing():
         raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=SUBSTRATES[kind].fix)

@@ -11,8 +11,8 @@ from typing import Any
 from composer_replication.config import RunConfig
 from composer_replication.envs.source import AnyTask
 from composer_replication.policy_gradient import has_signal
-from composer_replication.rollout.collect import Progress, collect_groups
-from composer_replication.rollout.protocol import Budgets, Engine, Env
+from composer_replication.rollouts.collect import Progress, collect_groups
+from composer_replication.rollouts.protocol import Budgets, Engine, Env
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.curriculum import Curriculum

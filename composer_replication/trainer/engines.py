@@ -13,9 +13,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward import evaluating, sequence_logprobs
 from composer_replication.loss.forward.models import save_policy
-from composer_replication.rollout.protocol import Engine
-from composer_replication.rollout.serving import ServingEngine, open_server
-from composer_replication.rollout.transformers_engine import TransformersEngine, stop_ids_of
+from composer_replication.rollouts.protocol import Engine
+from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 from composer_replication.trainer.learner import Learner
 
 __all__ = ["LearnerPolicy", "PolicyEngine", "open_engine", "open_server_engine"]

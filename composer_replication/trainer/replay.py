@@ -18,7 +18,7 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.observe import files, usd
-from composer_replication.rollout.protocol import Env
+from composer_replication.rollouts.protocol import Env
 from composer_replication.teacher_replay import (
     DPOPair,
     PairMining,

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 
 from composer_replication.config import RunConfig, resolve_arm
+from composer_replication.envs.source import EnvSource
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
@@ -18,6 +19,7 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.journal import evaluated
+from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.train import StepCallback, train_arm
 
@@ -47,6 +49,8 @@ async def train(
     terminal: Terminal,
     *,
     start_label: str = "start",
+    env: EnvSource | None = None,
+    reward: RewardFunction | None = None,
     callbacks: Sequence[StepCallback] = (),
 ) -> list[SummaryRow]:
     """Train every arm of a run that `open_run` holds, in this process, and write the report; steps already done are kept.
@@ -62,7 +66,8 @@ async def train(
         with closing(LogprobCache(run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
             return await train_arm(ArmTrainer.create(context, variant, arm, pair_logprobs), shown, callbacks)
 
-    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, here)
+    opened = RunContext.open(config, run_dir, terminal, env=env, reward=reward)
+    return await train_arms(opened, start_label, here)
 
 
 async def train_arms(context: RunContext, start_label: str, one: TrainArm) -> list[SummaryRow]:

@@ -13,7 +13,7 @@ from composer_replication.envs.tools import TOOLSETS
 from composer_replication.hints import HintContext, detectors_named, generators_named
 from composer_replication.integrations.sources import load_object, open_source
 from composer_replication.observe import RunDir, Terminal
-from composer_replication.rollout.protocol import Env
+from composer_replication.rollouts.protocol import Env
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
@@ -27,7 +27,7 @@ from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.signals import HintSources
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["RunContext"]
+__all__ = ["RunContext", "open_configured_source"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,10 +66,7 @@ class RunContext:
             ConfigError: something is wrong with the run.
             TaskError, SandboxError: as `check_run` and `prove_solutions`.
         """
-        if config.env.path is not None and str(config.env.path) not in sys.path:
-            sys.path.insert(0, str(config.env.path))
-        if env is None and config.env.use is not None:
-            env = open_source(config.env)
+        env = env or open_configured_source(config)
         if reward is None and config.reward.function is not None:
             reward = load_object(config.reward.function, "reward.function")
         if env is None:
@@ -140,6 +137,13 @@ class RunContext:
         tools = TOOLSETS[toolset_of(self.config)] if ours else self.source.make(name).tools
         self.contexts[name] = HintContext(tools=tools, documentation=task.docs(), instruction=task.spec.instruction)
         self.gold[name] = task.deleted_code()
+
+
+def open_configured_source(config: RunConfig) -> EnvSource | None:
+    """Return the environment that the run file names in `[env]`; None where it names none. Raises as `open_source`."""
+    if config.env.path is not None and str(config.env.path) not in sys.path:
+        sys.path.insert(0, str(config.env.path))
+    return None if config.env.use is None else open_source(config.env)
 
 
 def _coding_tasks(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, proven: bool) -> CodingTasks:

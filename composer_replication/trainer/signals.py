@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from composer_replication.config import RunConfig
 from composer_replication.hints import Detector, HintContext, HintGenerator, find_hints, insert_hints, shuffle_hints
 from composer_replication.loss.batch import Batch, collate
-from composer_replication.rollout.agent_loop import derive_seed
+from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.preflight import NO_SOURCE

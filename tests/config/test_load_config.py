@@ -74,7 +74,7 @@ def test_wrong_fields(run_file: Path, line: str, field: str, fix: str) -> None:
 
 def test_missing_section(run_file: Path) -> None:
     run_file.write_text('[model]\npath = "policy"\n')
-    assert "tasks is missing" in refusal(run_file).message
+    assert "tasks.train is missing" in refusal(run_file).message
 
 
 def test_missing_paths(run_file: Path) -> None:
@@ -284,7 +284,7 @@ def test_every_field_says_what_it_is_for() -> None:
     lines = {line.key: line for line in field_lines()}
     assert [key for key, line in lines.items() if not line.about] == []
     assert {key for key, line in lines.items() if line.required} == {
-        "model.path", "tasks.train", "teachers[].name", "teachers[].model",
+        "model.path", "teachers[].name", "teachers[].model",
     }  # fmt: skip
     assert (lines["loss.hint.beta"].kind, lines["loss.hint.beta"].default) == ("number", "0.0")
     assert (lines["tasks.held_out"].kind, lines["tasks.held_out"].default) == ("path", "")

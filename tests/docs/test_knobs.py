@@ -41,7 +41,7 @@ def test_every_knob_of_a_run_file_is_shown_with_its_default():
 
 def test_every_argument_of_compose_loss_is_named():
     named = set(re.findall(r"`(?:[\w.]+\.)?(\w+)(?: = [^`]*)?`", PAGE))
-    assert set(inspect.signature(compose_loss).parameters) - {"model", "batch", "student"} - named == set()
+    assert set(inspect.signature(compose_loss).parameters) - {"model", "batch", "options", "student"} - named == set()
 
 
 def test_the_thresholds_are_those_of_the_surrogates():

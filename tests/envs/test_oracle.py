@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from composer_replication.envs import CODING_TOOLS, CodingEnv, noop_script, oracle_script
 from composer_replication.envs.oracle import _edits
-from composer_replication.rollout.collect import collect_groups
-from composer_replication.rollout.protocol import Budgets
-from composer_replication.rollout.scripted import RandomEngine, ScriptedEngine
+from composer_replication.rollouts.collect import collect_groups
+from composer_replication.rollouts.protocol import Budgets
+from composer_replication.rollouts.scripted import RandomEngine, ScriptedEngine
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import StopReason

@@ -20,6 +20,7 @@ from composer_replication.recipes.mesh.protocol import WeightHandle
 from composer_replication.recipes.mesh.trainer import Stepped
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
+from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, StopReason, TaskSpec, Trajectory, Turn
 
@@ -253,14 +254,16 @@ def context(config: RunConfig) -> RunContext:
         config=config,
         run_dir=run_dir,
         terminal=Terminal(Console(quiet=True), on_event=run_dir.log_event),
-        sandbox=None,
-        verdicts=GradeCache(),
-        test_runs=TestCache(),
-        train=tasks,
-        held_out=[],
-        pythons={},
-        contexts={},
-        gold={},
+        source=CodingTasks(
+            config=config,
+            folder=config.out,
+            sandbox=None,
+            grades=GradeCache(),
+            test_runs=TestCache(),
+            train=tasks,
+            held_out=[],
+            pythons={},
+        ),
     )
 
 

@@ -194,6 +194,6 @@ def test_every_text_round_trips(text):
 
 
 def test_importing_these_rooms_does_not_import_torch():
-    rooms = "composer_replication.tokens, composer_replication.rollout, composer_replication.envs"
+    rooms = "composer_replication.tokens, composer_replication.rollouts, composer_replication.envs"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ import torch
 
 from composer_replication.loss.forward import sequence_logprobs
 from composer_replication.loss.forward.models import save_policy
-from composer_replication.rollout.protocol import SampleRequest
+from composer_replication.rollouts.protocol import SampleRequest
 
 
 @dataclass

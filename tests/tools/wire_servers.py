@@ -21,8 +21,8 @@ import torch
 
 from composer_replication.config import ModelConfig
 from composer_replication.loss.forward.models import load_policy
-from composer_replication.rollout.protocol import SampleRequest
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.protocol import SampleRequest
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 
 
 class Backend:

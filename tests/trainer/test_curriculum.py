@@ -306,7 +306,8 @@ def simulated(tasks: Sequence[Task] = TASKS, **curriculum: object) -> Simulated:
             "curriculum": curriculum,
         }
     )
-    context = SimpleNamespace(train=tasks, join=join)
+    by_id = {task.spec.task_id: task for task in tasks}
+    context = SimpleNamespace(train=tasks, join=join, coding=SimpleNamespace(train=tasks, task=by_id.__getitem__))
     journal = SimpleNamespace(arm="main", note=NOTES.append)
     return Simulated(cast(Any, context), config, cast(Any, None), cast(Any, None), cast(Any, journal))
 

@@ -38,10 +38,10 @@ def test_two_tasks_joined_are_practised_on_with_what_is_known_of_both(run_file: 
     assert isinstance(task, Task), task
     name = task.spec.task_id
     assert task.root == run_dir.path / "tasks" / name
-    assert context.pythons[name] == context.pythons[first.spec.task_id]
+    assert context.coding.pythons[name] == context.coding.pythons[first.spec.task_id]
     assert set(context.gold[name]) == {*context.gold[first.spec.task_id], *context.gold[second.spec.task_id]}
     assert context.contexts[name].instruction == task.spec.instruction
-    env = context.make_env(task)
+    env = context.make_env(name)
     env.reset()
     assert env.grade().reward == 0.0
     assert context.join(first, second) == load_task(task.root)

@@ -70,9 +70,8 @@ def actor(rank, count, **curriculum):
     ]
     rollout = SimpleNamespace(groups=count)
     config = SimpleNamespace(seed=10 * rank, rollout=rollout, curriculum=CurriculumConfig(**curriculum))
-    return RolloutCollector(
-        SimpleNamespace(train=tasks), config, None, None, SimpleNamespace(arm="main"), TaskShard(rank, 2, 0, 3)
-    )
+    context = SimpleNamespace(train=tasks, coding=SimpleNamespace(train=tasks))
+    return RolloutCollector(context, config, None, None, SimpleNamespace(arm="main"), TaskShard(rank, 2, 0, 3))
 
 
 def names(tasks):
@@ -103,7 +102,7 @@ def test_the_traces_that_replay_freezes_are_shared_out_too(monkeypatch):
         recorded.append(names(tasks))
         return []
 
-    monkeypatch.setattr(RolloutCollector, "_collect", collect)
+    monkeypatch.setattr(RolloutCollector, "_roll_out", collect)
     for rank in range(2):
         one = actor(rank, 2)
         one.config.loss = SimpleNamespace(replay=SimpleNamespace(traces_per_task=1))

@@ -19,8 +19,8 @@ from composer_replication.envs import oracle_script
 from composer_replication.integrations.trl import CodingEnvironment, CodingEnvironmentFactory, cheat_alarms
 from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
 from composer_replication.recipes.trl.tool_loop import recovered_turns
-from composer_replication.rollout.agent_loop import Rollout
-from composer_replication.rollout.protocol import Budgets, Sample
+from composer_replication.rollouts.agent_loop import Rollout
+from composer_replication.rollouts.protocol import Budgets, Sample
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import Message, ToolCall, ToolResult
 

@@ -20,8 +20,8 @@ from composer_replication.observe import RunDir
 from composer_replication.quickstart.language import project_path
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.quickstart.warm_start import imitate
-from composer_replication.rollout.serving import ServingEngine, open_server
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types.errors import ModelError

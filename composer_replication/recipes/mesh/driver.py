@@ -24,7 +24,7 @@ from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder, 
 from composer_replication.recipes.mesh.supervisor import Supervisor
 from composer_replication.recipes.mesh.trainer import Stepped, TeacherActor, Trainer
 from composer_replication.recipes.mesh.work import Job, Work
-from composer_replication.rollout.collect import first_error
+from composer_replication.rollouts.collect import first_error
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.arm import SLOW_PATHS
 from composer_replication.trainer.checkpoint import KEPT

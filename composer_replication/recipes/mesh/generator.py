@@ -16,9 +16,9 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.recipes.mesh.errors import ActorStalledError, in_time
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
-from composer_replication.rollout.collect import StalledError, collect_groups
-from composer_replication.rollout.protocol import Budgets
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.collect import StalledError, collect_groups
+from composer_replication.rollouts.protocol import Budgets
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
 

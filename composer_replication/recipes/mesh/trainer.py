@@ -23,7 +23,7 @@ from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.errors import in_time
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
 from composer_replication.trainer.hint_filter import only_useful

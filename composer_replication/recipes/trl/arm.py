@@ -29,7 +29,7 @@ from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
 from composer_replication.recipes.trl.options import make_grpo_config
 from composer_replication.recipes.trl.step_signals import StepSignals
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
 from composer_replication.trainer.collector import RolloutCollector

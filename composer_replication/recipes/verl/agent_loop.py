@@ -19,7 +19,7 @@ from composer_replication.recipes.verl.columns import Row, pack, tokens_of
 from composer_replication.recipes.verl.episodes import Episodes, GroupRecord
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT, ArmPlan
 from composer_replication.recipes.verl.siblings import Siblings
-from composer_replication.rollout.agent_loop import Rollout
+from composer_replication.rollouts.agent_loop import Rollout
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Pair, Unscored
 

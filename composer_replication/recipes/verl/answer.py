@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from composer_replication.rollout.protocol import Sample
+from composer_replication.rollouts.protocol import Sample
 from composer_replication.types.errors import BackendError, ModelError
 
 __all__ = ["check_versions", "sample_of"]

@@ -21,8 +21,8 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from composer_replication.config import ModelConfig
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
-from composer_replication.rollout.protocol import Sample, SampleRequest
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.protocol import Sample, SampleRequest
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.types.errors import ModelError
 
 __all__ = ["CPUReplica", "CPURollout", "CPUServer"]

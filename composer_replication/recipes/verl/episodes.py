@@ -15,9 +15,9 @@ from transformers import AutoConfig, GenerationConfig
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.files import append_line, read_lines, replace_file
 from composer_replication.recipes.verl.plan import ArmPlan
-from composer_replication.rollout.agent_loop import Rollout, derive_seed
-from composer_replication.rollout.protocol import Budgets
-from composer_replication.rollout.transformers_engine import stop_ids_of
+from composer_replication.rollouts.agent_loop import Rollout, derive_seed
+from composer_replication.rollouts.protocol import Budgets
+from composer_replication.rollouts.transformers_engine import stop_ids_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import EVAL_STEP
 from composer_replication.trainer.rewards import penalties_of

@@ -27,7 +27,7 @@ from composer_replication.recipes.verl.import_metrics import VerlMetrics
 from composer_replication.recipes.verl.overrides import Files, check, command_line
 from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
 from composer_replication.trainer.collector import RolloutCollector

@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from composer_replication.rollout.protocol import Sample, SampleRequest
-from composer_replication.rollout.serving.http import Http, RefusedError
-from composer_replication.rollout.serving.sglang import SglangServer
-from composer_replication.rollout.serving.vllm import VllmServer
-from composer_replication.rollout.serving.weights import PREFIX, PolicySource, keep_only, write_whole
-from composer_replication.rollout.serving.wire import Answer, Ask, Server, checked
+from composer_replication.rollouts.protocol import Sample, SampleRequest
+from composer_replication.rollouts.serving.http import Http, RefusedError
+from composer_replication.rollouts.serving.sglang import SglangServer
+from composer_replication.rollouts.serving.vllm import VllmServer
+from composer_replication.rollouts.serving.weights import PREFIX, PolicySource, keep_only, write_whole
+from composer_replication.rollouts.serving.wire import Answer, Ask, Server, checked
 from composer_replication.types.errors import ModelError
 
 __all__ = ["ServingEngine", "open_server"]

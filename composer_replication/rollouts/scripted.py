@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from composer_replication.rollout.protocol import Sample, SampleRequest
+from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Message, ToolSchema
 

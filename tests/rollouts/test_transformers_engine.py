@@ -22,9 +22,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from composer_replication.rollout.protocol import SampleRequest
-from composer_replication.rollout.sampling import draw, uniforms
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.protocol import SampleRequest
+from composer_replication.rollouts.sampling import draw, uniforms
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
 from composer_replication.types.errors import ModelError
 

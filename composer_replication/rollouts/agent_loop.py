@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 
-from composer_replication.rollout.protocol import Budgets, Env, Sample, SampleRequest, TextEnv
+from composer_replication.rollouts.protocol import Budgets, Env, Sample, SampleRequest, TextEnv
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError

@@ -16,8 +16,8 @@ import torch
 
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
-from composer_replication.rollout.serving import KEY_VARIABLE, ServingEngine, open_server
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.serving import KEY_VARIABLE, ServingEngine, open_server
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.types.errors import ConfigError, ModelError, StorageError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from composer_replication.rollout.serving.http import Http, RefusedError
+from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.types.errors import ModelError
 
 __all__ = ["Answer", "Ask", "Facts", "Server", "checked", "encoded_by", "unreadable"]

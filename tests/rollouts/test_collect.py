@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from composer_replication.rollout.agent_loop import derive_seed
-from composer_replication.rollout.collect import collect_groups
-from composer_replication.rollout.protocol import Budgets, Sample
-from composer_replication.rollout.scripted import RandomEngine, ScriptedEngine
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.agent_loop import derive_seed
+from composer_replication.rollouts.collect import collect_groups
+from composer_replication.rollouts.protocol import Budgets, Sample
+from composer_replication.rollouts.scripted import RandomEngine, ScriptedEngine
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import GradeReport, StopReason, ToolResult, Unscored, to_json, trajectory_from_json
 from composer_replication.types.errors import ComposerError, ConfigError, SandboxError

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypedDict, TypeVar
 
-from composer_replication.rollout.agent_loop import Rollout, derive_seed
-from composer_replication.rollout.batching import BatchingEngine
-from composer_replication.rollout.env_threads import Clock, EnvThreads, OutOfTimeError
-from composer_replication.rollout.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
-from composer_replication.rollout.request_limit import RequestLimit
+from composer_replication.rollouts.agent_loop import Rollout, derive_seed
+from composer_replication.rollouts.batching import BatchingEngine
+from composer_replication.rollouts.env_threads import Clock, EnvThreads, OutOfTimeError
+from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
+from composer_replication.rollouts.request_limit import RequestLimit
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory, Unscored
 from composer_replication.types.errors import ComposerError, ConfigError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from composer_replication.rollout.protocol import Engine, Sample, SampleRequest
+from composer_replication.rollouts.protocol import Engine, Sample, SampleRequest
 
 __all__ = ["BatchingEngine"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from composer_replication.rollout.serving.http import Http, RefusedError
-from composer_replication.rollout.serving.wire import Answer, Ask, Facts, encoded_by, unreadable
+from composer_replication.rollouts.serving.http import Http, RefusedError
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, encoded_by, unreadable
 from composer_replication.types.errors import ModelError
 
 __all__ = ["VllmServer"]

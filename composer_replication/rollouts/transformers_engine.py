@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from composer_replication.loss.forward import caches_attention_only, evaluating
-from composer_replication.rollout.kv_cache import Session, merge_caches, split_cache
-from composer_replication.rollout.protocol import Sample, SampleRequest
-from composer_replication.rollout.sampling import draw, uniforms
+from composer_replication.rollouts.kv_cache import Session, merge_caches, split_cache
+from composer_replication.rollouts.protocol import Sample, SampleRequest
+from composer_replication.rollouts.sampling import draw, uniforms
 from composer_replication.tokens.template import ChatTemplate
 from composer_replication.types.errors import ModelError
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from composer_replication.rollout.agent_loop import Rollout, derive_seed
-from composer_replication.rollout.batching import BatchingEngine
-from composer_replication.rollout.collect import StalledError, collect_groups
-from composer_replication.rollout.protocol import AsyncEngine, Budgets, SampleRequest
-from composer_replication.rollout.request_limit import RequestLimit
-from composer_replication.rollout.scripted import ScriptedEngine
-from composer_replication.rollout.serving import ServingEngine, open_server
-from composer_replication.rollout.transformers_engine import TransformersEngine
+from composer_replication.rollouts.agent_loop import Rollout, derive_seed
+from composer_replication.rollouts.batching import BatchingEngine
+from composer_replication.rollouts.collect import StalledError, collect_groups
+from composer_replication.rollouts.protocol import AsyncEngine, Budgets, SampleRequest
+from composer_replication.rollouts.request_limit import RequestLimit
+from composer_replication.rollouts.scripted import ScriptedEngine
+from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import GradeReport, StopReason, ToolResult, Unscored
 

@@ -1,0 +1,202 @@
+"""Let a policy work on tasks, and measure how well it does."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from composer_replication.api.policies import REQUIRED, EngineKind, open_policy
+from composer_replication.api.tasks import interpreter_of
+from composer_replication.api.waiting import wait_for
+from composer_replication.envs import CodingEnv, TestCache
+from composer_replication.envs.oracle import prove_solution
+from composer_replication.envs.tools import Toolset
+from composer_replication.observe import mean_and_se, pass_at_1
+from composer_replication.rollouts import Progress, collect_groups
+from composer_replication.sandbox import SandboxKind, open_sandbox
+from composer_replication.sandbox.grading.grade import GradeCache
+from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.types import Group, Trajectory, Unscored
+
+__all__ = ["Evaluation", "RolloutOptions", "evaluate", "rollout", "rollout_groups"]
+
+_PER_COLLECTION = 64
+"""Most trajectories collected, and then handed on, at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutOptions:
+    """How rollouts are made. None leaves a budget to the policy's default."""
+
+    seed: int = 0
+    """Determines every draw."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 takes the likeliest token."""
+    turn_tokens: int | None = None
+    """Most tokens sampled in one turn."""
+    trajectory_tokens: int | None = None
+    """Most tokens sampled in one rollout."""
+    context_tokens: int | None = None
+    """Most tokens of a rollout, prompt and replies included."""
+    max_turns: int | None = None
+    """Most turns of a rollout."""
+    env_workers: int = 2
+    """Threads for tools, tests and grades."""
+    python: Path | None = None
+    """Interpreter for the tests; by default the one that the tasks were built with."""
+    sandbox: SandboxKind = "auto"
+    toolset: Toolset = "basic"
+    """What agents are offered: `basic`, or `shell` for commands and patches of their own."""
+    engine: EngineKind = "transformers"
+    """What samples a model: this process, or a server that holds it."""
+    server_url: str | None = None
+    """`http://HOST:PORT` of that server."""
+    max_requests: int | None = None
+    """Most turns asked of the server at a time; None for no limit."""
+    timeout_s: float | None = None
+    """Most seconds of one rollout in its tools, tests and requests; None for no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """How a policy did."""
+
+    policy: str
+    pass_at_1: float
+    """Mean over tasks of the share of rollouts that passed, impossible tasks left out; NaN when none was scored."""
+    pass_at_1_se: float
+    """Standard error over tasks."""
+    rows: list[dict[str, Any]]
+    """One per task: `task_id`, `reward`, `unscored`, `stop_reasons`, `turns`, `sampled_tokens`, `why`, `impossible`."""
+    trajectories: list[Trajectory] = field(repr=False)
+    isolation: str = ""
+    """What separated the agent from this machine."""
+
+
+def rollout(
+    tasks: Sequence[Task] | str | os.PathLike[str], policy: str, *, group_size: int = 1, **options: Any
+) -> list[Trajectory]:
+    """Let a policy work on tasks, `group_size` times on each, and return what it did.
+
+    Args:
+        tasks: tasks, or their folder.
+        policy: a model's folder or Hugging Face id; or `oracle` (the solution), `noop` (submit at once), `random`.
+        options: fields of `RolloutOptions`.
+
+    Raises:
+        ConfigError: there is no such policy or option.
+        TaskError, SandboxError: tests do not run here.
+    """
+    groups, _ = rollout_groups(_tasks(tasks), policy, group_size, RolloutOptions(**options))
+    return [t for g in groups for t in g.trajectories]
+
+
+def evaluate(tasks: Sequence[Task] | str | os.PathLike[str], policy: str, *, samples: int = 1, **options: Any) -> Evaluation:
+    """Measure pass@1 of a policy on tasks, from `samples` rollouts of each. Arguments and errors are those of `rollout`."""
+    loaded = _tasks(tasks)
+    groups, isolation = rollout_groups(loaded, policy, samples, RolloutOptions(**options))
+    return evaluation_of(policy, loaded, groups, isolation)
+
+
+def evaluation_of(policy: str, tasks: Sequence[Task], groups: Sequence[Group], isolation: str) -> Evaluation:
+    """Return what groups of rollouts amount to."""
+    possible = {task.spec.task_id for task in tasks if not task.spec.impossible}
+    passed, se = pass_at_1([group for group in groups if group.task_id in possible])
+    return Evaluation(
+        policy=policy,
+        pass_at_1=passed,
+        pass_at_1_se=se,
+        rows=[{**_row(group), "impossible": group.task_id not in possible} for group in groups],
+        trajectories=[t for g in groups for t in g.trajectories],
+        isolation=isolation,
+    )
+
+
+def rollout_groups(
+    tasks: Sequence[Task],
+    policy: str,
+    group_size: int,
+    options: RolloutOptions,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+    on_groups: Callable[[list[Group]], None] | None = None,
+    on_isolation: Callable[[str], None] | None = None,
+) -> tuple[list[Group], str]:
+    """Collect groups, a bounded number of rollouts at a time, and return them with what separated them from this machine.
+
+    Args:
+        on_progress: called with the number of rollouts that are done.
+        on_groups: called with each part as soon as it is there.
+        on_isolation: called before the first rollout with what separates it from this machine.
+    """
+    box = open_sandbox(options.sandbox)
+    isolation = box.isolation.summary()
+    if on_isolation is not None:
+        on_isolation(isolation)
+    python = (options.python or interpreter_of(tasks[0], options.sandbox)).absolute()
+    opened = open_policy(policy, tasks, options.toolset, options.engine, options.server_url)
+    possible = [task for task in tasks if not task.spec.impossible]
+    if policy not in REQUIRED and possible:  # those that must solve or fail every task show more
+        prove_solution(possible[0], sandbox=box, python=python)
+    budgets = {name: getattr(options, name) for name in ("turn_tokens", "trajectory_tokens", "context_tokens", "max_turns")}
+    env = partial(
+        CodingEnv, sandbox=box, python=python, grade_cache=GradeCache(), test_cache=TestCache(), toolset=options.toolset
+    )
+    groups: list[Group] = []
+    size = max(1, _PER_COLLECTION // group_size) if options.engine == "transformers" else len(tasks)
+    for start in range(0, len(tasks), size):
+
+        def report(progress: Progress, before: int = start * group_size) -> None:
+            if on_progress is not None:
+                on_progress(before + progress.finished)
+
+        part = wait_for(
+            collect_groups(
+                tasks[start : start + size],
+                make_env=env,
+                engine=opened.engine,
+                renderer=opened.renderer,
+                budgets=replace(opened.budgets, **{k: v for k, v in budgets.items() if v is not None}),
+                group_size=group_size,
+                seed=options.seed,
+                step=0,
+                temperature=options.temperature,
+                policy_version=0,
+                env_workers=options.env_workers,
+                max_requests=options.max_requests,
+                timeout_s=options.timeout_s,
+                on_progress=report,
+            )
+        )
+        groups += part
+        if on_groups is not None:
+            on_groups(part)
+    return groups, isolation
+
+
+def _tasks(given: Sequence[Task] | str | os.PathLike[str]) -> list[Task]:
+    return load_tasks(given) if isinstance(given, str | os.PathLike) else list(given)
+
+
+def _row(group: Group) -> dict[str, Any]:
+    trajectories = group.trajectories
+    scored = [t.reward for t in trajectories if not isinstance(t.reward, Unscored)]
+    reasons = itertools.chain.from_iterable([t.reward.reason] if isinstance(t.reward, Unscored) else [] for t in trajectories)
+    graded = next((t.grade for t in trajectories if t.grade is not None and t.grade.reward != 1.0), None)
+    mean = mean_and_se(scored)[0]
+    return {
+        "task_id": group.task_id,
+        "reward": mean if math.isfinite(mean) else None,
+        "unscored": len(trajectories) - len(scored),
+        "stop_reasons": dict(sorted(Counter(t.stop_reason.value for t in trajectories).items())),
+        "turns": sum(len(t.turns) for t in trajectories),
+        "sampled_tokens": sum(t.num_sampled_tokens() for t in trajectories),
+        "why": next(reasons, graded.reasons[0] if graded is not None and graded.reasons else ""),
+    }

@@ -1,0 +1,67 @@
+"""Train from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer_replication.api.runs import Run
+from composer_replication.api.waiting import wait_for
+from composer_replication.config import RunConfig, config_from, load_config
+from composer_replication.envs.source import EnvSource
+from composer_replication.observe import Terminal
+from composer_replication.recipes.substrates import check_substrate, train_on
+from composer_replication.trainer.open_run import open_run
+from composer_replication.trainer.rewards import RewardFunction
+from composer_replication.trainer.train import StepCallback
+from composer_replication.types.errors import ConfigError
+
+__all__ = ["train"]
+
+
+def train(
+    config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
+    *,
+    env: EnvSource | None = None,
+    reward: RewardFunction | None = None,
+    callbacks: Sequence[StepCallback] = (),
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    terminal: Terminal | None = None,
+) -> Run:
+    """Train every arm of a run and return the run. Works in a notebook, too.
+
+    Args:
+        config: a run file, or what one holds as nested dictionaries; paths in these are relative to the working directory.
+        env: what to train on instead of what the run names (`envs.EnvSource`).
+        reward: scores each finished trajectory in place of its environment; 1.0 and more counts as passed.
+        callbacks: hooks after every step (`trainer.train.StepCallback`).
+        resume: continue from the last checkpoint; a new run is started when there is none.
+        overrides: `--dotted.key=value` words, as on the command line; only with a run file.
+
+    Raises:
+        ConfigError: something is wrong with the run, or its directory holds another one.
+        MissingExtraError: what the substrate needs is not installed.
+        ComposerError: whatever a part of the recipe has to say.
+    """
+    resolved = _resolved(config, overrides, env_given=env is not None)
+    if resolved.diloco.enabled:
+        raise ConfigError("diloco.enabled = true: this run is one of replicas", fix="start it by `composer diloco run`")
+    check_substrate(resolved)
+    with open_run(resolved, resume=resume) as run_dir:
+        shown = Terminal() if terminal is None else terminal
+        shown.on_event = run_dir.log_event
+        wait_for(train_on(resolved, run_dir, shown, env=env, reward=reward, callbacks=callbacks))
+    return Run(run_dir)
+
+
+def _resolved(
+    config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, overrides: Sequence[str], *, env_given: bool
+) -> RunConfig:
+    if isinstance(config, str | os.PathLike):
+        return load_config(Path(config), overrides, env_given=env_given)
+    if overrides:
+        raise ConfigError("overrides are given without a run file", fix="change the values in `config`")
+    return config if isinstance(config, RunConfig) else config_from(config, env_given=env_given)
