@@ -12,17 +12,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.api import (
-        Evaluation,
-        Run,
-        build_tasks,
-        evaluate,
-        grade,
-        load_run,
-        load_tasks,
-        rollout,
-        train,
-    )
+    from composer_replication.api.rollouts import Evaluation, evaluate, rollout
+    from composer_replication.api.runs import Run, load_run
+    from composer_replication.api.tasks import build_tasks, grade, load_tasks
+    from composer_replication.api.training import train
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
     from composer_replication.loss import LossComponents, compose_loss
     from composer_replication.loss.batch import build_batch, collate
@@ -60,9 +53,10 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(
-        ("Evaluation", "Run", "build_tasks", "evaluate", "grade", "load_run", "load_tasks", "rollout", "train"), "api"
-    ),
+    **dict.fromkeys(("Evaluation", "evaluate", "rollout"), "api.rollouts"),
+    **dict.fromkeys(("Run", "load_run"), "api.runs"),
+    **dict.fromkeys(("build_tasks", "grade", "load_tasks"), "api.tasks"),
+    "train": "api.training",
     "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is no part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",

@@ -48,7 +48,7 @@ def check_policy(policy: str, engine: EngineKind, server_url: str | None) -> Non
         raise ConfigError(f"the engine {engine} samples models, and {policy} is none", fix="leave the engine out")
     if (engine == "transformers") != (server_url is None):
         raise ConfigError(
-            f"the engine {engine} {'needs' if server_url is None else 'reads no'} server URL",
+            f"the engine {engine} {'needs a' if server_url is None else 'reads no'} server URL",
             fix="give the engine vllm or sglang together with http://HOST:PORT",
         )
 

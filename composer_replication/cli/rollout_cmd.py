@@ -85,13 +85,17 @@ def rollout(
             on_isolation=terminal.isolation,
         )
     summary = _summary(evaluation_of(policy, chosen, groups, isolation))
+    _report(terminal, summary, out, json_output=json_output)
+    if summary["deviating"]:
+        raise typer.Exit(EXIT_UNSOUND)
+
+
+def _report(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, json_output: bool) -> None:
     if out is not None:
         _write(out / "summary.json", json.dumps(summary, indent=2) + "\n", "w")
     _show(terminal, summary)
     if json_output:
         typer.echo(json.dumps(summary))
-    if summary["deviating"]:
-        raise typer.Exit(EXIT_UNSOUND)
 
 
 class _Writer:

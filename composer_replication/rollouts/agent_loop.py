@@ -85,7 +85,8 @@ class Rollout:
         results: tuple[ToolResult, ...] = ()
         replies: list[Message] = []
         if not sample.finished:
-            self._stop = exhausted
+            self._say(self._renderer.visible_text(sample.ids))  # graded as far as it came, and not answered
+            self._stop = self._stop if self._stop is StopReason.INFRASTRUCTURE else exhausted
         elif calls:
             results = self._carry_out(calls)
             replies = [Message(role="tool", content=r.content, tool_call_id=r.call_id, name=r.name) for r in results]

@@ -160,9 +160,9 @@ def test_a_model_that_a_server_holds(folder, tmp_path, kind):
         save_policy(tiny_model(pieces, 0, hidden=32, layers=1), pieces, tmp_path / "other")
         with pytest.raises(ModelError, match="another tokenizer"):
             run("--tasks", folder, "--policy", tmp_path / "other", *at)
-        with pytest.raises(ConfigError, match="needs --server-url"):
+        with pytest.raises(ConfigError, match="needs a server URL"):
             run(*options, "--engine", kind)
-        with pytest.raises(ConfigError, match="reads no --server-url"):
+        with pytest.raises(ConfigError, match="reads no server URL"):
             run(*options, "--server-url", server.url)
         with pytest.raises(ConfigError, match="samples models, and oracle is none"):
             run("--tasks", folder, "--policy", "oracle", *at)
@@ -181,7 +181,7 @@ def test_errors_say_what_to_do(folder, tmp_path):
     for policy in ("Oracle", "no-op", "randon"):
         with pytest.raises(ConfigError, match=f"no policy '{policy}'") as caught:
             run("--tasks", folder, "--policy", policy)
-        assert "did you mean --policy" in caught.value.fix
+        assert "did you mean" in caught.value.fix
     with pytest.raises(ConfigError, match="no sandbox kind 'cupboard'"):
         run("--tasks", tmp_path / "none", "--policy", "noop", "--sandbox", "cupboard")
     assert len(load_tasks(folder)) == 2
