@@ -99,6 +99,7 @@ type: env ## Check types: mypy in strict mode
 
 imports: env ## Check the layers: imports only go down
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/check_cycles.py
 
 docs: env ## Execute the examples of README.md and docs/
 	@$(BIN)/python scripts/run_docs.py

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from composer_replication.cli import app
 from composer_replication.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import check_cycles  # noqa: E402 - of scripts/
+
 PACKAGE = ROOT / "composer_replication"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if PACKAGE / "quickstart" / "projects" not in path.parents)
 HEAVY = ("accelerate", "numpy", "openai", "pydantic", "torch", "transformers", "triton")
 README = (ROOT / "README.md").read_text("utf-8")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_ROOM_FILES = 400, 60, 20
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -135,6 +139,50 @@ def test_imports_only_go_down() -> None:
     lint = Path(sys.executable).parent / "lint-imports"
     run = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert check_cycles.first_cycle(PACKAGE) == []
+
+
+def test_a_cycle_inside_a_room_is_named(tmp_path: Path) -> None:
+    """Also where one of its imports is for types alone."""
+    package = tmp_path / "house" / "room"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "a.py").write_text("def f():\n    from house.room.b import g\n")
+    (package / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.room import a\n")
+    assert set(check_cycles.first_cycle(package.parent)) == {"house.room.a", "house.room.b"}
+    (package / "b.py").write_text("")
+    assert check_cycles.first_cycle(package.parent) == []
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    """Private ones included: grep and go-to-symbol find one place."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_the_map_names_every_room_and_nothing_else() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    section = re.search(r"^## The rooms.*?(?=^## )", text, flags=re.M | re.S)
+    assert section
+    named = re.findall(r"^\| `(\w+)` \| \S", section[0], flags=re.M)
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
+    assert sorted(named) == sorted(rooms)
+    files = re.findall(r"`(\w+/?[\w/]*\.py)`", section[0])
+    assert files
+    assert [file for file in files if not ((PACKAGE / file).is_file() or (PACKAGE / "trainer" / file).is_file())] == []
+
+
+def test_a_room_has_at_most_twenty_files() -> None:
+    counts = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
+    assert {room: count for room, count in counts.items() if count > MAX_ROOM_FILES} == {}
 
 
 def test_every_make_target_has_a_help_line() -> None:

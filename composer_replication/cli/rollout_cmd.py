@@ -81,7 +81,7 @@ def rollout(
             group_size,
             options,
             on_progress=lambda done: shown.advance(done - shown.done),
-            on_groups=None if out is None else _Writer(out / "trajectories.jsonl"),
+            on_groups=None if out is None else _TrajectoryWriter(out / "trajectories.jsonl"),
             on_isolation=terminal.isolation,
         )
     summary = _summary(evaluation_of(policy, chosen, groups, isolation))
@@ -98,7 +98,7 @@ def _report(terminal: Terminal, summary: dict[str, Any], out: Path | None, *, js
         typer.echo(json.dumps(summary))
 
 
-class _Writer:
+class _TrajectoryWriter:
     """Append each part of the rollouts to a file as soon as it is there."""
 
     def __init__(self, path: Path) -> None:

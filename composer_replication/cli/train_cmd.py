@@ -14,7 +14,7 @@ from composer_replication.config import RunConfig, field_lines, load_config, res
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.pairs_file import FilePairs
+    from composer_replication.trainer.pairs.pairs_file import FilePairs
 
 __all__ = ["train"]
 
@@ -78,7 +78,7 @@ def _check(config: RunConfig) -> None:
     from composer_replication.loss.forward.models import load_policy
     from composer_replication.rollouts.transformers_engine import TransformersEngine
     from composer_replication.tokens import ChatRenderer
-    from composer_replication.trainer.pairs_file import file_pairs
+    from composer_replication.trainer.pairs.pairs_file import file_pairs
 
     console = Console()
     console.print(to_toml(config), markup=False, highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from typing import TypedDict, TypeVar
 
 from composer_replication.rollouts.agent_loop import Rollout, derive_seed
 from composer_replication.rollouts.batching import BatchingEngine
-from composer_replication.rollouts.env_threads import Clock, EnvThreads, OutOfTimeError
+from composer_replication.rollouts.env_threads import EnvThreads, OutOfTimeError, RolloutClock
 from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
 from composer_replication.rollouts.request_limit import RequestLimit
 from composer_replication.tokens import ChatRenderer
@@ -172,7 +172,7 @@ class _Collection:
 
     async def _roll_out(self, rollout: Rollout) -> None:
         """One rollout from its reset to its record."""
-        clock = Clock(self.timeout_s)
+        clock = RolloutClock(self.timeout_s)
         try:
             await self._in_env("reset", rollout.begin, clock)
             turns = itertools.count()
@@ -199,7 +199,7 @@ class _Collection:
         grade = None if trajectory.grade is None else replace(trajectory.grade, reward=value)
         return replace(trajectory, reward=value, grade=grade)
 
-    async def _sample(self, request: SampleRequest, turns: int, clock: Clock) -> Sample:
+    async def _sample(self, request: SampleRequest, turns: int, clock: RolloutClock) -> Sample:
         """One turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
         with self._counted("sample"):
             if isinstance(self.engine, BatchingEngine):
@@ -212,7 +212,7 @@ class _Collection:
         self.sampled_tokens += len(sample.ids)
         return sample
 
-    async def _in_env(self, phase: str, work: Callable[[], ResultT], clock: Clock) -> ResultT:
+    async def _in_env(self, phase: str, work: Callable[[], ResultT], clock: RolloutClock) -> ResultT:
         with self._counted(phase):
             return await self.env_threads.run(phase, work, clock)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-__all__ = ["Clock", "EnvThreads", "OutOfTimeError"]
+__all__ = ["EnvThreads", "OutOfTimeError", "RolloutClock"]
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ class OutOfTimeError(Exception):
     """A rollout has used up its time; the message says in which call."""
 
 
-class Clock:
+class RolloutClock:
     """The time left to one rollout. It runs during `run` and stands still otherwise.
 
     Args:
@@ -59,7 +59,7 @@ class EnvThreads:
         self._running: set[concurrent.futures.Future[Any]] = set()
         self._abandoned: set[concurrent.futures.Future[Any]] = set()
 
-    async def run(self, phase: str, work: Callable[[], T], clock: Clock) -> T:
+    async def run(self, phase: str, work: Callable[[], T], clock: RolloutClock) -> T:
         """The result of `work`. The clock runs from when a thread is free.
 
         Raises:

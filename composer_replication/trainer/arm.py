@@ -19,12 +19,12 @@ from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines import PolicyEngine, open_engine
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.task_shards import TaskShard
 from composer_replication.types import Pair
 
 __all__ = ["SLOW_PATHS", "ArmTrainer"]

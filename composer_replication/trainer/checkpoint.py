@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.loss.forward.models import load_weights, save_policy
 from composer_replication.loss.forward.modes import sharded_units
-from composer_replication.trainer.sharding import whole_weights
+from composer_replication.trainer.learning.sharding import whole_weights
 from composer_replication.types.errors import CheckpointError, StorageError
 
 __all__ = [

@@ -15,12 +15,12 @@ from composer_replication.rollouts.collect import Progress, collect_groups
 from composer_replication.rollouts.protocol import Budgets, Engine, Env
 from composer_replication.tasks.store import Task
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscored
 from composer_replication.trainer.rewards import group_verdicts
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.task_sampler import choose_tasks
-from composer_replication.trainer.task_shards import TaskShard
+from composer_replication.trainer.sampling.curriculum import Curriculum
+from composer_replication.trainer.sampling.task_sampler import choose_tasks
+from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.types import Group
 from composer_replication.types.errors import CheckpointError, SandboxError
 

@@ -16,7 +16,7 @@ from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollouts.protocol import Engine
 from composer_replication.rollouts.serving import ServingEngine, open_server
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
 
 __all__ = ["LearnerPolicy", "PolicyEngine", "open_engine", "open_server_engine"]
 

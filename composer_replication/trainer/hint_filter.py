@@ -14,7 +14,7 @@ import torch
 
 from composer_replication.hints import HintContext, better_actions
 from composer_replication.loss.forward import evaluating, sequence_logprobs
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Hint, HintedTurn, Trajectory, Turn
 
 __all__ = ["USELESS", "SelectedHints", "only_useful"]

@@ -19,7 +19,7 @@ from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
-from composer_replication.trainer.pairs_file import file_digest, read_file
+from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
 __all__ = ["NO_SOURCE", "Checked", "check_run", "check_source", "fingerprint", "limits_of", "prove_solutions"]

@@ -86,8 +86,8 @@ class ConfigError(ComposerError):
     exit_code = 2
 
 
-class MissingExtraError(ConfigError):
-    """An optional dependency is not installed; `fix` names the extra."""
+class MissingExtraError(ConfigError, ImportError):
+    """An optional dependency is not installed; `fix` names the extra. An `ImportError` too."""
 
 
 class TaskError(ComposerError):

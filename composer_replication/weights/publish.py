@@ -33,7 +33,7 @@ from composer_replication.weights.manifest import (
 )
 from composer_replication.weights.pull import WeightPuller
 
-__all__ = ["Published", "WeightPublisher"]
+__all__ = ["PublishedVersion", "WeightPublisher"]
 
 _WIDEST = 8
 _MOST = 2**31 - 1
@@ -41,7 +41,7 @@ _MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedVersion:
     """A version, and what it took to publish it."""
 
     version: int
@@ -116,7 +116,7 @@ class WeightPublisher:
 
     def publish(
         self, state: Mapping[str, Tensor], *, version: int | None = None, facts: Mapping[str, Any] | None = None
-    ) -> Published:
+    ) -> PublishedVersion:
         """Put a version; when this returns, pullers can have it.
 
         Args:
@@ -146,7 +146,7 @@ class WeightPublisher:
         self._store.delete(*wanted)
         self._collect()
         kinds = [{entry.key.rsplit("-", 2)[1] for entry, _ in one.new} for one in made]
-        return Published(
+        return PublishedVersion(
             version=number,
             bytes_up=sum(len(data) for one in made for _, data in one.new),
             bytes_full=sum(flat.numel() * flat.dtype.itemsize for flat in flats),

@@ -11,7 +11,7 @@ from composer_replication.config import RunConfig
 from composer_replication.loss.batch import Batch
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.trainer.checkpoint import load_checkpoint, save_checkpoint
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
 
 
 def learn(_rank: int, config: RunConfig, batch: Batch, steps: int, sharded: bool = False) -> dict[str, Any]:

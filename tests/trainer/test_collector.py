@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from composer_replication.observe import RunDir
 from composer_replication.trainer.journal import refuse_unscored, rollout_metrics
 from composer_replication.trainer.report import _alarms
-from composer_replication.trainer.task_sampler import choose_tasks
+from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import GradeReport, Group, Reward, StopReason, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
 

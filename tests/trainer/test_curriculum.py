@@ -17,8 +17,8 @@ from composer_replication.config import CurriculumConfig, RunConfig
 from composer_replication.policy_gradient import has_signal
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.collector import RolloutCollector
-from composer_replication.trainer.curriculum import Curriculum
 from composer_replication.trainer.rewards import group_verdicts
+from composer_replication.trainer.sampling.curriculum import Curriculum
 from composer_replication.types import Deletion, Group, Reward, StopReason, TaskSpec, Trajectory, Unscored
 from composer_replication.types.errors import CheckpointError, SandboxError
 

@@ -15,7 +15,7 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import USELESS, SelectedHints, only_useful, teacher_logprobs
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Hint, StopReason, Trajectory, Turn
 
 

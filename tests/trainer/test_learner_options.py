@@ -24,8 +24,8 @@ from composer_replication.loss.batch import build_batch
 from composer_replication.loss.channels import divergence_form
 from composer_replication.loss.forward import HintLoss, sequence_logprobs
 from composer_replication.loss.forward.models import load_policy
-from composer_replication.trainer import learner as learner_module
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning import learner as learner_module
+from composer_replication.trainer.learning.learner import Learner
 
 READ: dict[str, tuple[Any, dict[str, Any]]] = {
     "loss.rlvr.objective": ("gspo", {}),

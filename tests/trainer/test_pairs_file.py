@@ -17,7 +17,7 @@ from composer_replication.config import RunConfig, load_config, resolve_arm
 from composer_replication.observe import RunDir, deterministic
 from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.pairs_file import FilePairs, file_pairs, shuffled
+from composer_replication.trainer.pairs.pairs_file import FilePairs, file_pairs, shuffled
 from composer_replication.types.errors import ConfigError
 
 TOOL = {

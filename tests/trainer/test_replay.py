@@ -25,7 +25,7 @@ from composer_replication.quickstart.policy import tiny_tokenizer
 from composer_replication.quickstart.transcripts import call
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
-from composer_replication.trainer.replay import pairs_of_step, verify_pair
+from composer_replication.trainer.pairs.replay import pairs_of_step, verify_pair
 from composer_replication.types import GradeReport, Message, Pair, StopReason, ToolCall, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
 

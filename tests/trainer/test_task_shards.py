@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from composer_replication.config.run import CurriculumConfig
 from composer_replication.trainer.collector import RolloutCollector
-from composer_replication.trainer.task_sampler import choose_tasks
-from composer_replication.trainer.task_shards import TaskShard
+from composer_replication.trainer.sampling.task_sampler import choose_tasks
+from composer_replication.trainer.sampling.task_shards import TaskShard
 
 JOBS = st.fixed_dictionaries(
     {"world": st.integers(1, 5), "count": st.integers(1, 3), "window": st.integers(1, 6), "size": st.integers(15, 60)}

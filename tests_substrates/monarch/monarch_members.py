@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 from one_gradient import case
 
 from composer_replication.recipes.mesh.errors import WeightsLostError
-from composer_replication.trainer.learner import Learner
-from composer_replication.trainer.sharding import whole
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.learning.sharding import whole
 from composer_replication.types.errors import TeacherError
 
 

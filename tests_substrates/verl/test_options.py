@@ -29,7 +29,7 @@ def both(case, policy, planned, alone):
 
         from composer_replication.loss.batch import collate
         from composer_replication.recipes.verl.import_metrics import _measured
-        from composer_replication.trainer.learner import Learner
+        from composer_replication.trainer.learning.learner import Learner
 
         loss = one_gradient.LOSS.model_copy(
             update={

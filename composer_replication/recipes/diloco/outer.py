@@ -15,7 +15,7 @@ from composer_replication.diloco.outer_loop import OuterLoop, make_diloco_outer_
 from composer_replication.diloco.store import Store
 from composer_replication.recipes.diloco.status import Status, write_status
 from composer_replication.trainer.arm import ArmTrainer
-from composer_replication.trainer.replay import pairs_digest, wants_replay
+from composer_replication.trainer.pairs.replay import pairs_digest, wants_replay
 from composer_replication.trainer.train import StepCallback
 from composer_replication.types.errors import CheckpointError, ConfigError
 

@@ -23,7 +23,7 @@ from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.task_shards import TaskShard
+from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.train import train_arm
 
 __all__ = ["train_replica"]

@@ -31,8 +31,8 @@ from composer_replication.trainer.checkpoint import KEPT
 from composer_replication.trainer.coding_tasks import toolset_of
 from composer_replication.trainer.collector import EVAL_STEP, TRACE_STEP
 from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unscored, rollout_metrics
+from composer_replication.trainer.pairs.replay import teacher_costs, wants_replay
 from composer_replication.trainer.preflight import limits_of
-from composer_replication.trainer.replay import teacher_costs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Trajectory
 

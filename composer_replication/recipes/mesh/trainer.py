@@ -27,9 +27,9 @@ from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
 from composer_replication.trainer.hint_filter import only_useful
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import Group, Hint, Pair

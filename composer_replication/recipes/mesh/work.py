@@ -13,7 +13,7 @@ from composer_replication.recipes.mesh.generator import Order
 from composer_replication.recipes.mesh.ledger import GroupLedger
 from composer_replication.recipes.mesh.staleness import StalenessRule
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.task_sampler import choose_tasks
+from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import Group
 
 __all__ = ["Job", "Work"]

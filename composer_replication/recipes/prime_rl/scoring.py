@@ -24,7 +24,7 @@ from composer_replication.observe.files import replace_file
 from composer_replication.recipes.prime_rl.signed_advantages import SignedPair, signed_advantages
 from composer_replication.tasks.store import load_tasks
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.pairs_file import file_pairs
+from composer_replication.trainer.pairs.pairs_file import file_pairs
 from composer_replication.types import HintedTurn, Pair, Trajectory
 from composer_replication.types.errors import ConfigError
 

@@ -34,10 +34,10 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
-from composer_replication.trainer.learner import make_optimizer
+from composer_replication.trainer.learning.learner import make_optimizer
+from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.reference import with_reference_logprobs
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.rewards import taking_part, verdict
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker, Signals

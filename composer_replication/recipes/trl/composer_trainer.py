@@ -33,8 +33,8 @@ from composer_replication.policy_gradient import importance_weights
 from composer_replication.recipes.trl.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.recipes.trl.step_signals import SignalSource, StepSignals
 from composer_replication.recipes.trl.trainer_callback import TeacherCallback, state_path
-from composer_replication.trainer.reference import with_reference_logprobs
-from composer_replication.trainer.replay import pairs_of_step
+from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.pairs.replay import pairs_of_step
 from composer_replication.types import Pair
 from composer_replication.types.errors import ConfigError, MissingExtraError
 

@@ -32,7 +32,7 @@ _TOGETHER_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingRequest:
     request: SampleRequest
     temperature: float
     answer: asyncio.Future[Sample]
@@ -49,7 +49,7 @@ class CPUServer:
         self.version = 0
         self._read: dict[str, list[int]] = {}
         """Ids that each session has read or sampled."""
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_WaitingRequest] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def generate(
@@ -67,7 +67,7 @@ class CPUServer:
             max_new_tokens=int(sampling_params["max_tokens"]),
             seed=int(sampling_params["seed"]),
         )
-        waiting = _Waiting(request, float(sampling_params["temperature"]), asyncio.get_running_loop().create_future())
+        waiting = _WaitingRequest(request, float(sampling_params["temperature"]), asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())

@@ -9,8 +9,8 @@ from typing import Any
 
 from composer_replication.config import RunConfig
 from composer_replication.tasks.store import Task
-from composer_replication.trainer.replay import pairs_of_step
-from composer_replication.trainer.task_sampler import choose_tasks
+from composer_replication.trainer.pairs.replay import pairs_of_step
+from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import Pair, to_json
 
 __all__ = ["evaluation_rows", "training_rows", "write_rows"]

@@ -32,7 +32,7 @@ from composer_replication.loss.forward.rows import PlainRows
 from composer_replication.recipes.verl.columns import Row, hint_batch, rows_of
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.recipes.verl.policy_loss import kl_loss
-from composer_replication.trainer.learner import merge_metrics, rate_share
+from composer_replication.trainer.learning.learner import merge_metrics, rate_share
 from composer_replication.types.errors import ModelError
 
 __all__ = ["ComposerEngine"]

@@ -32,9 +32,9 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
-from composer_replication.trainer.learner import Learner
+from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
 from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair

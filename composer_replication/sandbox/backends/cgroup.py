@@ -15,7 +15,7 @@ from pathlib import Path
 
 from composer_replication.sandbox.protocol import Limits
 
-__all__ = ["USUAL", "BoxGroup", "Cgroups", "Meter", "find_cgroups"]
+__all__ = ["USUAL", "BoxGroup", "Cgroups", "UsageMeter", "find_cgroups"]
 
 _PREFIX = "composer-box-"
 _COUNTER_BYTES = 4096
@@ -25,7 +25,7 @@ _counter = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class UsageMeter:
     """Descriptors of a group's counters."""
 
     memory: int
@@ -73,11 +73,11 @@ class BoxGroup:
             _write_if_there(self.memory / "memory.memsw.limit_in_bytes", limit)
         (self.pids / "pids.max").write_text(str(processes))
 
-    def meter(self) -> Meter:
+    def meter(self) -> UsageMeter:
         """What reads the counters, also when the folders are out of sight. Raises OSError."""
         if self.version == 2:
-            return Meter(_opened(self.memory / "memory.events"), _opened(self.memory / "cpu.stat"))
-        return Meter(
+            return UsageMeter(_opened(self.memory / "memory.events"), _opened(self.memory / "cpu.stat"))
+        return UsageMeter(
             _opened(self.memory / "memory.oom_control"), None if self.cpu is None else _opened(self.cpu / "cpuacct.usage")
         )
 

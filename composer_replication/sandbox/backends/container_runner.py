@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from composer_replication.sandbox.backends import linux
-from composer_replication.sandbox.backends.cgroup import BoxGroup, Meter
+from composer_replication.sandbox.backends.cgroup import BoxGroup, UsageMeter
 from composer_replication.sandbox.backends.pump import Pump
 from composer_replication.sandbox.backends.stage import apply_changes
 from composer_replication.sandbox.backends.supervisor import SETUP_ERRORS, Started, exec_command, exit_with, fork, supervise
@@ -88,7 +88,7 @@ def _packed(report: BoxReport, kept: dict[str, bytes]) -> bytes:
     return pack(facts, [kept["stdout"], kept["stderr"], kept["channel"], *contents])
 
 
-def _own_meter() -> Meter | None:
+def _own_meter() -> UsageMeter | None:
     """Counts the processes of this container that were killed for memory, under either version of control groups."""
     for folder, version in ((Path(_GROUPS), 2), (Path(_GROUPS, "memory"), 1)):
         group = BoxGroup(folder, folder, None, version)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from composer_replication.sandbox.backends import bubblewrap, landlock, namespaces, unsafe
-from composer_replication.sandbox.backends.cgroup import BoxGroup, Cgroups, Meter
+from composer_replication.sandbox.backends.cgroup import BoxGroup, Cgroups, UsageMeter
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
     Backend,
@@ -103,7 +103,7 @@ def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: 
     """Prepare a box, wait for an order, and serve it."""
     os.setsid()
     group: BoxGroup | None = None
-    meter: Meter | None = None
+    meter: UsageMeter | None = None
     start: Backend
     try:
         if cgroups is not None:

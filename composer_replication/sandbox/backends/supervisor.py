@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from composer_replication.sandbox.backends import linux
-from composer_replication.sandbox.backends.cgroup import USUAL, BoxGroup, Meter
+from composer_replication.sandbox.backends.cgroup import USUAL, BoxGroup, UsageMeter
 from composer_replication.sandbox.changes import Changed
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest, WarmProgram
 
@@ -207,7 +207,7 @@ def _children(parent: int) -> list[int]:
 Backend = Callable[[BoxRequest, BoxFds, int], Started]
 
 
-def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: BoxGroup | None, meter: Meter | None) -> None:
+def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: BoxGroup | None, meter: UsageMeter | None) -> None:
     """Run one box from start to end, in `group` where there is one, and write its `BoxReport`."""
     fds = BoxFds(*raised(fds))
     error_read, error_write = os.pipe()

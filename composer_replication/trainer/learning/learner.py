@@ -30,9 +30,9 @@ from composer_replication.loss.forward import (
     update_mode,
 )
 from composer_replication.policy_gradient import kl_k1_penalty
-from composer_replication.trainer.optimizers import make_muon
-from composer_replication.trainer.reference import with_reference_logprobs
-from composer_replication.trainer.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
+from composer_replication.trainer.learning.optimizers import make_muon
+from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 

@@ -32,7 +32,7 @@ from composer_replication.teachers.pair_mining import scene_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
 from composer_replication.trainer.coding_tasks import CodingTasks
-from composer_replication.trainer.pairs_file import file_pairs, fits, shuffled
+from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 from composer_replication.types.errors import SandboxError, TeacherError

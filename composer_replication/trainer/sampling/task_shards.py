@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from composer_replication.envs.source import AnyTask
-from composer_replication.trainer.task_sampler import choose_tasks
+from composer_replication.trainer.sampling.task_sampler import choose_tasks
 
 __all__ = ["TaskShard"]
 

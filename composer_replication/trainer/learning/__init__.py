@@ -1,0 +1,1 @@
+"""One optimizer step: the learner, its optimizers, shards of weights and the frozen reference."""
