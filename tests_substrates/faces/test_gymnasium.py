@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from composer_replication.api.runs import load_run
 from composer_replication.envs import CodingEnv, oracle_script
 from composer_replication.envs.tools import TOOLSETS
+from composer_replication.integrations.gymnasium_source import GymnasiumSource
+from composer_replication.loss.forward.models import save_policy
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.types import GradeReport, Unscored
 from composer_replication.types.errors import ConfigError, SandboxError
 
+ROOT = Path(__file__).resolve().parents[2]
+MAP = {"make": {"render_mode": "ansi", "is_slippery": False}}
 ID = "composer_replication.integrations.gymnasium:CodingTasks-v0"
 
 
@@ -108,3 +117,67 @@ def test_a_broken_box_is_an_error_and_no_reward(env, monkeypatch):
     env.reset(seed=0)
     with pytest.raises(SandboxError, match="the box broke"):
         env.step({"tool": "submit", "arguments": "{}"})
+
+
+# --- Gymnasium's own games as environments to train on
+
+
+def lake(**changes):
+    return GymnasiumSource("FrozenLake-v1", **{"actions": ["left", "down", "right", "up"], "observe": "render", **MAP, **changes})
+
+
+def test_a_game_of_gymnasiums_is_played_in_words():
+    env = lake(train=2, held_out=1).make("0")
+    opening = env.reset()
+    assert [m["role"] for m in opening] == ["user"]
+    assert "SFFF" in opening[0]["content"].replace("\x1b[41m", "").replace("\x1b[0m", "")
+    assert "left, down, right, up" in env.say("jump")["content"]
+    moves = ["down", "down", "right", "right", "down"]
+    assert all(env.say(move) is not None for move in moves)
+    assert env.say("Right.") is None
+    assert env.done
+    assert env.grade().reward == 1.0
+
+
+def test_a_hole_ends_the_game_with_nothing():
+    env = lake().make("1")
+    env.reset()
+    assert env.say("right") is not None
+    assert env.say("down") is None
+    assert env.grade().reward == 0.0
+    env.reset()
+    assert env.grade().reward == 0.0, "an episode without a move"
+
+
+def test_what_is_wrong_with_a_game_is_said():
+    with pytest.raises(ConfigError, match="NoSuchLake"):
+        GymnasiumSource("NoSuchLake-v0")
+    with pytest.raises(ConfigError, match="has 1 names"):
+        lake(actions=["left"])
+    with pytest.raises(ConfigError, match="cannot be said in a word"):
+        GymnasiumSource("Pendulum-v1")
+
+
+def test_the_example_trains_three_steps_and_a_killed_run_resumes(tmp_path):
+    """Killed for good while it is at work, then resumed: the same last step as without."""
+    tokenizer = tiny_tokenizer()
+    save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
+    command = [
+        sys.executable,
+        "-c",
+        "from composer_replication.cli import main; main()",
+        "train",
+        str(ROOT / "examples" / "gymnasium" / "run.toml"),
+    ]
+    command += ["--model.path", str(tmp_path / "policy"), "--model.device", "cpu", "--out", str(tmp_path), "--threads", "1"]
+    subprocess.run([*command, "--name", "whole"], check=True, capture_output=True)
+    killed = subprocess.Popen([*command, "--name", "part"], stdout=subprocess.DEVNULL)
+    while not list((tmp_path / "part" / "ckpt").glob("main/step_00001/MANIFEST.sha256")):
+        assert killed.poll() is None or killed.returncode == 0
+    killed.kill()
+    killed.wait()
+    subprocess.run([*command, "--name", "part", "--resume"], check=True, capture_output=True)
+    runs = [load_run(tmp_path / name) for name in ("whole", "part")]
+    assert [max(row["step"] for row in run.metrics) for run in runs] == [3, 3]
+    turns = [[row["trajectory"].turns for row in run.trajectories(step=3)] for run in runs]
+    assert turns[0] == turns[1]
