@@ -1,4 +1,4 @@
-"""What an agent did, as text and as a canonical form in which two equal actions are equal strings.
+"""An agent's action as text, and as a canonical form in which equal actions are equal strings.
 
 An action is either tool calls or, without one, a final text. As text (`render_action`) a tool call is one line of JSON,
 `{"name": ..., "arguments": {...}}`, whoever made it: student and teachers are compared, and later trained on, in one format.
@@ -49,7 +49,8 @@ class Call:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself counted. Does not recurse."""
+    """Return whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself included. Does not
+    recurse."""
     level = [value]
     for _ in range(MAX_NESTING):
         if not level:
@@ -64,7 +65,7 @@ def too_deep(value: Any) -> bool:
 
 
 def render_action(content: str, calls: Sequence[Call]) -> str:
-    """The action as text: one JSON line per call, or `content` when there is none. Prose beside a call is left out."""
+    """Render the action as text: one JSON line per call, or `content` when there is none. Prose beside a call is left out."""
     if not calls:
         return content.strip()
     return "\n".join(json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
@@ -91,7 +92,7 @@ def _parse_line(line: str) -> Call | None:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    """The tag and the command of a text whose only fenced block is a shell command, as agents without tools write them.
+    """Return the tag and the command of a text whose only fenced block is a shell command, as agents without tools write them.
 
     None for any other text: with several blocks, or with fences inside one, agents differ in what they run.
     """
@@ -107,7 +108,7 @@ def command_in(text: str) -> tuple[str, str] | None:
 
 
 def action_message(text: str, *, turn: int = 0) -> Message:
-    """The action a text stands for as an assistant message; its calls are named `call_{turn}_{i}`."""
+    """Parse an action's text into an assistant message; its calls are named `call_{turn}_{i}`."""
     content, calls = parse_action(text)
     if not calls:
         return Message(role="assistant", content=content)
@@ -119,7 +120,7 @@ def action_message(text: str, *, turn: int = 0) -> Message:
 
 
 def canonical_action(content: str, calls: Sequence[Call]) -> str:
-    """A string that is equal for equal actions: the canonical calls in order, or the canonical text."""
+    """Return a string that is equal for equal actions: the canonical calls in order, or the canonical text."""
     if calls:
         return "\n".join(canonical_call(c.name, c.arguments) for c in calls)
     return canonical_text(content)
@@ -151,7 +152,7 @@ def _canonical_object(arguments: Mapping[str, Any], *, shell: bool) -> dict[str,
 
 
 def _shell_words(command: str) -> Any:
-    """The simple commands of a line; the line itself, but for line breaks around it, where it is not understood."""
+    """Return the simple commands of a line; the line itself, without surrounding line breaks, where it is not understood."""
     try:
         line = read_line(command)
     except NotUnderstoodError:

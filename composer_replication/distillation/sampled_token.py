@@ -44,7 +44,7 @@ class EntropyGatedOPD:
     name: ClassVar[str] = "entropy_gated"
 
     tau: float = 0.8
-    """In nats."""
+    """Entropy threshold in nats."""
     k: int = 16
     alpha: float = 1.0
     """Weight of the added term."""

@@ -1,4 +1,4 @@
-"""A command of the agent's own: run in a box of its own over the workspace, whose changed files become the workspace's."""
+"""A shell command of the agent: run in a separate sandbox over the workspace, which takes over the changed files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _ending(result: ExecResult, limits: Limits) -> tuple[str, str]:
 
 
 def _shown(output: bytes) -> str:
-    """The first and the last of what was said: errors stand at the end."""
+    """Return the first and the last of the output: errors stand at the end."""
     text = output.decode(errors="replace").rstrip("\n")
     if len(text) <= _SHOWN_CHARS:
         return text

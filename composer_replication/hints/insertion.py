@@ -1,4 +1,4 @@
-"""Where a hint goes: a user message of its own just before the error turn, in the self-teacher's context only."""
+"""Insertion of hints: a separate user message just before the error turn, in the self-teacher's context only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Insertion", "insert_hint", "insert_hints"]
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What became of a batch of hints."""
+    """The result of inserting a batch of hints."""
 
     hinted: tuple[HintedTurn, ...]
     dropped: Mapping[str, int]
@@ -77,7 +77,7 @@ def insert_hints(
 
 
 def _place(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer, context_window: int | None) -> HintedTurn | str:
-    """The aligned turn, or why there is none."""
+    """Return the aligned turn, or the reason why there is none."""
     if not trajectory.turns[hint.turn].action_ids:
         return "the turn sampled no tokens"
     try:

@@ -68,7 +68,7 @@ _CHANNELS = ("rlvr", "hint", "replay")
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LossComponents:
-    """What `compose_loss` returns. The channel values are unweighted and 0 where the channel is off."""
+    """The result of `compose_loss`. The channel values are unweighted and 0 where the channel is off."""
 
     total: Tensor
     """0-dim, with the graph: what `backward()` is called on, under DDP and FSDP2 times the number of ranks."""
@@ -198,8 +198,8 @@ def _added_up(
 def _read_student(
     model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None, given: Forward | None
 ) -> tuple[Forward, Prefix | None]:
-    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout,
-    unless it was given."""
+    """Run the student's forward pass unless it is given, keeping its keys and values when a live teacher without dropout reads
+    the same prefixes."""
     if given is not None:
         return given, None
     ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -275,7 +275,7 @@ def _missing(batch: Mapping[str, Tensor], *keys: str) -> str | None:
 
 
 def _attached_zero(model: nn.Module) -> Tensor:
-    """A 0 that is part of the graph, so that a loss without any channel still has a (zero) gradient."""
+    """Return a 0 that is part of the graph, so that a loss without any channel still has a (zero) gradient."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             return parameter.reshape(-1)[:0].sum()
@@ -283,7 +283,7 @@ def _attached_zero(model: nn.Module) -> Tensor:
 
 
 def _has_dropout(model: nn.Module) -> bool:
-    """Whether a forward pass in the present mode draws random numbers."""
+    """Return whether a forward pass in the model's current mode draws random numbers."""
     return any(module.training and isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()) or (
         model.training and bool(getattr(unwrapped(model).config, "attention_dropout", 0.0))
     )

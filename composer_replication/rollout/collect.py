@@ -1,4 +1,4 @@
-"""Groups of trajectories, collected concurrently: every rollout is a coroutine of its own.
+"""Concurrent collection of trajectory groups: every rollout is a coroutine.
 
 A rollout resets its environment, then samples and acts until it stops, then is graded; nothing waits for another rollout. A
 server sees as many requests as there are rollouts ready, and tests and grades run while others sample. An engine in this process
@@ -34,13 +34,13 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a collection is."""
+    """Progress of a collection."""
 
     finished: int
     """Trajectories ended and graded."""
     total: int
     turns: int
-    """Turns sampled so far, all trajectories together."""
+    """Turns sampled so far in all trajectories."""
     sampled_tokens: int
 
 
@@ -119,7 +119,7 @@ async def collect_groups(
 
 
 class _RecordFields(TypedDict):
-    """What every trajectory of a collection says alike."""
+    """Fields shared by every trajectory of a collection."""
 
     policy_version: int
     temperature: float
@@ -144,7 +144,7 @@ class _Collection:
     moved: float = 0.0
 
     async def run(self) -> list[Trajectory]:
-        """All trajectories, in the order of `rollouts`."""
+        """Return all trajectories, in the order of `rollouts`."""
         stalled = False
         try:
             async with asyncio.TaskGroup() as outer:
@@ -235,6 +235,6 @@ class StalledError(ComposerError):
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside a group, or inside a group of groups."""
+    """Return the first error inside a group, or inside a group of groups."""
     inner = errors.exceptions[0]
     return first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner

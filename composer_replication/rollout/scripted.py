@@ -46,7 +46,7 @@ class ScriptedEngine:
 
 
 class RandomEngine:
-    """An `Engine` of noise: uniformly random ids, calls with random names and arguments, markup that is almost a call.
+    """An `Engine` of noise: uniformly random ids, calls with random names and arguments, almost valid markup.
 
     It is what the loop and the env must survive. The same request gives the same turn.
 

@@ -168,7 +168,7 @@ class TransformersEngine:
     def _decode(
         self, batch: _Batch, requests: Sequence[SampleRequest], feeds: Sequence[tuple[int, ...]], temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Sampled ids `[B, N]`, -1 after a row's end, and their log-probs; the sessions are updated on the way."""
+        """Sample ids `[B, N]`, -1 after a row's end, with their log-probs; the sessions are updated on the way."""
         device, most = self.device, max(r.max_new_tokens for r in requests)
         limits = torch.tensor([r.max_new_tokens for r in requests], device=device)
         uniform = uniforms([r.seed for r in requests], most, device)
@@ -225,7 +225,7 @@ class TransformersEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's weights are."""
+        """The device of the model's weights."""
         return next(self.model.parameters()).device
 
 
@@ -251,7 +251,8 @@ class _Batch:
 
 
 def _distinct(sessions: Sequence[Session], feeds: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    """Indices of the requests to prefill, and for every request its place among them: new sessions with equal ids share one."""
+    """Return the indices of the requests to prefill, and for every request its place among them: new sessions with equal ids
+    share one."""
     unique: list[int] = []
     place: dict[tuple[int, ...], int] = {}
     rows = []

@@ -1,4 +1,4 @@
-"""From a source to a folder of validated tasks, resumable at any moment.
+"""A source turned into a folder of validated tasks, resumable at any moment.
 
 `OUT/.build/` holds what a continued build needs: the pristine tree, the baseline and one line per decided candidate. Candidates
 are taken in a fixed order and their verdicts used in that order, so neither the number of jobs nor an interruption changes the
@@ -151,7 +151,8 @@ def _silent(_event: BuildEvent) -> None:
 
 
 def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
-    """The interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is none.
+    """Return the interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is
+    none.
 
     With a sandbox on another machine it is that machine's.
 
@@ -187,7 +188,7 @@ def _check_out(source: str, out: Path) -> None:
 
 
 def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> PristineTree:
-    """The fetched tree, from an earlier call where it cannot have changed.
+    """Fetch the tree, or reuse it from an earlier call where it cannot have changed.
 
     A build that has decided a candidate binds its folder to its source and options; one that has not is begun anew.
     """
@@ -235,7 +236,7 @@ def _other_build(out: Path, held: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def _source_record(found: dict[str, Any]) -> dict[str, Any]:
-    """Raises KeyError or TypeError on a record of another shape."""
+    """Read a record of the source. Raises KeyError or TypeError on one of another shape."""
     order = {name: found["order"][name] for name in ("source", "options")}
     return {"order": order, "name": found["name"], "label": found["label"], "digest": found["digest"]}
 
@@ -258,7 +259,7 @@ def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: P
 def _baseline(
     state: Path, source: PristineTree, layout: RepositoryLayout, sandbox: Sandbox, python: Path, options: BuildOptions
 ) -> Baseline:
-    """The measured baseline, from an earlier call where there is one."""
+    """Measure the baseline, or reuse it from an earlier call."""
     _refuse_copies(source, layout, sandbox, python, options)
     file = state / _BASELINE
     known = _restored(file, baseline_from_json)
@@ -302,7 +303,7 @@ def _hidden_book(
     baseline: Baseline,
     options: BuildOptions,
 ) -> HiddenBook:
-    """The project's hidden checks, from an earlier call where there are any."""
+    """Make the project's hidden checks, or reuse them from an earlier call."""
     known = _restored(state / _CHECKS, HiddenBook.from_json)
     if known is not None:
         return known
@@ -340,7 +341,7 @@ def _wanted(options: BuildOptions) -> Wanted:
 
 
 def _restored(file: Path, read: Callable[[Any], _T]) -> _T | None:
-    """What an earlier call wrote to `file`, None where there is none. Raises TaskError for what another release wrote."""
+    """Read what an earlier call wrote to `file`; None where there is none. Raises TaskError for what another release wrote."""
     known = _read_json(file)
     try:
         return None if known is None else read(known)

@@ -63,11 +63,11 @@ class ChatTemplate:
     def ids(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
     ) -> tuple[int, ...]:
-        """The conversation as token ids. Raises ModelError when the template refuses it."""
+        """Render the conversation as token ids. Raises ModelError when the template refuses it."""
         return self.encode(self.text(messages, tools=tools, generation_prompt=generation_prompt))
 
     def text(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False) -> str:
-        """The conversation as the template writes it. Raises ModelError when the template refuses it."""
+        """Render the conversation as text. Raises ModelError when the template refuses it."""
         prepared = self._prepare(messages, tools)
         try:
             return self._render(prepared, list(tools) or None, generation_prompt)
@@ -142,7 +142,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_dict_arguments(self) -> bool:
-        """Whether a call's arguments are rendered from a mapping; otherwise from their JSON text."""
+        """Whether a call's arguments are rendered from a mapping; otherwise they are rendered from their JSON text."""
         return self._renders([_ASK, _CALL_MESSAGE, _ASK], "beta") or not self._renders([_ASK, _text_call(), _ASK], "beta")
 
     @cached_property
@@ -160,7 +160,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether a `system` message is rendered; otherwise it becomes the head of the first user message."""
+        """Whether a `system` message is rendered; otherwise it is put at the head of the first user message."""
         return self._renders([Message(role="system", content=_MARK), _ASK], _MARK)
 
     @cached_property
@@ -195,7 +195,7 @@ class ChatTemplate:
 
 
 def _text_call() -> Message:
-    """The probe call with its arguments as JSON text."""
+    """Return the probe call with its arguments as JSON text."""
     calls = _CALL_MESSAGE["tool_calls"]
     return Message(
         role="assistant",

@@ -1,4 +1,4 @@
-"""When two tool calls are the same call, told from what they say: names and defaults of arguments, paths, shell words.
+"""Equality of tool calls, judged by their text: names and defaults of arguments, paths, shell words.
 
 Tools of several agents that do one thing are one tool here (`actions.tool_effects`), as far as their arguments say nothing
 that the effect does not hold.
@@ -19,7 +19,7 @@ from composer_replication.types import ToolSchema
 __all__ = ["call_form", "path_of", "same_json"]
 
 _SAYS_NOTHING = frozenset({"description", "explanation", "thought", "security_risk"})
-"""Arguments in which a model tells why it makes a call of a tool that `deeds` knows, but a submission."""
+"""Arguments in which a model explains a call of a tool known to `tool_effects`; a submission's arguments are exempt."""
 _SPELLINGS = (
     frozenset({"path", "file_path", "filename", "dir", "directory"}),
     frozenset({"old", "old_string", "old_str"}),
@@ -40,7 +40,8 @@ _WHOLE: Mapping[EffectKind, frozenset[str]] = {
     EffectKind.TEST: frozenset(),
     EffectKind.SUBMIT: frozenset(),
 }
-"""Per kind the arguments that its deed holds entirely. Of a call with another one, the tool's own name and arguments count."""
+"""Per kind, the arguments its effect represents completely. A call with any other argument is compared by the tool's name and
+arguments."""
 _COMMAND, _CWD = frozenset({"command", "cmd", "action"}), frozenset({"workdir", "cwd"})
 _NORMALISES = frozenset({"list_files", "search"})
 """Tools that look for files and show their paths in one way, however the folder is written."""
@@ -83,14 +84,15 @@ def _shell_of(arguments: Mapping[str, Any]) -> str:
 
 
 def path_of(arguments: Mapping[str, Any]) -> str:
-    """The path that a call names, with `..` and closing slash as given (a deed's is shorter); empty for none, and for `.`."""
+    """Return the path that a call names, with `..` and closing slash as given (the effect's is normalized); empty for none, and
+    for `.`."""
     given = next((arguments[name] for name in sorted(_PATH) if arguments.get(name) is not None), "")
     path = plain_path(given) if isinstance(given, str) else ""
     return "" if path in (".", "./") else path
 
 
 def _given(call: Call, tools: Sequence[ToolSchema]) -> dict[str, Any]:
-    """The arguments that say something."""
+    """Return the arguments that carry meaning."""
     schema: Mapping[str, Any] = next(
         (t["function"].get("parameters", {}) for t in tools if t["function"]["name"] == call.name), {}
     )
@@ -127,7 +129,7 @@ def _deed_form(name: str, deed: ToolEffect, arguments: Mapping[str, Any]) -> tup
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON data: 1, 1.0 and True are three."""
+    """Return whether two values are the same JSON data: 1, 1.0 and True are three different values."""
     return _json(one) == _json(other)
 
 

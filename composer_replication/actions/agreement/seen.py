@@ -1,4 +1,4 @@
-"""What a conversation tells of the files: those that were read whole, and not changed since."""
+"""File contents known from a conversation: files read whole and not changed since."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["files_seen"]
 _NUMBERED = re.compile(r" *([0-9]+)(?:→|\t)(.*)")
 _CLIPPED = re.compile(r"\.\.\. [0-9]+ more lines")
 _MOST_NUMBERED, _MOST_CHARS = 2000, 2000
-"""Claude Code's `Read` shows so many lines, and so much of each."""
+"""Limits of Claude Code's `Read`: lines shown, and characters shown of each."""
 
 
 def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Path as the agent wrote it -> the file's text before the next action, where the messages leave no doubt about it.
+    """Map each path as the agent wrote it to the file's text before the next action, where the messages leave no doubt about it.
 
     Understood are the answers of `read_file` and `write_file` of this framework and of Claude Code's `Read`. After a call that
     may have changed anything, such as an unknown command, nothing is known any more. A call is answered before the next message
@@ -47,7 +47,7 @@ def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
 
 
 def _answers(calls: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
-    """What the calls of one message returned, by id; nothing for calls that share an id, or have two answers."""
+    """Return the results of one message's calls by id; nothing for calls that share an id or have two answers."""
     reply = takewhile(lambda message: message.get("role") != "assistant", after) if calls else ()
     given = [(m["tool_call_id"], m.get("content")) for m in reply if m.get("role") == "tool" and "tool_call_id" in m]
     asked, answered = Counter(wire.get("id") for wire in calls), Counter(name for name, _ in given)
@@ -83,7 +83,8 @@ def _follow(call: Call, answer: Any, known: dict[str, str | None]) -> None:
 
 
 def _text(name: str, deed: ToolEffect, answer: Any) -> str | None:
-    """The whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from either."""
+    """Return the whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from
+    either."""
     if deed.lines is not None or not isinstance(answer, str):
         return None
     if name == "read_file":

@@ -87,7 +87,7 @@ def _failed_without_saying(step: CallStep) -> bool:
 
 
 def _taken_back(work: Reading, step: CallStep) -> str | None:
-    """Whether the next turn corrects or undoes a command, in words."""
+    """Describe how the next turn corrects or undoes a command; None if it does not."""
     following = next((s for s in work.steps[step.index + 1 :] if s.turn > step.turn), None)
     if following is None or following.turn > step.turn + 1 or following.command is None or step.command is None:
         return None

@@ -1,4 +1,4 @@
-"""What is known of the files' texts at every step, from what the agent was shown and what it wrote.
+"""Known file contents at every step, from what the agent was shown and what it wrote.
 
 Only what is certain: a text is known after a whole file was shown or written, stays known through edits that can be carried out
 here too, and is forgotten at every command that may have changed files.
@@ -37,7 +37,7 @@ class Change:
 
 
 def changes(steps: Sequence[CallStep]) -> Iterator[Change]:
-    """Every change of a file by an editing tool that was carried out, in order."""
+    """Yield every change of a file by an editing tool that was carried out, in order."""
     known: dict[str, str] = {}
     for step in steps:
         deed = step.deed
@@ -63,7 +63,7 @@ def changes(steps: Sequence[CallStep]) -> Iterator[Change]:
 
 
 def patched_paths(deed: ToolEffect) -> tuple[str, ...]:
-    """The files that an editing call means to change."""
+    """Return the files that an editing call changes."""
     if deed.kind is not EffectKind.PATCH:
         return (deed.path,)
     found = (match[2] or match[3] for match in _PATCH_FILE.finditer(deed.content))
@@ -95,7 +95,7 @@ def _edited(deed: ToolEffect, text: str | None) -> str | None:
 
 
 def _patched(patch: str, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    """The files of a `*** Begin Patch`; of another kind of patch only their names are known."""
+    """Return the files of a `*** Begin Patch`; of another kind of patch only their names are known."""
     marks = [match for match in _PATCH_FILE.finditer(patch) if match[2]]
     if not marks:
         yield from ((path, None) for path in patched_paths(ToolEffect(kind=EffectKind.PATCH, content=patch)))
@@ -125,7 +125,7 @@ def _hunks(body: str, text: str | None) -> str | None:
 
 
 def _shown(content: str) -> str | None:
-    """The whole file that an answer shows, its line numbers taken off; None when it may be only a part."""
+    """Return the whole file that an answer shows, without its line numbers; None when it may be only a part."""
     content = _LISTING.sub("", content, count=1)
     lines = content.split("\n")
     while lines and not lines[-1].strip():

@@ -140,7 +140,7 @@ class PrematureSubmit:
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """A turn that says far too much, or a call that brought far too much to read."""
+    """A turn with far too much text, or a call that returned far too much to read."""
 
     kinds: tuple[str, ...] = ("long_turn", "long_observation")
     needs: frozenset[str] = frozenset()

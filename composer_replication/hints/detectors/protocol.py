@@ -34,7 +34,7 @@ class UnknownTool:
             call = step.call
             missing = bool(work.tool_names) and call is not None and call.error is None and call.name not in work.tool_names
             told = step.refusal == "unknown_tool"
-            # what was carried out, or refused for another reason, is a tool that the log's list lacks
+            # a call that was carried out, or refused for another reason, is of a tool missing from the log's list
             if told or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
                 yield step.finding("unknown_tool")
 
@@ -48,7 +48,7 @@ class MalformedCall:
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
-            # one without a result was cut off by a budget, and nobody complained about it
+            # one without a result was cut off by a budget, not rejected
             unread = step.result is not None and step.call is not None and step.call.error is not None
             if step.refusal == "malformed_call" or (unread and step.refusal is None):
                 yield step.finding("malformed_call")
@@ -68,7 +68,7 @@ class InvalidArguments:
             problem = None
             if call is not None and call.error is None and call.name in schemas:
                 refused = step.result is None or step.refusal is not None
-                # what was carried out is not wrong, however strict the schema
+                # a call that was carried out is not wrong, however strict the schema
                 problem = schemas[call.name].problem(call.arguments) if refused else None
             if step.refusal == "invalid_arguments":
                 yield step.finding("invalid_arguments", {} if problem is None else {"problem": problem})
@@ -128,7 +128,7 @@ class _Schema:
 
 @lru_cache(maxsize=256)
 def _validator(parameters: str) -> Draft202012Validator | None:
-    """Of a schema in JSON; None when it is none."""
+    """Return the validator of a JSON schema; None when the text is not a schema."""
     schema = json.loads(parameters)
     try:
         Draft202012Validator.check_schema(schema)

@@ -59,7 +59,7 @@ def _line(text: str, number: int) -> str:
 
 
 def _where(change: Change, line: str) -> tuple[tuple[int, int] | None, str | None]:
-    """The broken line within the call's arguments: its characters, and the argument's name."""
+    """Locate the broken line within the call's arguments: its characters, and the argument's name."""
     call = change.step.call
     wanted = line.strip()
     if call is not None and wanted:
@@ -112,7 +112,7 @@ class TestRegression:
 
 
 def _outcomes(step: CallStep) -> tuple[set[str], set[str]]:
-    """Ids of the tests that passed and of those that failed, as far as the run names them."""
+    """Return the ids of the tests that passed and of those that failed, as far as the run names them."""
     details = {} if step.result is None else step.result.details
     passed, failed = details.get("passed"), details.get("failed")
     if isinstance(passed, list | tuple) and isinstance(failed, list | tuple):
@@ -206,7 +206,7 @@ def _overwrote(step: CallStep) -> bool:
 
 
 def _history(command: str) -> tuple[int, str] | None:
-    """Where a command looks into the repository's past or at bytecode, and the words that do.
+    """Locate where a command inspects the repository's past or bytecode, and return the words that do.
 
     Searched command by command, and not beyond what people write: the pattern's cost grows with the square of a text's length.
     """

@@ -30,12 +30,12 @@ class CallStep:
     result: ToolResult | None
     deed: ToolEffect
     command: ShellCommand | None
-    """Of a shell call."""
+    """The parsed command of a shell call."""
     content: str
-    """What was shown; empty when there is no result."""
+    """The text shown; empty when there is no result."""
     exit_code: int | None
     refusal: str | None
-    """The kind of error the environment told (`failure.STATUSES`, or what else a log has as a status), None for none."""
+    """The kind of error the environment reported (`failure.STATUSES`, or another status of a log), None for none."""
     signature: str
     """Equal for equal actions, and cheap: unequal ones may share it (`same_action` decides)."""
 
@@ -45,14 +45,15 @@ class CallStep:
 
     @property
     def looks(self) -> bool:
-        """It certainly changes no file."""
+        """Whether the step certainly changed no file."""
         return self.deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
             self.command is not None and self.command.looks
         )
 
     @property
     def changes(self) -> bool:
-        """It has certainly changed files: an edit that was carried out, or a command whose environment says so."""
+        """Whether the step has certainly changed files: an edit that was carried out, or a command whose environment reports
+        changes."""
         if self.deed.kind is EffectKind.SHELL:
             return self.result is not None and bool(self.result.details.get("changed"))
         return self.deed.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
@@ -66,8 +67,8 @@ class CallStep:
         span: tuple[int, int] | None = None,
         confidence: float = 1.0,
     ) -> Finding:
-        """A finding about this step's turn, or an earlier one that it has revealed. The evidence holds what a generator may need:
-        the tool, its arguments, what the environment said and its structured details."""
+        """Make a finding about this step's turn, or an earlier one that it reveals. The evidence holds what a generator may need:
+        the tool, its arguments, the environment's answer and its structured details."""
         call, result = self.call, self.result
         shared = {
             **({} if result is None else result.details),
@@ -111,17 +112,17 @@ class Reading:
 
     @cached_property
     def instruction(self) -> str:
-        """What the agent was asked, as far as the opening messages say."""
+        """The instruction the agent was given, as far as the opening messages contain it."""
         return "\n".join(str(message.get("content") or "") for message in self.messages if message.get("role") == "user")
 
     @cached_property
     def tool_names(self) -> frozenset[str]:
-        """Of the tools the agent was given; empty when its log does not say."""
+        """Names of the tools the agent was given; empty when its log does not say."""
         functions = (tool.get("function") for tool in self.tools if isinstance(tool, dict))
         return frozenset(str(function.get("name", "")) for function in functions if isinstance(function, dict))
 
     def steps_of(self, turn: int) -> list[CallStep]:
-        """The steps of one turn, in order."""
+        """Return the steps of one turn, in order."""
         return [step for step in self.steps if step.turn == turn]
 
 
@@ -167,7 +168,7 @@ def _signature(call: ToolCall | None, deed: ToolEffect) -> str:
 
 
 def same_action(one: CallStep, other: CallStep) -> bool:
-    """Whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
+    """Return whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
     if one.call is None or other.call is None or not one.signature or one.signature != other.signature:
         return False
     mine, others = one.call.arguments, other.call.arguments

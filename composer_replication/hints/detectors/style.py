@@ -129,7 +129,7 @@ def _texts(where: Where, steps: Iterable[CallStep]) -> Iterator[tuple[str, str]]
 
 
 def load_rules(path: Path) -> tuple[PatternRule | JudgeRule, ...]:
-    """The rules of a TOML file.
+    """Load the rules of a TOML file.
 
     Raises:
         ConfigError: the file cannot be read, or a rule in it is not one; the message names the file, the rule and the field.

@@ -35,7 +35,7 @@ T = TypeVar("T")
 def open_server(
     kind: Literal["vllm", "sglang"], url: str, *, timeout_s: float = 1800.0, attempts: int = 6, model: str | None = None
 ) -> Server:
-    """The server of a kind at an address; nothing is sent yet.
+    """Return the server of a kind at an address; nothing is sent yet.
 
     Args:
         url: `http://HOST:PORT`.
@@ -155,7 +155,7 @@ class ServingEngine:
         if self._preparation is None or self._preparation.done():
             thread = ThreadPoolExecutor(1, "serving-prepare")
             self._preparation = thread.submit(self._prepare)
-            thread.shutdown(wait=False)  # it ends with its work
+            thread.shutdown(wait=False)  # ended together with its request
         await asyncio.shield(asyncio.wrap_future(self._preparation))
 
     async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
@@ -302,7 +302,7 @@ class ServingEngine:
             await self._server.load_adapter(folder, adapter)
 
     def _prove(self, adapter: str | None) -> None:
-        """Raises ModelError when the server samples from another distribution than the policy's."""
+        """Raise ModelError when the server samples from another distribution than the policy's."""
         assert self._policy is not None
         answer = self._await(self._one(self._probe(1.0, _PROBE_TOKENS), adapter))
         own = self._policy.logprobs(self._probe_ids, answer.ids)
@@ -317,6 +317,6 @@ class ServingEngine:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside a group of groups."""
+    """Return the first error inside a group of groups."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

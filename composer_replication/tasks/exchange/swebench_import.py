@@ -1,4 +1,4 @@
-"""The second source: SWE-bench-style instances, turned into tasks by reverting their gold patch.
+"""Import of SWE-bench-style instances, turned into tasks by reverting their gold patch.
 
 A row says which commit of a repository a patch solved an issue in, and which tests tell (`patch`, `test_patch`, `FAIL_TO_PASS`,
 `PASS_TO_PASS`; 2310.06770, section 2). Its tree with both patches is the solved one; the task's is the same without the gold
@@ -55,7 +55,7 @@ class Instance:
 
 
 def read_instances(file: Path) -> Iterator[Instance]:
-    """The rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
+    """Read the rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
 
     Raises:
         SourceError: the file cannot be read, or a row lacks a column.
@@ -83,7 +83,7 @@ def read_instances(file: Path) -> Iterator[Instance]:
 def build_instances(
     file: Path, out: Path, *, only: str = "", checkout: str = "", options: BuildOptions, progress: Progress
 ) -> tuple[list[Task], list[Skipped]]:
-    """The tasks of a file's instances below `out`, and why others are none; those already there are not built again.
+    """Build the tasks of a file's instances below `out`, and give the reasons for the others; existing ones are not built again.
 
     Args:
         only: the id of one instance; empty for all.
@@ -127,7 +127,7 @@ def build_instances(
 
 
 def _built(root: Path) -> Task | None:
-    """The intact task at `root`, from an earlier call."""
+    """Return the intact task at `root`, from an earlier call."""
     try:
         return load_task(root)
     except TaskError:
@@ -182,7 +182,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
 
 
 def _refuse_credentials(instance: Instance, tree: Path, allowed: tuple[str, ...]) -> None:
-    """Raises SourceError when a line of the patch holds what looks like one, or the code beside it one for certain."""
+    """Raise SourceError when a line of the patch holds what looks like a credential, or the code beside it a certain one."""
     found, added = find_credentials(tree, allowed), set(instance.patch.split("\n"))
     for credential in found:
         if f"+{_line(tree, credential)}" in added:
@@ -198,7 +198,7 @@ def _line(tree: Path, credential: Credential) -> str:
 
 
 def task_id_of(instance: Instance) -> str:
-    """The instance's id, fit for a folder's name. Raises SourceError for one of which nothing is left."""
+    """Return the instance's id as a valid folder name. Raises SourceError when nothing of it is left."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
     if not name.strip(".-"):
         raise SourceError(f"{instance.instance_id!r} is no name for a task", fix="give the instance another id")
@@ -206,7 +206,7 @@ def task_id_of(instance: Instance) -> str:
 
 
 def _paths(instance: Instance) -> list[str]:
-    """What the gold patch touches, and where it takes files from."""
+    """Return the paths the gold patch touches, including those it moves files from."""
     names = re.findall(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", instance.patch, flags=re.MULTILINE)
     return sorted(set(names))
 
@@ -246,7 +246,7 @@ def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s:
 
 
 def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
-    """Grade the gold code and the untouched tree, twice each; the pass-to-pass tests that did not always pass.
+    """Grade the gold code and the untouched tree, twice each; return the pass-to-pass tests that did not always pass.
 
     Raises:
         SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.

@@ -1,4 +1,4 @@
-"""Compiling a project once: a copy of its tree with the bytecode of its modules and of its rewritten tests beside them.
+"""Compile a project once: a copy of its tree with the bytecode of its modules and of its rewritten tests beside them.
 
 A build runs the same tests hundreds of times, and compiling takes most of a short run. The bytecode is checked against a hash of
 its source each time (PEP 552; pytest does the same from 9.2 for the tests it rewrites), so an edited file is compiled anew. It is
@@ -100,6 +100,6 @@ def compile_tree(
 
 
 def _is_bytecode(name: str) -> bool:
-    """Whether a member lies where bytecode lies, inside the tree."""
+    """Return whether a member lies where bytecode lies, inside the tree."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and path.parent.name == "__pycache__" and name.endswith(".pyc")
