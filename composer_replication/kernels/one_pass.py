@@ -172,7 +172,7 @@ class _TotalLoss(torch.autograd.Function):
         run: Callable[..., Gradients],
         kernel: RowKernel,
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, factors)  # check only that the weight is unchanged
+        ctx.save_for_backward(hidden, weight, bias, factors)  # the saved weight serves only to detect in-place changes
         ctx.run, ctx.number = run, None if place is None else place.number
         ctx.gradients = run(hidden, add_to=None if place is None else place.buffer)
         return kernel.losses.sum()

@@ -1,4 +1,4 @@
-"""Boxes to run untrusted code in, and the grading that happens in them.
+"""Sandboxes for untrusted code, and the grading that happens in them.
 
 `open_sandbox()` picks the strongest isolation this machine allows and says what it is; `pytest_run` runs tests in its boxes and
 `grading` turns them into verdicts.

@@ -1,4 +1,4 @@
-"""What a probe works with: a sandbox, things of the host to reach for, and programs to reach with."""
+"""Tools of a probe: a sandbox, things on the host to reach for, and programs to reach with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Attempt:
     sandbox: Sandbox
     python: Path
     flags: tuple[str, ...]
-    """Of the interpreter: they decide whether a program starts one or is forked from one that runs."""
+    """Flags of the interpreter: they decide whether a program starts one or is forked from a running one."""
     base: Path
     """The tree the programs see: `file` holds `tree`, and `link` points to `secret`."""
     secret: Path
@@ -54,10 +54,10 @@ class Attempt:
     victim: int
     """A process of the host with `token` in its environment."""
     token: str
-    """Random: whoever knows it has seen the host."""
+    """Random: a program that knows it has seen the host."""
 
     def execute(self, code: str, orders: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> ExecResult:
-        """Run a program in a box. It finds `order`, `got` and `attempt(what, action)`; its list `got` comes out in the end."""
+        """Run a program in a sandbox. It finds `order`, `got` and `attempt(what, action)`; its list `got` is returned."""
         order = {name: str(getattr(self, name)) for name in ("base", "secret", "target", "token")}
         source = _BEFORE + textwrap.dedent(code) + _AFTER
         command = Command(
@@ -69,7 +69,7 @@ class Attempt:
         return self.sandbox.run(Tree(base=self.base), command)
 
     def got(self, code: str, orders: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> list[str]:
-        """What a program that must not fail got hold of. Raises SandboxError when it did."""
+        """Return what a program that must not fail obtained. Raises SandboxError when it failed."""
         result = self.execute(code, orders, wall_s=wall_s, **limits)
         if (result.ending, result.returncode) != (Ending.EXITED, 0):
             said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -105,7 +105,7 @@ def open_attempt(sandbox: Sandbox, *, warm: bool, python: Path = Path(sys.execut
 
 
 def processes_with(argument: str) -> list[int]:
-    """Processes of this machine with that command-line argument."""
+    """Return the processes of this machine with that command-line argument."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -36,7 +36,7 @@ _KINDS = ("auto", "namespaces", "bubblewrap", "landlock", "docker", "unsafe-subp
 _REMOTE = ("remote:http://", "remote:https://")
 
 _STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlock")
-"""The first two build the same walls; only a box of our own making can be forked from a warm interpreter."""
+"""The first two isolate equally; only our own sandbox can be forked from a warm interpreter."""
 _FIX = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
     "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use a kernel with Landlock "
@@ -67,7 +67,7 @@ os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(facts).encode())
 
 
 def check_kind(kind: str) -> SandboxKind:
-    """The kind itself, which need not work on this machine. Raises ConfigError for what is none."""
+    """Return the kind itself, which need not work on this machine. Raises ConfigError for an unknown kind."""
     name, _, image = kind.partition(":")
     if kind.startswith(_REMOTE) or kind in _KINDS or (name == "docker" and image):
         return kind
@@ -76,7 +76,8 @@ def check_kind(kind: str) -> SandboxKind:
 
 
 def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
-    """The sandbox of that kind, or with `auto` the strongest that passes its probe; only those of `survey` unasked.
+    """Open the sandbox of that kind, or with `auto` the strongest that passes its probe; `auto` considers only the kinds of
+    `survey`.
 
     Each kind is probed once per process. When `auto` settles for less than namespaces, the reasons stand in `Isolation.missing`.
 
@@ -107,7 +108,7 @@ def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
 
 @cache
 def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
-    """Raises SandboxUnavailableError."""
+    """Open a Docker sandbox. Raises SandboxUnavailableError."""
     sandbox = open_docker(kind, image)
     try:
         _probe(sandbox, expected_uid=BOX_UID)
@@ -119,14 +120,15 @@ def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
 
 @cache
 def _remote(kind: SandboxKind) -> RemoteSandbox:
-    """Raises SandboxUnavailableError and MissingExtraError."""
+    """Open a remote sandbox. Raises SandboxUnavailableError and MissingExtraError."""
     from composer_replication.sandbox.remote.client import RemoteSandbox
 
     return RemoteSandbox(kind)
 
 
 def far_python(kind: SandboxKind) -> Path | None:
-    """The interpreter to use where boxes of that kind are on another machine; None on this one. Raises like `open_sandbox`."""
+    """Return the interpreter to use where sandboxes of that kind are on another machine; None on this one. Raises like
+    `open_sandbox`."""
     return _remote(kind).python if kind.startswith(_REMOTE) else None
 
 
@@ -137,7 +139,7 @@ def survey() -> dict[SandboxKind, Isolation | str]:
 
 
 def available() -> tuple[SandboxKind, ...]:
-    """The isolating kinds that pass their probe on this machine, strongest first."""
+    """Return the isolating kinds that pass their probe on this machine, strongest first."""
     return tuple(kind for kind, shown in survey().items() if not isinstance(shown, str))
 
 
@@ -148,7 +150,7 @@ def _opened(kind: SandboxKind) -> BoxSandbox | str:
 
 @cache
 def _open_once(kind: SandboxKind) -> BoxSandbox | str:
-    """The probed sandbox, or why there is none."""
+    """Return the probed sandbox, or why there is none."""
     if sys.platform != "linux":
         return "boxes are built from Linux namespaces and Landlock"
     try:
@@ -168,7 +170,7 @@ def _weaker(sandbox: BoxSandbox, refused: tuple[str, ...]) -> BoxSandbox:
 
 
 def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
-    """Try to break out of one box. Raises SandboxError when the box cannot be made or does not hold."""
+    """Try to break out of one sandbox. Raises SandboxError when it cannot be made or does not hold."""
     try:
         with scratch_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
             secret, base = folder / "secret", folder / "base"

@@ -64,7 +64,7 @@ def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
-    """What a provider's bill changed."""
+    """Changes made by a provider's bill."""
 
     billed: int
     """Held calls that the bill lists: they are paid now, at its price."""
@@ -123,7 +123,7 @@ class Ledger:
     # --- calls ----------------------------------------------------------------------------------------------------------
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The answer bought under `key`, or None."""
+        """Return the answer bought under `key`, or None."""
         row = self._query("SELECT answer FROM calls WHERE key = ? AND (answer IS NOT NULL OR status = 'open')", key)
         if row is None or row[0] is None:
             return None
@@ -131,8 +131,8 @@ class Ledger:
         return answer
 
     def reserve(self, key: str, *, teacher: str, usd: float, cap_usd: float | None) -> str | None:
-        """Hold `usd` for a call about to be made, and name the call. None, and nothing held, when everything spent and held
-        would exceed the cap.
+        """Reserve `usd` for a call about to be made, and name the call. None, with nothing reserved, when everything spent and
+        held would exceed the cap.
 
         Raises:
             AskedAlreadyError: a call under the key is under way or has brought an answer.
@@ -151,7 +151,7 @@ class Ledger:
             return call_id
 
     def fits(self, usd: float, cap_usd: float | None) -> bool:
-        """Whether `usd` could be reserved at this moment."""
+        """Return whether `usd` could be reserved at this moment."""
         return cap_usd is None or self._committed_usd + usd <= cap_usd
 
     def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "") -> None:
@@ -189,12 +189,12 @@ class Ledger:
             self._committed_usd -= reserved
 
     def is_open(self, call_id: str) -> bool:
-        """Whether a call is under way."""
+        """Return whether a call is in progress."""
         return call_id in self._open_usd
 
     @property
     def any_open(self) -> bool:
-        """Whether any call is under way."""
+        """Whether any call is in progress."""
         return bool(self._open_usd)
 
     def _under_way(self, call_id: str) -> float:
@@ -203,7 +203,7 @@ class Ledger:
         return self._open_usd[call_id]
 
     def reconcile(self, bill: Mapping[str, float]) -> Reconciled:
-        """Put the provider's bill in place of what was held.
+        """Replace what was held by the provider's bill.
 
         Args:
             bill: USD by call id, of every call that was billed since the ledger was begun. A held call that it does not list
@@ -232,7 +232,7 @@ class Ledger:
 
     @property
     def spent_usd(self) -> float:
-        """Everything that counts towards a cap and is no longer under way: what was paid and what is held."""
+        """Everything that counts towards a cap and is no longer in progress: paid and held amounts, in USD."""
         return self._sum("paid", "held")
 
     @property
@@ -242,15 +242,15 @@ class Ledger:
 
     @property
     def reserved_usd(self) -> float:
-        """For calls under way."""
+        """USD reserved for calls in progress."""
         return self._sum("open", "open")
 
     def spent_by_teacher(self) -> dict[str, float]:
-        """The parts of `spent_usd` by teacher's name."""
+        """Return the parts of `spent_usd` by teacher's name."""
         return self._by_teacher("paid", "held")
 
     def held_by_teacher(self) -> dict[str, float]:
-        """The parts of `held_usd` by teacher's name."""
+        """Return the parts of `held_usd` by teacher's name."""
         return self._by_teacher("held", "held")
 
     @property

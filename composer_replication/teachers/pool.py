@@ -41,7 +41,7 @@ _ELSEWHERE_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherAnswer:
-    """What one teacher said to one question, or why it said nothing."""
+    """One teacher's answer to one question, or why there is none."""
 
     question_id: str
     teacher: str
@@ -52,11 +52,11 @@ class TeacherAnswer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompt that the endpoint had in its cache."""
+    """Prompt tokens that the endpoint had in its cache."""
     latency_s: float = 0.0
     """Wall-clock time of the call that bought the answer."""
     usd: float = 0.0
-    """What the answer cost when it was bought; a cached answer costs nothing again."""
+    """Cost of the answer when it was bought; a cached answer costs nothing again."""
     cached: bool = False
     """True when the answer was in the ledger, or was bought a moment ago for an identical question."""
     error: str | None = None
@@ -118,7 +118,7 @@ class TeacherPool:
     async def ask(
         self, questions: Sequence[Question], *, teachers: Sequence[str] | None = None, on_answer: OnAnswer | None = None
     ) -> list[TeacherAnswer]:
-        """Every teacher's answer to every question, question by question and in the order of the teachers.
+        """Return every teacher's answer to every question, question by question and in the order of the teachers.
 
         A teacher is asked the questions of one trace one after the other, in the order of their steps; different traces and
         teachers are asked at the same time. A failure is an answer with an `error`. A teacher whose endpoint refuses the key or
@@ -192,7 +192,7 @@ class TeacherPool:
             _answered(job, await self._answer(job), on_answer)
 
     async def _answer(self, job: _Question) -> TeacherAnswer:
-        """The answer to the question, or to an identical one that is under way."""
+        """Return the answer to the question, or to an identical one in progress."""
         if job.key in self._under_way:
             twin = await asyncio.shield(self._under_way[job.key])
             own = job.blank()
@@ -212,7 +212,7 @@ class TeacherPool:
         return answer
 
     async def _find_or_buy(self, job: _Question) -> TeacherAnswer:
-        """Another pool on this ledger may be asking the same, or may have asked."""
+        """Find the answer or buy it. Another pool on this ledger may be asking the same, or may have asked."""
         while True:
             record = self.ledger.find(job.key)
             if record is not None:
@@ -254,7 +254,7 @@ class TeacherPool:
                     await asyncio.sleep(last.pause_s)
 
     async def _reserve(self, job: _Question) -> str | None:
-        """Wait for the teacher's turn, hold the most a call can cost, or has cost where that is more, and name the call.
+        """Wait for the teacher's turn, reserve the most a call can cost, or has cost where that is more, and name the call.
 
         While calls under way may yet cost less than is held for them, wait for them; None when there are none left.
         """
@@ -367,7 +367,7 @@ def _failed(blank: TeacherAnswer, failed: NoAnswerError) -> TeacherAnswer:
 
 
 def _record(reply: Reply, *, usd: float, latency_s: float) -> dict[str, Any]:
-    """What the ledger keeps of an answer."""
+    """Return what the ledger keeps of an answer."""
     usage = reply.usage
     return {
         "content": reply.content,

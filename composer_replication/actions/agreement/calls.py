@@ -48,7 +48,7 @@ _NORMALISES = frozenset({"list_files", "search"})
 
 
 def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[str] = ()) -> tuple[Any, ...] | None:
-    """The call's form, equal for calls that do the same; None for a shell command that is not understood.
+    """Return the call's form, equal for calls that do the same; None for a shell command that is not understood.
 
     Args:
         tools: schemas that tell which arguments are required, and what are defaults. Beside these, null and reasons say nothing,

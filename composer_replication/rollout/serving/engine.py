@@ -155,7 +155,7 @@ class ServingEngine:
         if self._preparation is None or self._preparation.done():
             thread = ThreadPoolExecutor(1, "serving-prepare")
             self._preparation = thread.submit(self._prepare)
-            thread.shutdown(wait=False)  # ended together with its request
+            thread.shutdown(wait=False)  # the thread ends when its work is done
         await asyncio.shield(asyncio.wrap_future(self._preparation))
 
     async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:

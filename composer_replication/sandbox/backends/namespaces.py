@@ -1,4 +1,4 @@
-"""The box Linux can build alone: seven namespaces, an overlay on a tmpfs, and a new root holding nothing of the host's files.
+"""The native Linux sandbox: seven namespaces, an overlay on a tmpfs, and a new root holding nothing of the host's files.
 
 Needs neither root nor any program: user namespaces (kernel 5.12 or newer, as Debian ships it) make the mounts. The command is
 uid 65534 in a second user namespace inside the first, so it owns the tree's files and holds no capability over anything.
@@ -32,7 +32,7 @@ __all__ = ["BOX_UID", "ETC_FILES", "SYSTEM_FOLDERS", "Prepared", "enter_user_nam
 
 BOX_UID = 65534
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Top folders besides /usr a program may be linked against: symbolic links into /usr, or folders of their own."""
+"""Top-level folders besides /usr that a program may be linked against: symbolic links into /usr, or separate folders."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _READY = b"ready"
 _MESSAGE = 4000
@@ -57,7 +57,7 @@ def enter_user_namespace(flags: int) -> int:
 
 
 class Prepared:
-    """A box that waits for its command: its namespaces, root and processes are there, its tree is not.
+    """A sandbox that waits for its command: it has its namespaces, root and processes, but no tree yet.
 
     Making namespaces and processes is most of what a box costs, and none of it depends on the command.
     """
@@ -66,7 +66,7 @@ class Prepared:
         self._stage = stage
         self._init = init
         self._mounts = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        """Held, so that the end of the box does not wait until all of it is unmounted; that happens when this process ends."""
+        """Kept open, so that the end of the sandbox does not wait for unmounting; that happens when this process ends."""
         self._status_fd = status_fd
         self._command = command
 
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
-    """Make a box that waits for its command, in its control groups: to enter one takes the kernel a while. Raises OSError."""
+    """Make a sandbox that waits for its command, in its control groups: entering one takes the kernel a while. Raises OSError."""
     cgroups = open_cgroups(cgroup_procs)
     proc_fd = enter_user_namespace(_NAMESPACES)
     linux.loopback_up()
@@ -110,7 +110,7 @@ def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
 
 
 def _reap_until(command: int, status_fd: int) -> NoReturn:
-    """Be the box's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
+    """Run as the sandbox's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
     os.closerange(0, status_fd)
     os.closerange(status_fd + 1, os.sysconf("SC_OPEN_MAX"))
     while True:
@@ -157,7 +157,7 @@ def _add_interpreter(stage: Stage, request: BoxRequest) -> None:
 
 
 def _mount_proc(target: str) -> None:
-    """The box's own /proc, read-only: root's files in it (sysctl) stay out of reach even where the host's user is root.
+    """Mount the sandbox's own /proc, read-only: root's files in it (sysctl) stay out of reach even where the host's user is root.
 
     Below this user namespace there may be one more (the command's) and no other: nobody in the box becomes root of anything.
     """
@@ -201,7 +201,7 @@ def _add_devices(root: str) -> None:
 
 
 def _command(orders: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
-    """Give up every right, wait for the orders, and become the box's program."""
+    """Give up every right, wait for the request, and become the sandbox's program."""
     try:
         os.setsid()
         join_cgroups(cgroups)

@@ -1,4 +1,5 @@
-"""Attempts to break out of a box, declared once: `composer doctor --sandbox` reports them, `tests/sandbox` demands their failure.
+"""Attempts to break out of a sandbox, declared once: `composer doctor --sandbox` reports them, `tests/sandbox` demands their
+failure.
 
 A probe runs programs of the standard library in boxes and says what got through, one phrase each; nothing means the box held.
 What a kind of sandbox admits that it does not enforce (`Isolation.missing`) excuses a probe by the beginning of that phrase.
@@ -19,13 +20,13 @@ __all__ = ["PROBES", "Probe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One way out of a box."""
+    """One way out of a sandbox."""
 
     name: str
     tries: str
-    """What it tries, in one phrase."""
+    """The attempt, in one phrase."""
     run: Callable[[Attempt], list[str]]
-    """What got through. Raises SandboxError when the box broke."""
+    """Returns what got through. Raises SandboxError when the sandbox broke."""
     excuses: tuple[str, ...] = ()
     """Beginnings of phrases of `Isolation.missing` that admit this gap."""
 
@@ -272,7 +273,7 @@ def _time(attempt: Attempt) -> list[str]:
 
 
 def _beyond(attempt: Attempt, expected: Ending, what: str, code: str, *, wall_s: float = 60.0, **limits: int) -> list[str]:
-    """A program whose `exceed()` goes on beyond a limit: it is stopped as expected, refused with an OSError, or got through."""
+    """Run a program whose `exceed()` goes beyond a limit: it is stopped as expected, refused with an OSError, or gets through."""
     code = textwrap.dedent(code) + 'attempt(order["what"], exceed)\n'
     if attempt.execute(code, {"what": what}, wall_s=wall_s, **limits).ending is expected:
         return []

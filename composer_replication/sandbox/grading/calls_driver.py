@@ -1,4 +1,4 @@
-"""The program that calls the code under test inside a box and reports what it did; whether that is right is decided outside.
+"""The program that calls the code under test inside a sandbox and reports what it did; the host decides whether that is right.
 
 Its text follows that of `literals`. Orders come on stdin; the answer goes over the private channel: the nonce of the orders and
 zlib-compressed JSON, a record per call. Everything in this process may be the agent's: all it could forge is the answer to a
@@ -70,7 +70,7 @@ class Witness:
 
 
 def written_after(arguments: list[Any]) -> dict[str, Any]:
-    """The positional arguments that a call can have changed, as they are now."""
+    """Return the positional arguments that a call can have changed, in their current state."""
     found = {}
     for position, value in enumerate(arguments):
         if isinstance(value, list | dict | set | bytearray):
@@ -104,7 +104,7 @@ def examine(target: str, arguments: str, witness: Witness) -> dict[str, Any]:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise TimeoutError
 
-    find(target, None)  # what importing its module runs is no part of the call
+    find(target, None)  # code run by importing the module is not part of the call
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, _CALL_S, _CALL_S)  # again and again: the first may be caught by the code
     started = time.perf_counter()
@@ -126,7 +126,7 @@ def examine(target: str, arguments: str, witness: Witness) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read orders from stdin, make the calls in order, answer, and end without running anybody's exit handlers."""
+    """Read a request from stdin, make the calls in order, answer, and end without running exit handlers."""
     channel = int(os.environ.pop("COMPOSER_RESULT_FD"))
     with open(0, "rb", closefd=False) as stdin:
         orders = json.loads(stdin.read())

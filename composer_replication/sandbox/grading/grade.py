@@ -1,4 +1,4 @@
-"""From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
+"""Grading of a workspace: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
 
 In the box with the code under test: copies of some visible tests under names drawn anew, half of which expect the opposite and
 must fail, in an order drawn anew; then the visible tests, whose outcome is read per id over a private channel; and a comparison
@@ -61,7 +61,7 @@ class GradeCache:
         return len(self._reports)
 
     def get_or_grade(self, key: str, grade_now: Callable[[], GradeReport]) -> GradeReport:
-        """The verdict stored under `key`, or the one `grade_now` gives."""
+        """Return the verdict stored under `key`, or the one `grade_now` gives."""
 
         def make() -> tuple[GradeReport, bool]:
             report = grade_now()
@@ -113,7 +113,7 @@ def grade(
     limits: Limits | None = None,
     cache: GradeCache | None = None,
 ) -> GradeReport:
-    """Grade a workspace, whoever wrote it.
+    """Grade a workspace, whatever its origin.
 
     Args:
         pristine: the task's own tree: the feature deleted, the tests intact.
@@ -154,7 +154,7 @@ def grade(
 
 
 def _refuse_installed_copy(task: TaskSpec, python: Path, installed: Installation) -> None:
-    """An interpreter that can import the deleted code from elsewhere would give it away to the code under test."""
+    """Refuse an interpreter that can import the deleted code from elsewhere: it would give it away to the code under test."""
     for deletion in task.deleted:
         path = PurePosixPath(deletion.path)
         folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
@@ -166,7 +166,8 @@ def _refuse_installed_copy(task: TaskSpec, python: Path, installed: Installation
 
 
 def _refuse_visible_task(pristine: Path, installed: Installation) -> None:
-    """Whatever lies below the interpreter's prefix or /usr can be read in a box, and a task's solution lies beside its tree."""
+    """Refuse a task visible in the sandbox: everything below the interpreter's prefix or /usr can be read there, and a task's
+    solution lies beside its tree."""
     place = pristine.resolve()
     for folder in ("/usr", *installed.binds):
         if place.is_relative_to(folder):
@@ -216,7 +217,7 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sand
 
 
 def judge(task: TaskSpec, run: TestRun, limits: Limits, *, isolation: str = "") -> GradeReport:
-    """The verdict of the visible tests on a finished run of at least these, by the rule of `grade`.
+    """Judge a finished run of at least the visible tests, by the rule of `grade`.
 
     Never a reward for an impossible task, whatever passed: what is learnt from one is only that somebody passed it.
     """

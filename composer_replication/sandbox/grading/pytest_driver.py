@@ -1,4 +1,4 @@
-"""The program that runs pytest inside a box: its source text is passed on the command line, its orders come on stdin.
+"""The program that runs pytest inside a sandbox: its source is passed on the command line, its request on stdin.
 
 It is self-contained (standard library, pytest and, when asked, coverage), and answers once, over the private channel: the nonce
 of the orders followed by zlib-compressed JSON. Nothing it says on stdout or stderr counts.
@@ -39,7 +39,8 @@ _GUARDED = (
     *(("builtins", name) for name in ("isinstance", "issubclass", "type", "bool", "len", "any", "all", "BaseException")),
     *(("builtins", name) for name in ("Exception", "AssertionError", "NotImplementedError", "KeyboardInterrupt")),
 )
-"""What decides a test's outcome in pytest and below it; code under test that replaces one of them has forged its result."""
+"""Functions that decide a test's outcome in pytest and below it; code under test that replaces one of them has forged its
+result."""
 
 
 class OutcomeRecorder:
@@ -67,7 +68,7 @@ class OutcomeRecorder:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """When ordered, run everything once before: in a fork, so that both runs start from what was collected."""
+        """Run everything once before, if requested: in a fork, so that both runs start from the same collected state."""
         if self.twice and not session.config.option.collectonly:
             told = os.memfd_create("outcomes")
             child = os.fork()
@@ -126,7 +127,7 @@ class OutcomeRecorder:
 
 
 def message_of(longrepr: object) -> str:
-    """The line that says what went wrong: an exception with its message, or a failed assertion."""
+    """Return the line that says what went wrong: an exception with its message, or a failed assertion."""
     crash = getattr(longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message).strip().partition("\n")[0]
@@ -148,7 +149,7 @@ def cleaner() -> Callable[[str], str]:
 
 
 def guarded_code() -> list[object]:
-    """The identity of every function that decides outcomes."""
+    """Return the identity of every function that decides outcomes."""
     found: list[object] = []
     for module, path in _GUARDED:
         target: Any = importlib.import_module(module)
@@ -160,7 +161,7 @@ def guarded_code() -> list[object]:
 
 
 def run(orders: dict[str, Any]) -> dict[str, Any]:
-    """Carry the orders out and return the answer."""
+    """Carry out the request and return the answer."""
     wanted: list[str] = orders["ids"]
     recorder = OutcomeRecorder(wanted, cleaner(), twice=orders["twice"])
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
@@ -226,7 +227,7 @@ def start_coverage(recorder: OutcomeRecorder) -> Callable[[], dict[str, Any]]:
 
 
 def main() -> None:
-    """Read orders from stdin, run, answer, and end without running anybody's exit handlers."""
+    """Read a request from stdin, run, answer, and end without running exit handlers."""
     channel = int(os.environ.pop("COMPOSER_RESULT_FD"))
     with open(0, "rb", closefd=False) as stdin:
         orders = json.loads(stdin.read())

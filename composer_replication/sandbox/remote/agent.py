@@ -1,4 +1,5 @@
-"""The far end of a remote sandbox: a process beside the server, which serves orders out of a folder in this machine's own boxes.
+"""The remote end of a remote sandbox: a process beside the server, which serves requests out of a folder in this machine's own
+sandboxes.
 
 The server only puts files into the folder and takes them out. The agent lives as long as its lease, a file that the near end
 touches, and never longer than the server. Its guardian, of which it is a child, waits until every box has gone and removes the
@@ -60,7 +61,7 @@ def begin(archive: str, lease_s: float) -> str:
     source = _AGENT.format(program=program, folder=folder, news=news, server=server, lease_s=lease_s)
     subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", "-c", source],
-        pass_fds=[held, news, server],  # `held` is held by being open
+        pass_fds=[held, news, server],  # holding the descriptor open keeps the lock
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -78,7 +79,7 @@ def main(folder: str, *, news: int, server: int, lease_s: float) -> None:
         try:
             _Agent(Path(folder), lease_s).serve(news, server)
         finally:
-            os._exit(0)  # whatever its threads are waiting for: its boxes end because it does
+            os._exit(0)  # whatever its threads wait for: its sandboxes end with it
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -86,7 +87,7 @@ def main(folder: str, *, news: int, server: int, lease_s: float) -> None:
 
 
 class _Agent:
-    """Serves orders, a thread for each."""
+    """Serves requests, one thread each."""
 
     def __init__(self, folder: Path, lease_s: float) -> None:
         self._folder = folder
@@ -112,7 +113,7 @@ class _Agent:
                 threading.Thread(target=self._serve, args=(name,), daemon=True).start()
 
     def _serve(self, name: str) -> None:
-        """Answer the order `inbox/name` in `outbox/name`, as text."""
+        """Answer the request `inbox/name` in `outbox/name`, as text."""
         staged, answered = self._folder / f"answer-{name}", False
         try:
             staged.write_bytes(base64.b64encode(pack(*self._answer_to(name))))
@@ -135,7 +136,8 @@ class _Agent:
             return error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
 
     def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Parcel:
-        """Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on an order of another shape."""
+        """Answer a request. Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on a request of
+        another shape."""
         sandbox = open_sandbox()
         if facts["ask"] == "open":
             python = Path(sys.executable)

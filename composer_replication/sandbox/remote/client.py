@@ -1,4 +1,5 @@
-"""The box on another machine: a SWE-ReX server carries orders there, and an agent of ours runs them in that machine's own boxes.
+"""The sandbox on another machine: a SWE-ReX server carries requests there, and our agent runs them in that machine's own
+sandboxes.
 
 The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so it is only ever asked for short ones: to start the
 agent (`far`), to take a file, to hand one out. Whatever fails on the way is a `SandboxError`, and the next command starts anew.
@@ -45,17 +46,17 @@ except ModuleNotFoundError as error:
 __all__ = ["KEY_VARIABLE", "PYTHON_VARIABLE", "RemoteSandbox"]
 
 KEY_VARIABLE, PYTHON_VARIABLE = "COMPOSER_REMOTE_KEY", "COMPOSER_REMOTE_PYTHON"
-"""Environment variables: the server's `--auth-token`, and the far interpreter that is our agent's and, by default, the tests'."""
+"""Environment variables: the server's `--auth-token`, and the remote interpreter for our agent and, by default, for the tests."""
 
 LEASE_S = 30.0
-"""How long the agent and its boxes outlive a client that says nothing."""
+"""Seconds that the agent and its sandboxes outlive a silent client."""
 _REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
 """Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
 _NONSENSE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""What reading a reply raises that is none."""
+"""Errors of parsing a malformed reply."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 _ARGUMENT = 1 << 16
-"""Of the characters Linux allows for one argument of a program, 131,071."""
+"""Characters per argument, of the 131,071 that Linux allows for one argument of a program."""
 _PENDING, _GONE = 3, 4
 _TAKE = f"""
 cd "$1/{OUTBOX}" 2>/dev/null || {{ rm -rf "$1"; exit {_GONE}; }}
@@ -69,21 +70,21 @@ T = TypeVar("T")
 
 
 class _AgentSession:
-    """One agent on the far machine, from its start until it is left alone."""
+    """One agent on the remote machine, from its start until the client abandons it."""
 
     def __init__(self, url: str, key: str, python: str) -> None:
         self._server = SweRexServer(url, key)
         self._url = url
         self._owner = os.getpid()
         self.usable = True
-        """False: the next command starts an agent of its own."""
+        """False: the next command starts a new agent."""
         self._folder = self._call(self._begin(python))
         self._beating = asyncio.run_coroutine_threadsafe(self._beat(), _loop(self._owner))
         atexit.register(self.leave)
 
     @property
     def ours(self) -> bool:
-        """Whether it can be used, in this process: a fork has no thread that keeps the lease."""
+        """Whether this process can use it: a fork has no thread that renews the lease."""
         return self.usable and self._owner == os.getpid()
 
     def _lost(self) -> None:
@@ -101,7 +102,7 @@ class _AgentSession:
             self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
 
     def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
-        """The agent's answer, of at most so many bytes.
+        """Return the agent's answer, of at most `most` bytes.
 
         Raises:
             SandboxError: what the agent answered with, or no answer came, and the session is not usable any more.
@@ -134,7 +135,7 @@ class _AgentSession:
         return folder
 
     async def _exchange(self, order: Path, name: str, deadline: float, most: int) -> bytes:
-        """Put the order into the agent's inbox and wait for what it puts into its outbox."""
+        """Put the request into the agent's inbox and wait for the answer in its outbox."""
         target = f"{self._folder}/{INBOX}/{name}"
         async with asyncio.timeout(_REQUEST_S):
             await self._server.upload(order, target)
@@ -164,7 +165,7 @@ class _AgentSession:
             return await self._server.execute(argv, most)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. Raises SandboxError, which never carries the request: its headers have the key."""
+        """Run `work` and return its result. Raises SandboxError, which never carries the request: its headers have the key."""
         future = asyncio.run_coroutine_threadsafe(work, _loop(self._owner))
         fault: SandboxError
         try:
@@ -186,7 +187,7 @@ class _AgentSession:
 
 @contextlib.contextmanager
 def _understood(url: str) -> Iterator[None]:
-    """Raises SandboxError where what an agent answered is of another shape than ours."""
+    """Raise SandboxError where an agent's answer has a different shape than ours."""
     try:
         yield
     except _NONSENSE as error:
@@ -201,7 +202,7 @@ def _refusal(url: str, status: int) -> SandboxUnavailableError:
 
 
 class RemoteSandbox:
-    """A `Sandbox` whose boxes are on the machine of a SWE-ReX server.
+    """A `Sandbox` on the machine of a SWE-ReX server.
 
     Args:
         kind: what it is asked for as: `remote:` and the server's address, http or https.
@@ -232,7 +233,7 @@ class RemoteSandbox:
         with _understood(self._url):
             self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
             self.python = Path(found["python"])
-        """The interpreter of the far machine for who names none."""
+        """The default interpreter of the remote machine."""
         self._there = found
 
     @property
@@ -254,7 +255,7 @@ class RemoteSandbox:
         return result
 
     def installation(self, python: Path) -> Installation:
-        """See `Sandbox.installation`; of this machine boxes see nothing."""
+        """See `Sandbox.installation`; sandboxes see nothing of this machine."""
         if (known := self._installations.get(str(python))) is None:
             facts, _ = self._ask("installation", {"python": str(python)}, (), _GRACE_S)
             with _understood(self._url):
@@ -279,8 +280,8 @@ class RemoteSandbox:
         return self._current().ask(what, facts, blobs, most_s, most)
 
     def _current(self) -> _AgentSession:
-        """The agent, or a new one when the last has been lost: of all who need it at once one starts it, and its failure is
-        everybody's. Raises SandboxError and TaskError."""
+        """Return the agent, or start a new one when the last was lost. Concurrent callers share one start, and its failure.
+        Raises SandboxError and TaskError."""
         with self._lock:
             if self._session.ours:
                 return self._session
@@ -291,7 +292,7 @@ class RemoteSandbox:
             self._reopen(attempt)
         try:
             return attempt.result()
-        except CancelledError:  # whoever made the attempt was interrupted, which is nobody else's affair
+        except CancelledError:  # the attempt was interrupted, which must not fail the other callers
             return self._current()
 
     def _reopen(self, attempt: Future[_AgentSession]) -> None:
@@ -348,7 +349,7 @@ def _program() -> bytes:
 
 @cache
 def _loop(_process: int) -> asyncio.AbstractEventLoop:
-    """The running loop of a thread of this process's own: callers may have loops of theirs."""
+    """Return the running loop of a dedicated thread of this process: callers may have their own loops."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="composer-remote", daemon=True).start()
     return loop

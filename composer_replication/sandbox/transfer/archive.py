@@ -1,4 +1,4 @@
-"""How two sides of one pair of pipes that do not trust each other speak: a line of JSON, then the bytes it announces."""
+"""The message format between two sides of a pipe that do not trust each other: a line of JSON, then the bytes it announces."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["pack", "pack_files", "unpack", "unpack_files"]
 
 
 def pack(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> bytes:
-    """One parcel: facts that JSON can carry, and bytes."""
+    """Pack one archive: facts that JSON can carry, and bytes."""
     header = json.dumps({"facts": facts, "sizes": [len(blob) for blob in blobs]})
     return b"".join([header.encode(), b"\n", *blobs])
 
 
 def unpack(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
-    """Inverse of `pack`. Raises ValueError for what is not a whole parcel."""
+    """Unpack what `pack` wrote. Raises ValueError for an incomplete archive."""
     try:
         header = json.loads(stream.readline())
         facts, sizes = dict(header["facts"]), [int(size) for size in header["sizes"]]
@@ -29,7 +29,7 @@ def unpack(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def pack_files(files: Mapping[str, bytes | None]) -> tuple[list[tuple[str, bool]], list[bytes]]:
-    """Changed and deleted files as a fact, (path, whether there is content) each, and their contents as blobs."""
+    """Pack changed and deleted files into a fact, (path, whether there is content) each, and their contents as blobs."""
     return [(path, content is not None) for path, content in files.items()], [c for c in files.values() if c is not None]
 
 

@@ -1,4 +1,4 @@
-"""What this machine and a far one tell each other: a command and its tree one way, a result or an error the other."""
+"""Messages between this machine and a remote one: a command and its tree one way, a result or an error the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parcel = tuple[dict[str, Any], list[bytes]]
 """What `parcel.pack` takes and `parcel.unpack` returns."""
 
 _ERRORS: Mapping[str, type[ComposerError]] = {e.__name__: e for e in (SandboxError, SandboxUnavailableError, TaskError)}
-"""What a far machine can blame; a name from there never stands for anything else."""
+"""Errors a remote machine may report; a name from there never stands for any other class."""
 
 
 def order_parcel(tree: Tree, command: Command, files: bytes) -> Parcel:
@@ -51,7 +51,7 @@ def command_of(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[Comman
 
 
 def result_parcel(result: ExecResult) -> Parcel:
-    """What came out of a command."""
+    """Pack the result of a command."""
     listed, contents = pack_files(result.changes or {})
     facts = {
         "ending": str(result.ending),
@@ -89,7 +89,7 @@ def _finite(seconds: Any) -> float:
 
 
 def error_facts(error: ComposerError) -> dict[str, Any]:
-    """An error as an answer."""
+    """Convert an error to an answer."""
     return {"error": type(error).__name__, "message": error.message, "fix": error.fix}
 
 

@@ -61,7 +61,7 @@ def _is_atif(record: Mapping[str, Any]) -> bool:
 
 
 def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
-    """The traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
+    """Yield the traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
     recorder = ConversationRecorder(exact=bool(section(record, "extra", KEY)))
     player = _AtifPlayer(recorder)
     problem = ""
@@ -89,7 +89,7 @@ def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
 
 
 def _fault(step: Any) -> str:
-    """What in a step is not as `atif_write` writes it, or an empty text."""
+    """Return what in a step is not as `atif_write` writes it, or an empty text."""
     if not isinstance(step, dict):
         return "not an object"
     calls, results = objects_in(step.get("tool_calls")), objects_in(section(step, "observation").get("results"))
