@@ -1,4 +1,4 @@
-"""Trace replay: outside teachers re-answer the steps of frozen traces, and where enough of them agree on another action than the
+"""Trace replay: external teachers re-answer the steps of frozen traces; where enough of them agree on an action other than the
 student's, the two become a preference pair.
 
     teacher_actions = await replay_trace(states=states, teachers=DEFAULT_TEACHERS, max_total_usd=10.0)
@@ -86,7 +86,7 @@ async def replay_trace(
     on_answer: Callable[[TeacherAnswer], None] | None = None,
     gate: Gate | None = None,
 ) -> list[TeacherAnswer]:
-    """Every teacher's answer to every state, state by state and in the order of `teachers`.
+    """Return every teacher's answer to every state, state by state and in the order of `teachers`.
 
     The states of one trajectory are put to a teacher one after the other, in the order of their turns, so that each finds the
     prompt of the one before in the endpoint's cache.
@@ -125,7 +125,8 @@ async def replay_in_tiers(
     on_tier: OnTier | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
-    """The answers that `gate` wants: the cheap teacher's first, the dear ones' where it does not settle the matter, and an audit.
+    """Return the answers that `gate` wants: the cheap teacher's first, the other ones' where it does not settle the matter, and
+    an audit.
 
     Args:
         max_total_usd: one cap for all; see `replay_trace`.
@@ -156,7 +157,7 @@ async def replay_in_tiers(
 
 
 def count_known(states: Sequence[TraceState], teachers: Sequence[Teacher], ledger: Ledger) -> int:
-    """How many of all teachers' answers to all states the ledger has already."""
+    """Count the answers of all teachers to all states that the ledger already has."""
     questions = [_question(s) for s in states]
     return sum(ledger.find(answer_key(t, q)) is not None for t in teachers for q in questions)
 

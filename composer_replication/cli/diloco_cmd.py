@@ -30,7 +30,7 @@ Executor = Literal["local", "modal", "hf", "sky"]
 
 @app.callback()
 def _top() -> None:
-    """A group, however many commands it has."""
+    """Make this a group, however many commands it has."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -97,7 +97,7 @@ def _signals_interrupt() -> Iterator[None]:
 
 
 class _StatusView:
-    """A table of replicas, drawn anew when something has changed."""
+    """A table of replicas, redrawn when something has changed."""
 
     def __init__(self, live: Live) -> None:
         self._live = live

@@ -71,7 +71,7 @@ def extract(
 
 
 def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], strange: int, found: PairMining) -> None:
-    """What became of the states, a number and its meaning in a row."""
+    """Print the outcome of the states, a number and its meaning per row."""
     answered = {answer.question_id for answer in answers if answer.error is None} & {state["state_id"] for state in states}
     table = Table("", "", box=box.SIMPLE_HEAD, show_header=False)
     rows = [

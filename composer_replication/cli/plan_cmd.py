@@ -84,7 +84,7 @@ def plan(
 
 
 def _scenarios(known: dict[str, float | None]) -> tuple[Scenario, Scenario, Scenario]:
-    """The planner's, with what the user knows in place of its assumptions."""
+    """Return the planner's scenarios, with the user's values in place of its assumptions."""
     from composer_replication.teachers.planner import EXPECTED, HIGH, LOW
 
     given: dict[str, Any] = {name: value for name, value in known.items() if value is not None}

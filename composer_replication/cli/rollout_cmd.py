@@ -113,8 +113,8 @@ def rollout(
 
 
 def _check_policy(policy: str, engine: EngineKind, server_url: str | None) -> None:
-    """Raises ConfigError for a misspelt name, which would be looked for among the models of the Hugging Face hub, and where an
-    engine, its address or a model for it is missing."""
+    """Raise ConfigError for a misspelt name, which would be looked up on the Hugging Face hub, and where an engine, its address
+    or a model for it is missing."""
     close = difflib.get_close_matches(policy.lower(), (*_REQUIRED, "random"), n=1, cutoff=0.8)
     if close and policy != close[0] and not Path(policy).exists():
         raise ConfigError(f"there is no policy {policy!r}", fix=f"did you mean --policy {close[0]}?")
@@ -167,7 +167,7 @@ class _PolicyActor:
 
 
 def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: EngineKind, server_url: str | None) -> _PolicyActor:
-    """The engine behind a policy's name, the renderer that speaks its tokens, and the budgets it is given by default."""
+    """Return the engine behind a policy's name, the renderer for its tokens, and its default budgets."""
     if policy not in (*_REQUIRED, "random"):
         return _model(policy) if engine_kind == "transformers" else _served(policy, engine_kind, str(server_url))
     renderer = ChatRenderer(byte_level_tokenizer())
@@ -187,7 +187,7 @@ def _actor(policy: str, tasks: Sequence[Task], toolset: Toolset, engine_kind: En
 
 
 def _budgets(actor: _PolicyActor, *given: int | None) -> Budgets:
-    """The actor's own, but for those given, in the order of their fields."""
+    """Return the actor's own budgets, except those given, in the order of their fields."""
     names = (field.name for field in fields(Budgets))
     return replace(actor.budgets, **{name: value for name, value in zip(names, given, strict=True) if value is not None})
 

@@ -51,7 +51,7 @@ class Exchanged:
     """By chunk: whether this replica's contribution is in it."""
     refused: dict[int, str] = field(default_factory=dict)
     rounding: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    """Where this replica rounded chunks of the mean (begin, end), and what it cut off, in shares of its own contribution."""
+    """Chunks of the mean that this replica rounded (begin, end), and what it cut off, in shares of its own contribution."""
 
 
 def exchange(setting: Setting, place: RoundStore, sent: Published | None, watch: Stopwatch) -> Exchanged:
@@ -67,7 +67,7 @@ def exchange(setting: Setting, place: RoundStore, sent: Published | None, watch:
 
 
 def _mean(parts: Iterable[tuple[float, Tensor]], size: int) -> Tensor:
-    """In the order given, each operation rounded by itself: the same bits on every machine."""
+    """Return the weighted mean in the order given, each operation rounded separately: the same bits on every machine."""
     total, mean = 0.0, torch.zeros(size)
     for weight, values in parts:
         mean += values * weight
@@ -117,7 +117,7 @@ class _Flat:
             self._place.store.create(f"v/{rank}/{self._setting.rank}-{'bad' if rank in self._damaged else 'good'}", b"")
 
     def _all_read(self, members: Sequence[int]) -> bool | None:
-        """True once all are here: the seal vouches for them, so that what cannot be read is asked for again."""
+        """Return True once all are here: the seal vouches for them, so reads that fail are repeated."""
         for rank in members:
             if rank not in self._read:
                 try:
@@ -152,7 +152,7 @@ class _Scatter:
         self._made: dict[int, Reduced] = {}
         self._rounding: list[tuple[int, int, Tensor]] = []
         self._ahead: dict[Range, bytes | None] = {}
-        """What was read before it was asked for."""
+        """Ranges read before they are requested."""
 
     def run(self) -> Exchanged:
         sealed = agree(self._setting, self._place, self._watch, self._look)
@@ -179,7 +179,7 @@ class _Scatter:
         return self._outcome(sealed)
 
     def _look(self, keys: Collection[str]) -> Present:
-        """Who is there; their headers are read while others are waited for."""
+        """Return the members present, and read their headers while waiting for others."""
         here = ranks_of(keys, self._setting.world_size)
         self._headers_of(here)
         return Present(tuple(here))
@@ -190,7 +190,7 @@ class _Scatter:
         return Exchanged(sealed, self._mean, counted, refused, self._rounding)
 
     def _patience(self, part: int, members: Sequence[int]) -> float:
-        """How long to wait for a chunk: one replica after the other may take over from its owner."""
+        """Return the seconds to wait for a chunk: one replica after the other may take over from its owner."""
         owner = part % len(members)
         rank = self._setting.rank
         turn = (members.index(rank) - owner) % len(members) if rank in members else len(members)
@@ -209,11 +209,11 @@ class _Scatter:
         return self._book(part, found, values - decoded)
 
     def _book(self, part: int, found: Mapping[int, tuple[float, Tensor]], cut: Tensor) -> None:
-        """What this replica has rounded for all is its own to make good."""
+        """Record what this replica rounded off for all, as its own residual."""
         self._rounding.append((*self._bounds[part], cut * self._share(found)))
 
     def _share(self, found: Mapping[int, tuple[float, Tensor]]) -> float:
-        """What this replica's contribution must be multiplied with to count once in the mean."""
+        """Return the factor that makes this replica's contribution count exactly once in the mean."""
         total = math.fsum(weight for weight, _ in found.values())
         own = found[self._setting.rank][0] if self._setting.rank in found else total / max(1, len(found))
         return total / own if own > 0 else 0.0
@@ -262,7 +262,7 @@ class _Scatter:
         return found, refused
 
     def _headers_of(self, ranks: Iterable[int]) -> dict[int, Contribution | None]:
-        """By rank; None for one that is damaged or missing."""
+        """Return headers by rank; None for one that is damaged or missing."""
         ranks = list(ranks)
         self._read_ahead(self._header_range(rank) for rank in ranks if rank not in self._headers and not self._is_own(rank))
         return {rank: self._header(rank) for rank in ranks}
@@ -279,14 +279,14 @@ class _Scatter:
         return self._headers[rank]
 
     def _chunk(self, rank: int, header: Contribution, part: int) -> Tensor:
-        """Raises DamagedError."""
+        """Return a chunk of a contribution. Raises DamagedError."""
         begin, end = self._bounds[part]
         if self._sent is not None and self._is_own(rank):
             return self._setting.codec.decode(self._sent.chunks[part], end - begin)
         return checked(self._setting, self._read(self._range(rank, header, part)), header.chunks[part], end - begin)
 
     def _is_own(self, rank: int) -> bool:
-        """Whether this replica has a contribution at hand and need not read it."""
+        """Return whether this replica has the contribution in memory and need not read it."""
         return self._sent is not None and rank == self._setting.rank
 
     def _header_range(self, rank: int) -> Range:
@@ -301,12 +301,12 @@ class _Scatter:
         return _made_key(part), 0, header_length(self._setting.world_size) + most_bytes(end - begin)
 
     def _read_ahead(self, asked: Iterable[Range]) -> None:
-        """Read at once what is asked for one by one next."""
+        """Read in one batch the ranges that are requested one by one next."""
         asked = list(asked)
         self._ahead.update(zip(asked, self._place.store.get_many(asked), strict=True))
 
     def _read(self, asked: Range) -> bytes | None:
-        """What was read ahead, the first time; then what is in the store."""
+        """Return what was read ahead, the first time; then what is in the store."""
         return self._ahead.pop(asked) if asked in self._ahead else self._place.store.get_range(*asked)
 
     def _take(self, part: int) -> None:
@@ -324,19 +324,19 @@ class _Scatter:
             self._book_again(part, header, values)
 
     def _book_again(self, part: int, header: Reduced, decoded: Tensor) -> None:
-        """This replica has made the chunk, its own or another's, in an attempt at this round that did not come to an end."""
+        """Record the rounding of a chunk that this replica reduced in an earlier, unfinished attempt at this round."""
         found = self._counted(part, header)
         if found is not None:
             mean = _mean([found[rank] for rank in sorted(found)], decoded.numel())
             self._book(part, found, mean - decoded)
 
     def _counted(self, part: int, header: Reduced) -> dict[int, tuple[float, Tensor]] | None:
-        """The contributions in a chunk of the mean; None where one of them cannot be read any more."""
+        """Return the contributions in a chunk of the mean; None where one of them can no longer be read."""
         found, _ = self._readable(part)
         return {rank: found[rank] for rank in header.members} if set(header.members) <= set(found) else None
 
     def _put_chunk(self, part: int) -> tuple[Reduced, Tensor]:
-        """Raises DamagedError."""
+        """Return a stored chunk of the mean. Raises DamagedError."""
         header, payload = self._put_header(part)
         begin, end = self._bounds[part]
         return header, checked(self._setting, payload, header.payload, end - begin)
@@ -354,7 +354,7 @@ class _Scatter:
         return header, found[length:]
 
     def _again(self, part: int, error: DamagedError) -> tuple[Reduced, Tensor]:
-        """A damaged chunk, made once more from the same contributions: taken if it has the checksum that the header names."""
+        """Reduce a damaged chunk again from the same contributions; accept it if it has the checksum that the header names."""
         begin, end = self._bounds[part]
         try:
             header = reread(partial(self._put_header, part))[0]
@@ -377,5 +377,5 @@ class _Scatter:
 
 
 def _made_key(part: int) -> str:
-    """Of a chunk of the mean, within its round."""
+    """Return the key of a chunk of the mean, within its round."""
     return f"o/{part}"

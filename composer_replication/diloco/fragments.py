@@ -32,7 +32,7 @@ class Fragment(nn.Module):
 
 
 def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
-    """Every trainable parameter of the model in exactly one of `n` fragments, in an order that depends on the model alone.
+    """Put every trainable parameter of the model in exactly one of `n` fragments, in an order that depends on the model alone.
 
     A parameter that is tied to another counts once. Frozen parameters and buffers are in none: they are not synchronised.
 
@@ -62,7 +62,7 @@ def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
 
 
 def blocks_of(model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
-    """The trainable parameters of each block, by their names in the model; a block without any of its own is left out.
+    """Yield the trainable parameters of each block, by their names in the model; a block that adds none is left out.
 
     Blocks are the members of the model's outermost `ModuleList`s, or, in a model without one, of its outermost `Sequential`s.
     """

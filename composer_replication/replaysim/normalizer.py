@@ -24,7 +24,7 @@ BackendName: TypeAlias = Literal["builtin", "data_juicer", "executor", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class NormalizeReport:
-    """What one call of `DJNormalizer.normalize` did."""
+    """The result of one call of `DJNormalizer.normalize`."""
 
     given: int
     kept: int
@@ -35,7 +35,7 @@ class NormalizeReport:
 
 
 class DJNormalizer:
-    """Runs a recipe over pairs. On the operators that two backends both have, they keep the same pairs.
+    """Runs a recipe over pairs. Two backends keep the same pairs on the operators that both have.
 
     Args:
         recipe: a recipe file; None for `composer_replication/recipes/replaysim/default.yaml`.
@@ -62,7 +62,7 @@ class DJNormalizer:
         """The last run's; None before the first."""
 
     def normalize(self, pairs: Sequence[DPOPair | Mapping[str, Any]]) -> list[NormalizedDPOPair]:
-        """The pairs that pass every operator, in the order given.
+        """Return the pairs that pass every operator, in the order given.
 
         Raises:
             ConfigError: an entry is no `DPOPair`.

@@ -11,13 +11,13 @@ __all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback:
-    """What each fragment still owes: (n,) float32 on the CPU, in the units of its pseudo-gradient."""
+    """The residual of each fragment: (n,) float32 on the CPU, in the units of its pseudo-gradient."""
 
     def __init__(self) -> None:
         self._owed: dict[str, Tensor] = {}
 
     def added(self, name: str, values: Tensor) -> Tensor:
-        """`values` and what is owed; `values` itself stays as it is.
+        """Return `values` plus the residual; `values` itself is not changed.
 
         Raises:
             ValueError: what is owed is of another size.
@@ -30,19 +30,19 @@ class ErrorFeedback:
         return values + owed
 
     def keep(self, name: str, left: Tensor) -> None:
-        """What the fragment owes from now on."""
+        """Set the fragment's residual."""
         if bool(torch.any(left)):
             self._owed[name] = left
         else:
             self._owed.pop(name, None)
 
     def norm(self, name: str) -> float:
-        """L2 of what is owed."""
+        """Return the L2 norm of the residual."""
         owed = self._owed.get(name)
         return 0.0 if owed is None else float(torch.linalg.vector_norm(owed))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is owed, by fragment."""
+        """Return the residuals, by fragment."""
         return {name: owed.clone() for name, owed in self._owed.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

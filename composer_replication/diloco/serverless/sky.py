@@ -31,7 +31,7 @@ _NO_ACCESS = ("NoCloudAccessError", "InvalidCloudCredentials", "ApiServerAuthent
 
 
 class SkyExecutor(CloudExecutor):
-    """Runs each replica as the job of a cluster of its own, of one machine, which SkyPilot takes down when the job has ended.
+    """Runs each replica as the job of a separate one-machine cluster, which SkyPilot takes down when the job has ended.
 
     Credentials are those of the clouds, as `sky check` finds them.
 
@@ -135,6 +135,6 @@ class SkyExecutor(CloudExecutor):
 
 
 def _raised_by(errors: Any) -> tuple[type[Exception], ...]:
-    """SkyPilot's exceptions: they have no base of their own."""
+    """Return SkyPilot's exceptions: they have no common base."""
     every = (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception))
     return tuple(kind for kind in every if kind.__module__ == errors.__name__)
