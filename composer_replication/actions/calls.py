@@ -127,8 +127,9 @@ def canonical_action(content: str, calls: Sequence[Call]) -> str:
 
 
 def canonical_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """One call with sorted keys, and of a tool that `deeds` knows null arguments dropped, `./` and doubled slashes of paths left
-    out, and blanks, comments and quotes of a shell command unified: what the shell expands is another word than what it does not.
+    """Return the call with sorted keys. For a tool that `tool_effects` knows, null arguments are dropped, as are `./` and doubled
+    slashes of paths, and blanks, comments and quotes of a shell command are unified: a word that the shell expands stays distinct
+    from one that it does not.
 
     Order of shell words is kept, so `pytest -q tests` and `pytest tests -q` differ: only what is certainly equal is equal.
     """

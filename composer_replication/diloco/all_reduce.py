@@ -66,7 +66,7 @@ class RoundOutcome:
     """Seconds from the start to the mean."""
     waited: float
     """Seconds of these that the caller spent in `wait`."""
-    owed: float
+    residual: float
     """L2 norm of what the next round carries."""
 
 
@@ -279,8 +279,8 @@ class ObjectStoreAllReduce:
         """
         _tidy(self.store, name, floor)
 
-    def owed(self, name: str) -> float:
-        """L2 norm of what this replica's next contribution to a fragment carries over."""
+    def residual_norm(self, name: str) -> float:
+        """Return the L2 norm of the residual that the next contribution to a fragment carries over."""
         return self._feedback.norm(name)
 
     def state_dict(self) -> AllReduceState:
@@ -341,13 +341,12 @@ class ObjectStoreAllReduce:
             requests=store.traffic.requests,
             seconds=watch.passed,
             waited=0.0,
-            owed=self._feedback.norm(name),
+            residual=self._feedback.norm(name),
         )
         return found.mean, outcome
 
     def _settle(self, name: str, wanted: Tensor | None, sent: Published | None, found: Exchanged) -> None:
-        """Store this replica's residual after a round: what it wanted to give, less what counted, plus what it rounded off for
-        all."""
+        """Store the residual after a round: what was to be sent, less what counted, plus what was rounded off for all."""
         size = found.mean.numel()
         codec = self._setting.codec
         if wanted is None or sent is None:

@@ -281,8 +281,8 @@ class ObjectStoreManager:
         with torch.no_grad():
             flight.flat = torch.cat([t.reshape(-1) for t in flight.queued]).to(device="cpu", dtype=torch.float32)
         place = state.place(self._round)
-        if (owed := self._carried.get(place.fragment)) is not None:
-            flight.flat += owed
+        if (residual := self._carried.get(place.fragment)) is not None:
+            flight.flat += residual
         flight.pending = self.all_reduce.start(
             [flight.flat], place.name, number=place.number, reference=[state.originals(self._round)]
         )

@@ -211,8 +211,8 @@ class Recovery:
 
 
 def _all(work: list[Callable[[], None]]) -> None:
-    for deed in work:
-        deed()
+    for task in work:
+        task()
 
 
 def _random() -> dict[str, Any]:

@@ -204,11 +204,11 @@ class Store:
         return data
 
     @contextmanager
-    def _understood(self, deed: str, key: str) -> Iterator[None]:
+    def _understood(self, action: str, key: str) -> Iterator[None]:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            raise ObjectStoreError(f"{self.where(key)} cannot be {deed}: {_said(error)}", fix=_fix(error)) from error
+            raise ObjectStoreError(f"{self.where(key)} cannot be {action}: {_said(error)}", fix=_fix(error)) from error
 
 
 def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:

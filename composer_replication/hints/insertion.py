@@ -20,7 +20,7 @@ class Insertion:
     hinted: tuple[HintedTurn, ...]
     dropped: Mapping[str, int]
     """Number of hints not inserted, by reason; `len(hinted)` plus these is the number of hints given."""
-    untold: tuple[Hint, ...] = ()
+    dropped_hints: tuple[Hint, ...] = ()
     """The hints not inserted, each with its reason (`Hint.dropped`)."""
 
 
@@ -66,14 +66,14 @@ def insert_hints(
     """
     by_id = {t.trajectory_id: t for t in trajectories}
     hinted: list[HintedTurn] = []
-    untold: list[Hint] = []
+    dropped_hints: list[Hint] = []
     for hint in hints:
         placed = _place(by_id[hint.trajectory_id], hint, renderer, context_window)
         if isinstance(placed, HintedTurn):
             hinted.append(placed)
         else:
-            untold.append(dataclasses.replace(hint, dropped=placed))
-    return Insertion(tuple(hinted), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+            dropped_hints.append(dataclasses.replace(hint, dropped=placed))
+    return Insertion(tuple(hinted), dict(Counter(str(hint.dropped) for hint in dropped_hints)), tuple(dropped_hints))
 
 
 def _place(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer, context_window: int | None) -> HintedTurn | str:

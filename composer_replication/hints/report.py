@@ -27,7 +27,7 @@ class HintReport:
     hints: tuple[Hint, ...]
     dropped: Mapping[str, int]
     """Number of findings without a hint, by reason; `len(hints)` plus these is the number of findings."""
-    untold: tuple[Hint, ...] = ()
+    dropped_hints: tuple[Hint, ...] = ()
     """One for each of these findings, with its reason (`Hint.dropped`) and, where something would have been said, that."""
 
 
@@ -58,8 +58,8 @@ def find_hints(
     for one in trajectories:
         if one.reward == 1.0 and one.task_id:
             solved[one.task_id] = (*solved.get(one.task_id, ()), one)
-    told: list[Hint] = []
-    untold: list[Hint] = []
+    selected: list[Hint] = []
+    dropped_hints: list[Hint] = []
     for trajectory in trajectories:
         context = contexts.get(trajectory.task_id, HintContext(tools=trajectory.tools))
         siblings = (*context.siblings, *solved.get(trajectory.task_id, ()))
@@ -68,8 +68,8 @@ def find_hints(
         for _, hint in explain(
             trajectory, context, secrets, max_hints=max_per_trajectory, detectors=detectors, generators=generators
         ):
-            (told if hint.dropped is None else untold).append(hint)
-    return HintReport(tuple(told), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+            (selected if hint.dropped is None else dropped_hints).append(hint)
+    return HintReport(tuple(selected), dict(Counter(str(hint.dropped) for hint in dropped_hints)), tuple(dropped_hints))
 
 
 def explain(

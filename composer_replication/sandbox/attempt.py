@@ -22,7 +22,7 @@ __all__ = ["Attempt", "open_attempt", "processes_with"]
 
 _BEFORE = """
 import json, os, sys
-order = json.load(sys.stdin)
+request = json.load(sys.stdin)
 got = []
 def attempt(what, action):
     try:
@@ -56,21 +56,23 @@ class Attempt:
     token: str
     """Random: a program that knows it has seen the host."""
 
-    def execute(self, code: str, orders: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> ExecResult:
-        """Run a program in a sandbox. It finds `order`, `got` and `attempt(what, action)`; its list `got` is returned."""
-        order = {name: str(getattr(self, name)) for name in ("base", "secret", "target", "token")}
+    def execute(
+        self, code: str, parameters: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int
+    ) -> ExecResult:
+        """Run a program in a sandbox. It finds `request`, `got` and `attempt(what, action)`; its list `got` is returned."""
+        request = {name: str(getattr(self, name)) for name in ("base", "secret", "target", "token")}
         source = _BEFORE + textwrap.dedent(code) + _AFTER
         command = Command(
             argv=(str(self.python), *self.flags, source),
             python=self.python,
-            stdin=json.dumps({**order, "victim": self.victim, **(orders or {})}).encode(),
+            stdin=json.dumps({**request, "victim": self.victim, **(parameters or {})}).encode(),
             limits=Limits(wall_s=wall_s, **{"disk_mb": 32, **limits}),
         )
         return self.sandbox.run(Tree(base=self.base), command)
 
-    def got(self, code: str, orders: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> list[str]:
+    def got(self, code: str, parameters: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> list[str]:
         """Return what a program that must not fail obtained. Raises SandboxError when it failed."""
-        result = self.execute(code, orders, wall_s=wall_s, **limits)
+        result = self.execute(code, parameters, wall_s=wall_s, **limits)
         if (result.ending, result.returncode) != (Ending.EXITED, 0):
             said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise SandboxError(f"a probe did not run to its end ({result.ending}, exit status {result.returncode}): {said}")

@@ -27,7 +27,7 @@ from composer_replication.types.errors import ConfigError, SandboxError, Sandbox
 if TYPE_CHECKING:
     from composer_replication.sandbox.remote.client import RemoteSandbox
 
-__all__ = ["SandboxKind", "available", "check_kind", "far_python", "open_sandbox", "survey"]
+__all__ = ["SandboxKind", "available", "check_kind", "open_sandbox", "remote_python", "survey"]
 
 SandboxKind: TypeAlias = str
 """`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE`, `remote:URL` or `unsafe-subprocess`."""
@@ -49,16 +49,16 @@ _lock = threading.RLock()
 
 _PROBE = """
 import json, os, socket, sys
-order = json.load(sys.stdin)
+request = json.load(sys.stdin)
 facts = {"uid": os.getuid(), "changed": open("changed").read(), "gone": not os.path.exists("gone")}
 open("written", "w").write("x")
 facts["caps"] = [l.split()[1] for l in open("/proc/self/status") if l.startswith("CapEff")][0]
 try:
-    facts["host_file"] = open(order["secret"]).read()
+    facts["host_file"] = open(request["secret"]).read()
 except OSError:
     facts["host_file"] = None
 try:
-    socket.create_connection(("127.0.0.1", order["port"]), 2).close()
+    socket.create_connection(("127.0.0.1", request["port"]), 2).close()
     facts["network"] = True
 except OSError:
     facts["network"] = False
@@ -126,7 +126,7 @@ def _remote(kind: SandboxKind) -> RemoteSandbox:
     return RemoteSandbox(kind)
 
 
-def far_python(kind: SandboxKind) -> Path | None:
+def remote_python(kind: SandboxKind) -> Path | None:
     """Return the interpreter to use where sandboxes of that kind are on another machine; None on this one. Raises like
     `open_sandbox`."""
     return _remote(kind).python if kind.startswith(_REMOTE) else None
@@ -179,8 +179,10 @@ def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
             (base / "gone").write_text("x")
             (base / "changed").write_text("old")
             python = Path(sys.executable)
-            order = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
-            command = Command(argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=order, limits=Limits(disk_mb=16))
+            request = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
+            command = Command(
+                argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=request, limits=Limits(disk_mb=16)
+            )
             result = sandbox.run(Tree(base=base, changes={"changed": b"new", "gone": None}), command)
             if result.ending is not Ending.EXITED or result.returncode != 0:
                 said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
 from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
-from composer_replication.sandbox.opening import far_python
+from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import Wanted, choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
@@ -160,7 +160,7 @@ def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
         SandboxError: that machine cannot be reached.
         TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no environment of its own.
     """
-    if (there := far_python(sandbox)) is not None:
+    if (there := remote_python(sandbox)) is not None:
         return there
     record = _read_json(folder / _REPORT)
     if record is None:
@@ -247,8 +247,8 @@ def _other_place(out: Path, record: dict[str, Any]) -> str:
 
 def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: Progress) -> Path:
     if not options.install:
-        return (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
-    if far_python(options.sandbox) is not None:
+        return (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
+    if remote_python(options.sandbox) is not None:
         fix = "make an environment there, and name its interpreter with --python PATH"
         raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
     tell(BuildEvent("installing"))

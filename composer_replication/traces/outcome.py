@@ -78,8 +78,10 @@ _OF_EDITORS = {"edit_not_applied", "path_not_found"}
 
 def is_test_run(call: ToolCall) -> bool:
     """Return whether the call certainly runs a test runner, alone or in a chain of commands."""
-    deed = classify_call(call.name, call.arguments)
-    return deed.kind is EffectKind.TEST or (deed.kind is EffectKind.SHELL and _RUNNER.search(deed.command.strip()) is not None)
+    effect = classify_call(call.name, call.arguments)
+    return effect.kind is EffectKind.TEST or (
+        effect.kind is EffectKind.SHELL and _RUNNER.search(effect.command.strip()) is not None
+    )
 
 
 def exit_code_in(text: str) -> int | None:

@@ -52,24 +52,26 @@ def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[s
 
     Args:
         tools: schemas that tell which arguments are required, and what are defaults. Beside these, null and reasons say nothing,
-            where `deeds` knows the tool.
+            where `tool_effects` knows the tool.
         folders: see `shell_form`.
     """
     arguments = _given(call, tools)
-    deed = classify_call(call.name, arguments)
-    if deed.kind is EffectKind.SHELL:
+    effect = classify_call(call.name, arguments)
+    if effect.kind is EffectKind.SHELL:
         try:
-            form = shell_form(deed.command, () if deed.cwd else folders)
+            form = shell_form(effect.command, () if effect.cwd else folders)
         except NotUnderstoodError:
             return None
         if any(len(names & arguments.keys()) > 1 for names in (_COMMAND, _CWD)):
             return None
         beside = {k: v for k, v in arguments.items() if k not in _COMMAND | _CWD}
         own = _json([call.name, beside]) if beside else ""
-        return ("shell", own, _shell_of(arguments), plain_path(deed.cwd), form)
-    plain = arguments.keys() <= _WHOLE.get(deed.kind, frozenset()) and not any(len(s & arguments.keys()) > 1 for s in _SPELLINGS)
-    if plain and deed.kind is not EffectKind.OTHER:
-        return _deed_form(call.name, deed, arguments)
+        return ("shell", own, _shell_of(arguments), plain_path(effect.cwd), form)
+    plain = arguments.keys() <= _WHOLE.get(effect.kind, frozenset()) and not any(
+        len(s & arguments.keys()) > 1 for s in _SPELLINGS
+    )
+    if plain and effect.kind is not EffectKind.OTHER:
+        return _deed_form(call.name, effect, arguments)
     return ("call", call.name, _json(arguments))
 
 
@@ -115,17 +117,17 @@ def _is_default(declared: Any, value: Any) -> bool:
     return isinstance(declared, Mapping) and "default" in declared and same_json(declared["default"], value)
 
 
-def _deed_form(name: str, deed: ToolEffect, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+def _deed_form(name: str, effect: ToolEffect, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """Tools that show the same differently, or refuse in other cases, keep their names."""
-    own = name if deed.kind in (EffectKind.LIST, EffectKind.SEARCH) or "command" in arguments else ""
+    own = name if effect.kind in (EffectKind.LIST, EffectKind.SEARCH) or "command" in arguments else ""
     path = path_of(arguments)
     if name in _NORMALISES:
         path = path.rstrip("/") or path
-    elif own and not deed.changes:
+    elif own and not effect.changes:
         path = str(next((arguments[given] for given in sorted(_PATH) if given in arguments), ""))
-    first, last = deed.lines or (None, None)
+    first, last = effect.lines or (None, None)
     lines = (1 if first is None else first, last)
-    return (deed.kind.value, own, path, deed.pattern, lines, deed.replacements, deed.insert_after, deed.content)
+    return (effect.kind.value, own, path, effect.pattern, lines, effect.replacements, effect.insert_after, effect.content)
 
 
 def same_json(one: Any, other: Any) -> bool:

@@ -86,12 +86,12 @@ def _targets(calls: Sequence[Call]) -> frozenset[str]:
     """Paths that are changed; none where a patch cannot be read."""
     found: set[str] = set()
     for call in calls:
-        deed = classify_call(call.name, call.arguments)
-        if deed.kind is not EffectKind.PATCH:
+        effect = classify_call(call.name, call.arguments)
+        if effect.kind is not EffectKind.PATCH:
             found.add(path_of(call.arguments))
             continue
         try:
-            found |= {plain_path(patch.path) for patch in parse_patch(deed.content)}
+            found |= {plain_path(patch.path) for patch in parse_patch(effect.content)}
         except PatchError:
             return frozenset()
     return frozenset(found)
@@ -132,34 +132,34 @@ def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> di
         return files.get(path)
 
     for call in calls:
-        deed = classify_call(call.name, call.arguments)
-        if deed.kind is EffectKind.PATCH:
-            changed |= _apply_patch(deed.content, text_of)
+        effect = classify_call(call.name, call.arguments)
+        if effect.kind is EffectKind.PATCH:
+            changed |= _apply_patch(effect.content, text_of)
             continue
         path = path_of(call.arguments)
-        if deed.kind is EffectKind.WRITE:
+        if effect.kind is EffectKind.WRITE:
             if "command" in call.arguments and text_of(path) is not None:
                 raise NoEditError(path)  # an editor's `create` refuses to replace a file
-            changed[path] = deed.content
+            changed[path] = effect.content
         else:
             text = text_of(path)
             if text is None:
                 raise NoEditError(path)
-            changed[path] = _apply_edit(deed, text)
+            changed[path] = _apply_edit(effect, text)
     return changed
 
 
-def _apply_edit(deed: ToolEffect, text: str) -> str:
-    if deed.insert_after is not None:
-        line, inserted = deed.insert_after
+def _apply_edit(effect: ToolEffect, text: str) -> str:
+    if effect.insert_after is not None:
+        line, inserted = effect.insert_after
         lines = text.split("\n")
         if not 0 <= line <= len(lines):
-            raise NoEditError(deed.path)
+            raise NoEditError(effect.path)
         return "\n".join([*lines[:line], *inserted.split("\n"), *lines[line:]])
-    for part in deed.replacements:
+    for part in effect.replacements:
         count = text.count(part.old) if part.old else 0
         if count == 0 or (count > 1 and not part.everywhere):
-            raise NoEditError(deed.path)
+            raise NoEditError(effect.path)
         text = text.replace(part.old, part.new)
     return text
 

@@ -75,10 +75,10 @@ class Intent:
 
 def intent_of(call: Call) -> Intent | None:
     """Return the call's intent; None when it is not known."""
-    deed = classify_call(call.name, call.arguments)
-    if deed.kind is EffectKind.SHELL:
-        return None if deed.cwd else _shell_intent(deed.command)
-    aim = _TOOLS.get(deed.kind)
+    effect = classify_call(call.name, call.arguments)
+    if effect.kind is EffectKind.SHELL:
+        return None if effect.cwd else _shell_intent(effect.command)
+    aim = _TOOLS.get(effect.kind)
     if aim is None:
         return None
     return Intent(aim, () if aim in (Aim.CHANGE, Aim.SUBMIT) else (path_of(call.arguments).rstrip("/"),))

@@ -66,26 +66,26 @@ def _call(wire: Mapping[str, Any]) -> Call | None:
 
 
 def _follow(call: Call, answer: Any, known: dict[str, str | None]) -> None:
-    deed, path = classify_call(call.name, call.arguments), path_of(call.arguments)
-    if deed.kind is EffectKind.READ:
-        text = _text(call.name, deed, answer)
+    effect, path = classify_call(call.name, call.arguments), path_of(call.arguments)
+    if effect.kind is EffectKind.READ:
+        text = _text(call.name, effect, answer)
         if text is not None:
             known[path] = text
-    elif deed.kind in (EffectKind.EDIT, EffectKind.WRITE):
+    elif effect.kind in (EffectKind.EDIT, EffectKind.WRITE):
         for other in [name for name in known if may_be_one(name, path)]:
             del known[other]
         if call.name == "write_file" and answer == f"wrote {path}":
-            known[path] = deed.content
-    elif deed.kind not in (EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST, EffectKind.SUBMIT):
+            known[path] = effect.content
+    elif effect.kind not in (EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST, EffectKind.SUBMIT):
         intent = intent_of(call)
         if intent is None or intent.aim in (Aim.CHANGE, Aim.TEST):
             known.clear()
 
 
-def _text(name: str, deed: ToolEffect, answer: Any) -> str | None:
+def _text(name: str, effect: ToolEffect, answer: Any) -> str | None:
     """Return the whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from
     either."""
-    if deed.lines is not None or not isinstance(answer, str):
+    if effect.lines is not None or not isinstance(answer, str):
         return None
     if name == "read_file":
         lines = answer.split("\n")

@@ -21,7 +21,7 @@ class EditNotApplied:
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
-            replacements = step.deed.replacements
+            replacements = step.effect.replacements
             if step.refusal == "edit_not_applied":
                 yield step.finding("edit_not_applied")
             elif step.refusal is None and replacements and all(one.old == one.new for one in replacements):
@@ -38,7 +38,7 @@ class PathNotFound:
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
             if step.refusal == "path_not_found":
-                yield step.finding("path_not_found", {"path": step.deed.path} if step.deed.path else {})
+                yield step.finding("path_not_found", {"path": step.effect.path} if step.effect.path else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,11 @@ class FailedRun:
             if step.changes:
                 changed = step.turn
             kind = step.refusal
-            if kind not in self.kinds or (kind == "tests_failed" and (changed is None or step.deed.kind is not EffectKind.TEST)):
+            if kind not in self.kinds or (
+                kind == "tests_failed" and (changed is None or step.effect.kind is not EffectKind.TEST)
+            ):
                 continue
-            turn = step.turn if changed is None or step.deed.kind is not EffectKind.TEST else changed
+            turn = step.turn if changed is None or step.effect.kind is not EffectKind.TEST else changed
             if (kind, turn) not in found:
                 found.add((kind, turn))
                 yield step.finding(kind, turn=turn)

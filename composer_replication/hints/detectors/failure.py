@@ -187,19 +187,19 @@ _MISUSED = re.compile(
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 
 
-def refusal_of(result: ToolResult | None, deed: ToolEffect) -> str | None:
+def refusal_of(result: ToolResult | None, effect: ToolEffect) -> str | None:
     """Return the kind of error that a result reports in its status or, for a tool that is not this framework's, in its first
     words."""
     if result is None:
         return None
     if result.status != "ok":
-        if deed.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
+        if effect.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
             return result.status
         return _told(result.content) or result.status
-    if result.name in _OWN or deed.kind in (EffectKind.SHELL, EffectKind.TEST):
+    if result.name in _OWN or effect.kind in (EffectKind.SHELL, EffectKind.TEST):
         return None
     opening = _OPENING.match(result.content)
-    if deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
+    if effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
         # their output may begin with anything: only a short answer that is all error counts
         return _told(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
     return _told(result.content)

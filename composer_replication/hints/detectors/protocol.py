@@ -33,9 +33,9 @@ class UnknownTool:
         for step in work.steps:
             call = step.call
             missing = bool(work.tool_names) and call is not None and call.error is None and call.name not in work.tool_names
-            told = step.refusal == "unknown_tool"
+            refused = step.refusal == "unknown_tool"
             # a call that was carried out, or refused for another reason, is of a tool missing from the log's list
-            if told or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
+            if refused or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
                 yield step.finding("unknown_tool")
 
 

@@ -28,7 +28,7 @@ class CallStep:
     """Place among all steps of the transcript."""
     call: ToolCall | None
     result: ToolResult | None
-    deed: ToolEffect
+    effect: ToolEffect
     command: ShellCommand | None
     """The parsed command of a shell call."""
     content: str
@@ -41,12 +41,12 @@ class CallStep:
 
     @property
     def runs_tests(self) -> bool:
-        return self.deed.kind is EffectKind.TEST or (self.command is not None and self.command.tests)
+        return self.effect.kind is EffectKind.TEST or (self.command is not None and self.command.tests)
 
     @property
     def looks(self) -> bool:
         """Whether the step certainly changed no file."""
-        return self.deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
+        return self.effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
             self.command is not None and self.command.looks
         )
 
@@ -54,9 +54,9 @@ class CallStep:
     def changes(self) -> bool:
         """Whether the step has certainly changed files: an edit that was carried out, or a command whose environment reports
         changes."""
-        if self.deed.kind is EffectKind.SHELL:
+        if self.effect.kind is EffectKind.SHELL:
             return self.result is not None and bool(self.result.details.get("changed"))
-        return self.deed.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
+        return self.effect.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
 
     def finding(
         self,
@@ -143,28 +143,28 @@ def _steps(transcript: Transcript) -> Iterator[CallStep]:
 
 
 def _step(turn: int, index: int, call: ToolCall | None, result: ToolResult | None) -> CallStep:
-    deed = _NOTHING if call is None or call.error is not None else classify_call(call.name, call.arguments)
-    if deed.kind is EffectKind.SHELL and deed.command.startswith("apply_patch"):
-        deed = ToolEffect(kind=EffectKind.PATCH, content=deed.command)
+    effect = _NOTHING if call is None or call.error is not None else classify_call(call.name, call.arguments)
+    if effect.kind is EffectKind.SHELL and effect.command.startswith("apply_patch"):
+        effect = ToolEffect(kind=EffectKind.PATCH, content=effect.command)
     command, exit_code, content = None, None, "" if result is None else result.content
-    if deed.kind is EffectKind.SHELL:
-        command, refusal = command_of(deed.command), None
+    if effect.kind is EffectKind.SHELL:
+        command, refusal = command_of(effect.command), None
         if result is not None:
             content, exit_code = shell_answer(result)
             refusal = shell_refusal(result.status, content, command, exit_code)
     else:
-        refusal = refusal_of(result, deed)
-    return CallStep(turn, index, call, result, deed, command, content, exit_code, refusal, _signature(call, deed))
+        refusal = refusal_of(result, effect)
+    return CallStep(turn, index, call, result, effect, command, content, exit_code, refusal, _signature(call, effect))
 
 
-def _signature(call: ToolCall | None, deed: ToolEffect) -> str:
+def _signature(call: ToolCall | None, effect: ToolEffect) -> str:
     if call is None or call.error is not None:
         return ""
-    if deed.kind is EffectKind.SHELL:
-        return f"{call.name}\0{deed.cwd}\0{condensed(deed.command)}"
-    if deed.kind in (EffectKind.READ, EffectKind.LIST, EffectKind.SEARCH):
-        return f"{call.name}\0{deed.path}\0{deed.pattern}\0{deed.lines}"
-    return f"{call.name}\0{deed.path}\0{len(call.arguments)}"
+    if effect.kind is EffectKind.SHELL:
+        return f"{call.name}\0{effect.cwd}\0{condensed(effect.command)}"
+    if effect.kind in (EffectKind.READ, EffectKind.LIST, EffectKind.SEARCH):
+        return f"{call.name}\0{effect.path}\0{effect.pattern}\0{effect.lines}"
+    return f"{call.name}\0{effect.path}\0{len(call.arguments)}"
 
 
 def same_action(one: CallStep, other: CallStep) -> bool:

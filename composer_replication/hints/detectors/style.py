@@ -122,7 +122,7 @@ def _texts(where: Where, steps: Iterable[CallStep]) -> Iterator[tuple[str, str]]
     for step in steps:
         if step.call is None or step.call.error is not None:
             continue
-        wanted = where == "arguments" or (step.deed.kind is EffectKind.SHELL if where == "command" else step.deed.changes)
+        wanted = where == "arguments" or (step.effect.kind is EffectKind.SHELL if where == "command" else step.effect.changes)
         for name, value in step.call.arguments.items() if wanted else ():
             if isinstance(value, str) and not (where == "code" and (name in _OLD or "path" in str(name))):
                 yield str(name), value

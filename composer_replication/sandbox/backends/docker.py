@@ -69,13 +69,13 @@ class DockerSandbox:
         """See `Sandbox.run`."""
         check_paths(tree.changes)
         files, disk = archive_of(tree)
-        order = _order(tree, command, files)
+        request = _request(tree, command, files)
         name = f"{_LABEL}-{os.getpid()}-{secrets.token_hex(8)}"
-        argv = [self._docker, "run", *_options(command, name, disk, len(order)), self._image, *_PROGRAM]
+        argv = [self._docker, "run", *_options(command, name, disk, len(request)), self._image, *_PROGRAM]
         started = time.monotonic()
         try:
             with _container(argv, command.limits.wall_s + _GRACE_S) as process:
-                answer, said = _exchange(process, order, most_bytes(command.limits))
+                answer, said = _exchange(process, request, most_bytes(command.limits))
             report, kept = self._judged(name, answer, said)
         finally:
             _tidy(self._docker, "rm", "--force", name)
@@ -188,9 +188,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _options(command: Command, name: str, disk: Disk, order_bytes: int) -> list[str]:
+def _options(command: Command, name: str, disk: Disk, request_bytes: int) -> list[str]:
     limits, installed = command.limits, installation_of(command.python)
-    held_mb = (2 * order_bytes + 3 * limits.output_bytes >> 20) + _OWN_MB
+    held_mb = (2 * request_bytes + 3 * limits.output_bytes >> 20) + _OWN_MB
     memory = f"{limits.memory_mb + limits.disk_mb + 2 * disk.mb + held_mb}m"
     inodes = disk.entries + max(1024, limits.disk_mb * 64)
     options = ["--interactive", "--name", name, "--label", _LABEL, "--pull", "never", "--log-driver", "none"]
@@ -215,7 +215,7 @@ def _mounts(installed: Installation) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def _order(tree: Tree, command: Command, files: bytes) -> bytes:
+def _request(tree: Tree, command: Command, files: bytes) -> bytes:
     """All that the container's process 1 reads: its own program, then what to run."""
     limits = command.limits
     request = {
@@ -259,7 +259,7 @@ def _container(argv: Sequence[str], most_s: float) -> Iterator[subprocess.Popen[
             _end(process)
 
 
-def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -> tuple[bytes, str]:
+def _exchange(process: subprocess.Popen[bytes], request: bytes, most_bytes: int) -> tuple[bytes, str]:
     """Send the request and return the answer, or the text of stderr; standard input stays open, as its end would end the sandbox.
 
     Raises SandboxError when the answer is longer than any may be.
@@ -268,7 +268,7 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        process.stdin.write(order)
+        process.stdin.write(request)
         process.stdin.flush()
     except BrokenPipeError:
         with contextlib.suppress(BrokenPipeError):  # the rest of its buffer

@@ -28,7 +28,7 @@ from composer_replication.sandbox.backends.supervisor import (
     Backend,
     Started,
     read_request,
-    receive_order,
+    receive_fds,
     supervise,
 )
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
@@ -112,7 +112,7 @@ def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: 
         start = _BACKENDS[backend] if backend in _BACKENDS else namespaces.prepare(scratch, group.procs if group else []).start
     except SETUP_ERRORS as error:
         start = _refusing(str(error))
-    received = receive_order(connection, len(BoxFds._fields))
+    received = receive_fds(connection, len(BoxFds._fields))
     if not received:
         return
     os.close(connection)

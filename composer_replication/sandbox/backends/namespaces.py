@@ -23,8 +23,8 @@ from composer_replication.sandbox.backends.supervisor import (
     open_cgroups,
     raised,
     read_request,
-    receive_order,
-    send_order,
+    receive_fds,
+    send_fds,
 )
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
@@ -36,7 +36,7 @@ SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _READY = b"ready"
 _MESSAGE = 4000
-_ORDERED_FDS = 6
+_REQUEST_FDS = 6
 ETC_FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:{BOX_UID}:{BOX_UID}:nobody:/tmp:/usr/sbin/nologin\n",
     "group": f"root:x:0:\nnogroup:x:{BOX_UID}:\n",
@@ -74,7 +74,7 @@ class Prepared:
         """Add the tree and the interpreter, and let the waiting process become the command. Raises OSError."""
         changes = self._stage.lay_out(request)
         _add_interpreter(self._stage, request)
-        send_order(self._command, [fds.request, error_fd, *fds.streams])
+        send_fds(self._command, [fds.request, error_fd, *fds.streams])
         os.close(self._command)
         return Started(pid=self._init, changes=changes, status_fd=self._status_fd, finish=self._stage.disk_full)
 
@@ -200,7 +200,7 @@ def _add_devices(root: str) -> None:
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
 
 
-def _command(orders: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
+def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
     """Give up every right, wait for the request, and become the sandbox's program."""
     try:
         os.setsid()
@@ -210,11 +210,11 @@ def _command(orders: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
         linux.no_new_privs()
         linux.drop_bounding_set()
         linux.drop_capabilities()
-        os.write(orders, _READY)
+        os.write(connection, _READY)
     except SETUP_ERRORS as error:
-        os.write(orders, str(error).encode()[:_MESSAGE])
+        os.write(connection, str(error).encode()[:_MESSAGE])
         os._exit(70)
-    received = receive_order(orders, _ORDERED_FDS)
+    received = receive_fds(connection, _REQUEST_FDS)
     if not received:
         os._exit(0)
     request_fd, error_fd, *streams = raised(received)

@@ -32,8 +32,8 @@ __all__ = [
     "open_cgroups",
     "raised",
     "read_request",
-    "receive_order",
-    "send_order",
+    "receive_fds",
+    "send_fds",
     "supervise",
 ]
 
@@ -140,14 +140,14 @@ def raised(fds: Sequence[int]) -> list[int]:
     return above
 
 
-def send_order(connection: int, fds: Sequence[int]) -> None:
+def send_fds(connection: int, fds: Sequence[int]) -> None:
     """Hand descriptors over; `connection` is a socket without a Python object, which a program forked from here would inherit."""
     with _borrowed(connection) as end:
         socket.send_fds(end, [b"1"], fds)
 
 
-def receive_order(connection: int, most: int) -> list[int]:
-    """Wait for `send_order`; no descriptors mean that the other side is gone."""
+def receive_fds(connection: int, most: int) -> list[int]:
+    """Wait for `send_fds`; no descriptors mean that the other side is gone."""
     with _borrowed(connection) as end:
         return list(socket.recv_fds(end, 1, most)[1])
 

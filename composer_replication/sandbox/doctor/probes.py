@@ -45,7 +45,7 @@ def _network(attempt: Attempt) -> list[str]:
             server.bind(name)
             server.listen()
         path.chmod(0o777)
-        orders = {"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "named": str(path)}
+        parameters = {"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "named": str(path)}
         code = """
             import socket
             def to(family, address):
@@ -53,15 +53,15 @@ def _network(attempt: Attempt) -> list[str]:
                     s.settimeout(5); s.connect(address)
             def udp():
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-                    s.sendto(b"x", ("127.0.0.1", order["udp"]))
+                    s.sendto(b"x", ("127.0.0.1", request["udp"]))
                 return False
-            attempt("TCP on loopback", lambda: to(socket.AF_INET, ("127.0.0.1", order["tcp"])))
-            attempt("an abstract Unix socket", lambda: to(socket.AF_UNIX, "\\0composer-" + order["token"]))
-            attempt("a Unix socket by its path", lambda: to(socket.AF_UNIX, order["named"]))
+            attempt("TCP on loopback", lambda: to(socket.AF_INET, ("127.0.0.1", request["tcp"])))
+            attempt("an abstract Unix socket", lambda: to(socket.AF_UNIX, "\\0composer-" + request["token"]))
+            attempt("a Unix socket by its path", lambda: to(socket.AF_UNIX, request["named"]))
             attempt("raw packets", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close())
             attempt("", udp)
         """
-        got = attempt.got(code, orders)
+        got = attempt.got(code, parameters)
         try:
             udp.recv(1)
         except BlockingIOError:
@@ -73,17 +73,17 @@ def _host_files(attempt: Attempt) -> list[str]:
     return attempt.got("""
         def read(path):
             with open(path) as file:
-                return order["token"] in file.read()
+                return request["token"] in file.read()
         def root_names():
-            names = set(os.listdir(os.path.dirname(order["secret"])))
-            return os.path.basename(order["secret"]) in names
+            names = set(os.listdir(os.path.dirname(request["secret"])))
+            return os.path.basename(request["secret"]) in names
         def hard_link():
-            os.link(order["secret"], "linked")
+            os.link(request["secret"], "linked")
             return read("linked")
-        attempt("a file by its path", lambda: read(order["secret"]))
+        attempt("a file by its path", lambda: read(request["secret"]))
         attempt("a file by a link of the tree", lambda: read("link"))
-        attempt("a file by the root of process 1", lambda: read("/proc/1/root" + order["secret"]))
-        attempt("a file by a new link", lambda: (os.symlink(order["secret"], "new"), read("new"))[1])
+        attempt("a file by the root of process 1", lambda: read("/proc/1/root" + request["secret"]))
+        attempt("a file by a new link", lambda: (os.symlink(request["secret"], "new"), read("new"))[1])
         attempt("a file by a hard link", hard_link)
         attempt("a folder's names", root_names)
         attempt("the users' passwords", lambda: open("/etc/shadow").close())
@@ -97,11 +97,11 @@ def _host_writes(attempt: Attempt) -> list[str]:
             os.close(os.open(path, os.O_WRONLY | (os.O_CREAT if new else 0)))
             if new:
                 os.remove(path)
-        for path in ("/usr", sys.prefix, "/etc", os.path.dirname(order["secret"]), order["base"]):
-            attempt(f"a new file in {path}", lambda: write(f"{path}/composer-{order['token']}"))
-        attempt("a file anybody may write", lambda: write(order["target"]))
+        for path in ("/usr", sys.prefix, "/etc", os.path.dirname(request["secret"]), request["base"]):
+            attempt(f"a new file in {path}", lambda: write(f"{path}/composer-{request['token']}"))
+        attempt("a file anybody may write", lambda: write(request["target"]))
         attempt("the system's programs", lambda: write(sys.executable))
-        for action in (lambda: os.chmod(order["target"], 0o600), lambda: os.truncate(order["target"], 0)):
+        for action in (lambda: os.chmod(request["target"], 0o600), lambda: os.truncate(request["target"], 0)):
             try:
                 action()
             except OSError:
@@ -116,19 +116,19 @@ def _processes(attempt: Attempt) -> list[str]:
     return attempt.got("""
         def holds_token(path):
             with open(path, "rb") as file:
-                return order["token"].encode() in file.read()
-        names = [str(order["victim"])]
+                return request["token"].encode() in file.read()
+        names = [str(request["victim"])]
         attempt("", lambda: names.extend(n for n in os.listdir("/proc") if n.isdigit()) or False)
         for name in names:
             attempt("a process's environment", lambda: holds_token(f"/proc/{name}/environ"))
-        attempt("a process's memory", lambda: open(f"/proc/{order['victim']}/mem", "rb").close())
-        attempt("a process's descriptors", lambda: os.listdir(f"/proc/{order['victim']}/fd"))
+        attempt("a process's memory", lambda: open(f"/proc/{request['victim']}/mem", "rb").close())
+        attempt("a process's descriptors", lambda: os.listdir(f"/proc/{request['victim']}/fd"))
         attempt("the memory of process 1", lambda: os.getpid() != 1 and open("/proc/1/mem", "r+b").close())
     """)
 
 
 def _signals(attempt: Attempt) -> list[str]:
-    return attempt.got('attempt("a signal to a process", lambda: os.kill(order["victim"], 0))')
+    return attempt.got('attempt("a signal to a process", lambda: os.kill(request["victim"], 0))')
 
 
 def _ptrace(attempt: Attempt) -> list[str]:
@@ -148,8 +148,8 @@ def _ptrace(attempt: Attempt) -> list[str]:
             nowhere = (ctypes.c_size_t * 2)(8, 8)
             done = libc.process_vm_readv(pid, place, 1, nowhere, 1, 0)
             return done >= 0 or ctypes.get_errno() == errno.EFAULT
-        attempt("attached to a process", lambda: attach(order["victim"]))
-        attempt("read a process's memory", lambda: read(order["victim"]))
+        attempt("attached to a process", lambda: attach(request["victim"]))
+        attempt("read a process's memory", lambda: read(request["victim"]))
         attempt("attached to an init with more rights", lambda: os.getppid() == 1 and attach(1))
     """)
 
@@ -210,8 +210,8 @@ def _fork_bomb(attempt: Attempt) -> list[str]:
                 made += 1
         except OSError:
             pass
-        if made > order["limit"]:
-            got.append(f"{made} processes with a limit of {order['limit']}")
+        if made > request["limit"]:
+            got.append(f"{made} processes with a limit of {request['limit']}")
         """,
         {"limit": 16},
         processes=16,
@@ -274,7 +274,7 @@ def _time(attempt: Attempt) -> list[str]:
 
 def _beyond(attempt: Attempt, expected: Ending, what: str, code: str, *, wall_s: float = 60.0, **limits: int) -> list[str]:
     """Run a program whose `exceed()` goes beyond a limit: it is stopped as expected, refused with an OSError, or gets through."""
-    code = textwrap.dedent(code) + 'attempt(order["what"], exceed)\n'
+    code = textwrap.dedent(code) + 'attempt(request["what"], exceed)\n'
     if attempt.execute(code, {"what": what}, wall_s=wall_s, **limits).ending is expected:
         return []
     return attempt.got(code, {"what": what}, wall_s=wall_s, **limits)
@@ -283,7 +283,7 @@ def _beyond(attempt: Attempt, expected: Ending, what: str, code: str, *, wall_s:
 _DAEMON = """
     import subprocess
     program = {program!r}
-    argv = [sys.executable, "-S", "-c", program, order["token"], order["base"]]
+    argv = [sys.executable, "-S", "-c", program, request["token"], request["base"]]
     subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if os.fork() == 0:
         os.setsid()
@@ -328,9 +328,9 @@ def _neighbour(attempt: Attempt) -> list[str]:
     places = """
         import ctypes
         libc = ctypes.CDLL(None)
-        key = int(order["token"][:7], 16)
+        key = int(request["token"][:7], 16)
         folders = (".", os.environ["TMPDIR"], "/tmp", "/var/tmp", "/dev/shm", "/run")
-        paths = [f"{folder}/composer-{order['token']}" for folder in folders]
+        paths = [f"{folder}/composer-{request['token']}" for folder in folders]
     """
     leave = """
         for path in paths:

@@ -113,11 +113,11 @@ def _make(
     examine: bool,
 ) -> tuple[ExecResult, list[Any] | None]:
     nonce = secrets.token_hex(16)
-    orders = {"nonce": nonce, "python_path": list(python_path), "calls": list(calls), "examine": examine}
+    request = {"nonce": nonce, "python_path": list(python_path), "calls": list(calls), "examine": examine}
     command = Command(
         argv=(str(python), *WARM_FLAGS, _program()),
         python=python,
-        stdin=json.dumps(orders).encode(),
+        stdin=json.dumps(request).encode(),
         env=env,
         limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
     )

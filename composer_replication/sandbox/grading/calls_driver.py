@@ -1,6 +1,6 @@
 """The program that calls the code under test inside a sandbox and reports what it did; the host decides whether that is right.
 
-Its text follows that of `literals`. Orders come on stdin; the answer goes over the private channel: the nonce of the orders and
+Its text follows that of `literals`. The request comes on stdin; the answer goes over the private channel: the request's nonce and
 zlib-compressed JSON, a record per call. Everything in this process may be the agent's: all it could forge is the answer to a
 question it has to know the answer to.
 """
@@ -129,17 +129,17 @@ def main() -> None:
     """Read a request from stdin, make the calls in order, answer, and end without running exit handlers."""
     channel = int(os.environ.pop("COMPOSER_RESULT_FD"))
     with open(0, "rb", closefd=False) as stdin:
-        orders = json.loads(stdin.read())
+        request = json.loads(stdin.read())
     root = os.getcwd()
     sys.path[:] = [entry for entry in sys.path if entry not in ("", root)]
-    sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in orders["python_path"]]
+    sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["python_path"]]
     exit_now, write, dumps, compress = os._exit, os.write, json.dumps, zlib.compress
-    if orders["examine"]:
+    if request["examine"]:
         witness = Witness()
-        answers = [examine(target, arguments, witness) for target, arguments in orders["calls"]]
+        answers = [examine(target, arguments, witness) for target, arguments in request["calls"]]
     else:
-        answers = [call(target, arguments) for target, arguments in orders["calls"]]
-    answer = orders["nonce"].encode() + compress(dumps(answers).encode())
+        answers = [call(target, arguments) for target, arguments in request["calls"]]
+    answer = request["nonce"].encode() + compress(dumps(answers).encode())
     while answer:
         answer = answer[write(channel, answer) :]
     exit_now(0)

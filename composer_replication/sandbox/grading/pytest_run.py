@@ -199,7 +199,7 @@ def _drive(
     twice: bool = False,
 ) -> tuple[ExecResult, dict[str, Any] | None]:
     nonce = secrets.token_hex(16)
-    orders = {
+    request = {
         "nonce": nonce,
         "ids": list(test_ids),
         "python_path": list(python_path),
@@ -214,7 +214,7 @@ def _drive(
     command = Command(
         argv=(str(python), *WARM_FLAGS, _driver_source()),
         python=python,
-        stdin=json.dumps(orders).encode(),
+        stdin=json.dumps(request).encode(),
         env=_ENVIRONMENT,
         limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
     )

@@ -33,7 +33,7 @@ from composer_replication.sandbox.protocol import Tree
 from composer_replication.sandbox.remote.mailbox import INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.scratch import make_scratch
 from composer_replication.sandbox.transfer.archive import pack, unpack
-from composer_replication.sandbox.transfer.messages import Parcel, command_of, error_facts, result_parcel
+from composer_replication.sandbox.transfer.messages import Archive, command_of, error_facts, result_archive
 from composer_replication.sandbox.transfer.requests import PYTHON_ENVIRONMENT
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError
 
@@ -120,10 +120,10 @@ class _Agent:
             staged.rename(self._folder / OUTBOX / name)
             answered = True
         finally:
-            if not answered:  # no memory or disk, most likely: the near end learns that the agent has gone, instead of waiting
+            if not answered:  # no memory or disk, most likely: the client learns that the agent has ended, instead of waiting
                 os._exit(1)
 
-    def _answer_to(self, name: str) -> Parcel:
+    def _answer_to(self, name: str) -> Archive:
         path = self._folder / INBOX / name
         try:
             with path.open("rb") as file:
@@ -133,9 +133,9 @@ class _Agent:
         except ComposerError as error:
             return error_facts(error), []
         except (OSError, KeyError, TypeError, ValueError) as error:
-            return error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
+            return error_facts(SandboxError(f"the request could not be carried out ({type(error).__name__}: {error})")), []
 
-    def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Parcel:
+    def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Archive:
         """Answer a request. Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on a request of
         another shape."""
         sandbox = open_sandbox()
@@ -155,6 +155,6 @@ class _Agent:
         base.mkdir()
         try:
             lay_out(files, base)
-            return result_parcel(sandbox.run(Tree(base=base, changes=changes), command))
+            return result_archive(sandbox.run(Tree(base=base, changes=changes), command))
         finally:
             shutil.rmtree(base, ignore_errors=True)

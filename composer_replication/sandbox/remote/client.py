@@ -1,8 +1,8 @@
 """The sandbox on another machine: a SWE-ReX server carries requests there, and our agent runs them in that machine's own
 sandboxes.
 
-The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so it is only ever asked for short ones: to start the
-agent (`far`), to take a file, to hand one out. Whatever fails on the way is a `SandboxError`, and the next command starts anew.
+The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so we only send short requests: start the agent
+(`remote.agent`), take a file, return one. Any failure on the way is a `SandboxError`, and the next command starts a new agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from composer_replication.sandbox.protocol import Command, ExecResult, Installat
 from composer_replication.sandbox.remote.mailbox import BOOTSTRAP, INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.sandbox.transfer.archive import pack, unpack
-from composer_replication.sandbox.transfer.messages import Parcel, order_parcel, raise_error, result_of_parcel
+from composer_replication.sandbox.transfer.messages import Archive, raise_error, request_archive, result_of_archive
 from composer_replication.sandbox.transfer.requests import check_paths
 from composer_replication.sandbox.transfer.upload import archive_of, modules_archive, most_bytes, one_line
 from composer_replication.types.errors import ComposerError, MissingExtraError, SandboxError, SandboxUnavailableError
@@ -101,7 +101,7 @@ class _AgentSession:
         with contextlib.suppress(SandboxError):
             self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
 
-    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
+    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Archive:
         """Return the agent's answer, of at most `most` bytes.
 
         Raises:
@@ -110,11 +110,11 @@ class _AgentSession:
         """
         try:
             with _understood(self._url), scratch_folder() as folder:
-                (folder / "order").write_bytes(pack({**facts, "ask": what}, blobs))
-                answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s, most))
+                (folder / "request").write_bytes(pack({**facts, "ask": what}, blobs))
+                answer = self._call(self._exchange(folder / "request", secrets.token_hex(8), time.monotonic() + most_s, most))
                 taken = unpack(io.BytesIO(answer))
         except OSError as error:
-            raise SandboxError(f"an order for {self._url} cannot be written here: {error}", fix="free some space") from error
+            raise SandboxError(f"a request for {self._url} cannot be written here: {error}", fix="free some space") from error
         except SandboxError:
             self._lost()
             raise
@@ -134,11 +134,11 @@ class _AgentSession:
             )
         return folder
 
-    async def _exchange(self, order: Path, name: str, deadline: float, most: int) -> bytes:
+    async def _exchange(self, request: Path, name: str, deadline: float, most: int) -> bytes:
         """Put the request into the agent's inbox and wait for the answer in its outbox."""
         target = f"{self._folder}/{INBOX}/{name}"
         async with asyncio.timeout(_REQUEST_S):
-            await self._server.upload(order, target)
+            await self._server.upload(request, target)
         wait = _FIRST_LOOK_S
         while True:
             reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name, most=SHORT + 4 * most // 3)
@@ -244,10 +244,10 @@ class RemoteSandbox:
     def run(self, tree: Tree, command: Command) -> ExecResult:
         """See `Sandbox.run`."""
         check_paths(tree.changes)
-        order = order_parcel(tree, command, archive_of(tree)[0])
-        facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
+        request = request_archive(tree, command, archive_of(tree)[0])
+        facts, blobs = self._ask("run", *request, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
         with _understood(self._url):
-            result = result_of_parcel(facts, blobs)
+            result = result_of_archive(facts, blobs)
             if max(map(len, (result.stdout, result.stderr, result.channel))) > command.limits.output_bytes:
                 raise ValueError("more output than was asked for")
         with self._lock:
@@ -275,7 +275,7 @@ class RemoteSandbox:
         with _understood(self._url):
             return [str(what) for what in facts["got"]]
 
-    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
+    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Archive:
         """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
         return self._current().ask(what, facts, blobs, most_s, most)
 

@@ -21,10 +21,10 @@ def unpack(stream: BinaryIO) -> tuple[dict[str, Any], list[bytes]]:
         header = json.loads(stream.readline())
         facts, sizes = dict(header["facts"]), [int(size) for size in header["sizes"]]
     except (KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ValueError("the parcel has no list of its contents") from error
+        raise ValueError("the archive has no list of its contents") from error
     blobs = [stream.read(size) for size in sizes if size >= 0]
     if [len(blob) for blob in blobs] != sizes:
-        raise ValueError("the parcel is torn")
+        raise ValueError("the archive is torn")
     return facts, blobs
 
 
@@ -36,6 +36,6 @@ def pack_files(files: Mapping[str, bytes | None]) -> tuple[list[tuple[str, bool]
 def unpack_files(listed: Sequence[tuple[str, bool]], blobs: Sequence[bytes]) -> dict[str, bytes | None]:
     """Inverse of `pack_files`. Raises ValueError when they do not belong together."""
     if sum(bool(there) for _, there in listed) != len(blobs):
-        raise ValueError("the parcel's files and their list differ")
+        raise ValueError("the archive's files and their list differ")
     contents = iter(blobs)
     return {str(path): next(contents) if there else None for path, there in listed}

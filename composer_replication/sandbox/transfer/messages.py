@@ -13,16 +13,16 @@ from composer_replication.sandbox.transfer.archive import pack_files, unpack_fil
 from composer_replication.sandbox.transfer.requests import check_paths
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError, TaskError
 
-__all__ = ["Parcel", "command_of", "error_facts", "order_parcel", "raise_error", "result_of_parcel", "result_parcel"]
+__all__ = ["Archive", "command_of", "error_facts", "raise_error", "request_archive", "result_archive", "result_of_archive"]
 
-Parcel = tuple[dict[str, Any], list[bytes]]
-"""What `parcel.pack` takes and `parcel.unpack` returns."""
+Archive = tuple[dict[str, Any], list[bytes]]
+"""What `archive.pack` takes and `archive.unpack` returns."""
 
 _ERRORS: Mapping[str, type[ComposerError]] = {e.__name__: e for e in (SandboxError, SandboxUnavailableError, TaskError)}
 """Errors a remote machine may report; a name from there never stands for any other class."""
 
 
-def order_parcel(tree: Tree, command: Command, files: bytes) -> Parcel:
+def request_archive(tree: Tree, command: Command, files: bytes) -> Archive:
     """`command` over the tree whose base is packed in `files`."""
     listed, contents = pack_files(tree.changes)
     facts = {
@@ -37,7 +37,7 @@ def order_parcel(tree: Tree, command: Command, files: bytes) -> Parcel:
 
 
 def command_of(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[Command, bytes, dict[str, bytes | None]]:
-    """Inverse of `order_parcel`: the command, the packed base, the changes. Raises KeyError, TypeError or ValueError."""
+    """Inverse of `request_archive`: the command, the packed base, the changes. Raises KeyError, TypeError or ValueError."""
     files, stdin, *contents = blobs
     command = Command(
         argv=tuple(facts["argv"]),
@@ -50,7 +50,7 @@ def command_of(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[Comman
     return command, files, unpack_files(facts["changes"], contents)
 
 
-def result_parcel(result: ExecResult) -> Parcel:
+def result_archive(result: ExecResult) -> Archive:
     """Pack the result of a command."""
     listed, contents = pack_files(result.changes or {})
     facts = {
@@ -64,8 +64,8 @@ def result_parcel(result: ExecResult) -> Parcel:
     return facts, [result.stdout, result.stderr, result.channel, *contents]
 
 
-def result_of_parcel(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> ExecResult:
-    """Inverse of `result_parcel`. Raises KeyError, TypeError or ValueError, and SandboxError for a path outside the tree."""
+def result_of_archive(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> ExecResult:
+    """Inverse of `result_archive`. Raises KeyError, TypeError or ValueError, and SandboxError for a path outside the tree."""
     stdout, stderr, channel, *contents = blobs
     changes = None if facts["changes"] is None else unpack_files(facts["changes"], contents)
     check_paths(changes or ())

@@ -35,11 +35,11 @@ _IGNORED = ("FROM", "ENV", "LABEL", "ARG", "USER", "EXPOSE", "CMD", "ENTRYPOINT"
 
 _SOLVER = """
 import base64, hashlib, json, os, subprocess, sys, zlib
-order = json.load(sys.stdin)
-done = subprocess.run(["bash", order["script"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-before, changed, gone = order["digests"], {}, []
+request = json.load(sys.stdin)
+done = subprocess.run(["bash", request["script"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+before, changed, gone = request["digests"], {}, []
 for folder, folders, names in os.walk("."):
-    folders[:] = [f for f in folders if f not in (order["scratch"], ".git", "__pycache__")]
+    folders[:] = [f for f in folders if f not in (request["scratch"], ".git", "__pycache__")]
     for name in names:
         path = os.path.normpath(os.path.join(folder, name))
         if os.path.isfile(path) and not os.path.islink(path):
@@ -175,10 +175,10 @@ def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: 
             script = content.decode().replace("/solution", f"./{_SCRATCH}")
             content = re.sub(rf"{re.escape(workdir)}(?=[/\s\"';)]|$)", ".", script).encode()
         changes[f"{_SCRATCH}/{path}"] = content
-    order = {"script": f"{_SCRATCH}/solve.sh", "scratch": _SCRATCH, "digests": order_digests}
+    request = {"script": f"{_SCRATCH}/solve.sh", "scratch": _SCRATCH, "digests": order_digests}
     limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S, output_bytes=64 << 20)
     argv = (str(python), "-I", "-B", "-c", _SOLVER)
-    command = Command(argv=argv, python=python, stdin=json.dumps(order).encode(), limits=limits)
+    command = Command(argv=argv, python=python, stdin=json.dumps(request).encode(), limits=limits)
     result = sandbox.run(Tree(base=repo, changes=changes), command)
     if result.ending is not Ending.EXITED or result.returncode != 0:
         raise NotExpressibleError(f"its solve.sh does not run here ({result.ending})")

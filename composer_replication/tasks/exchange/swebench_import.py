@@ -21,7 +21,7 @@ from typing import Any
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.sandbox.opening import far_python
+from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, write_whole
@@ -102,7 +102,7 @@ def build_instances(
     if not instances:
         raise SourceError(f"{file} has no instance {only}", fix=one_of(only, (instance.instance_id for instance in known)))
     sandbox = open_sandbox(options.sandbox)
-    python = (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
+    python = (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
     tasks: list[Task] = []
     dropped: list[Skipped] = []
     for instance in instances:

@@ -27,15 +27,15 @@ _PROGRAM = """
 import importlib, importlib.util, io, json, os, pathlib, py_compile, sys, tarfile
 sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
 import pytest
-orders = json.load(sys.stdin)
+request = json.load(sys.stdin)
 sys.dont_write_bytecode = False
-sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
-plugins = [importlib.import_module(name) for name in orders["plugins"]]
+sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in request["python_path"]]
+plugins = [importlib.import_module(name) for name in request["plugins"]]
 options = ["-q", "--collect-only", "--rootdir=" + os.getcwd(), "-p", "no:cacheprovider", "-o", "required_plugins="]
-pytest.main([*options, "--continue-on-collection-errors", *orders["tests"]], plugins)
+pytest.main([*options, "--continue-on-collection-errors", *request["tests"]], plugins)
 checked = py_compile.PycInvalidationMode.CHECKED_HASH
 imported = [str(p) for p in pathlib.Path(".").rglob("__pycache__/*.pyc") if "-pytest-" not in p.name]
-for source in {*orders["sources"], *map(importlib.util.source_from_cache, imported)}:
+for source in {*request["sources"], *map(importlib.util.source_from_cache, imported)}:
     try:
         py_compile.compile(source, doraise=True, invalidation_mode=checked)
     except py_compile.PyCompileError:
@@ -68,7 +68,7 @@ def compile_tree(
         SandboxError: the box broke, or did not answer.
         StorageError: `compiled` cannot be written.
     """
-    orders = {
+    request = {
         "python_path": layout.python_path,
         "plugins": plugins_of(sandbox, python),
         "tests": layout.tests,
@@ -77,7 +77,7 @@ def compile_tree(
     command = Command(
         argv=(str(python), *WARM_FLAGS, _PROGRAM),
         python=python,
-        stdin=json.dumps(orders).encode(),
+        stdin=json.dumps(request).encode(),
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"},
         limits=Limits(wall_s=timeout_s, cpu_s=timeout_s, output_bytes=_MOST_BYTES),
     )
