@@ -1,7 +1,7 @@
 """An agent's action as text, and as a canonical form in which equal actions are equal strings.
 
 An action is either tool calls or, without one, a final text. As text (`render_action`) a tool call is one line of JSON,
-`{"name": ..., "arguments": {...}}`, whoever made it: student and teachers are compared, and later trained on, in one format.
+`{"name": ..., "arguments": {...}}`, for every agent: student and teachers are compared, and later trained on, in one format.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
 
-    Each has its own rollouts and its own folder. One that is lost is launched again. A job that was interrupted goes on with
+    Each has its own rollouts and its own folder. One that is lost is launched again. A job that was interrupted continues with
     --resume, even if its machines are gone.
     """
     options = {"replicas": replicas, "executor.type": executor, "executor.gpu": gpu}

@@ -65,8 +65,8 @@ def explain(
 ) -> None:
     """Show what every detector finds, which hint would be given at that turn, and why when there is none.
 
-    Hints that a run recorded are shown as they were told. The project's documentation is not at hand here, so it is not quoted
-    anew.
+    Hints that a run recorded are shown as they were given. The project's documentation is not available here, so it is not quoted
+    again.
     """
     detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
     if lint:

@@ -218,7 +218,7 @@ def read_states(path: Path) -> list[TraceState]:
         raise ConfigError(f"{path} has no states", fix="write one JSON object a line: state_id, messages, student_action")
     twice = [name for name, count in Counter(s["state_id"] for s in states).items() if count > 1]
     if twice:
-        raise ConfigError(f"{path}: two states have the state_id {twice[0]!r}", fix="give every state a state_id of its own")
+        raise ConfigError(f"{path}: two states have the state_id {twice[0]!r}", fix="give every state a unique state_id")
     return states
 
 

@@ -74,7 +74,7 @@ def rollout(
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
 
-    `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
+    `oracle` must score 1 on every task and `noop` 0, and every policy 0 on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     _check_policy(policy, engine, server_url)

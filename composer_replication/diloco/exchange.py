@@ -1,8 +1,8 @@
 """One round: contributions go up, the mean comes down, and all replicas decode the same bytes.
 
 With owners (`scatter`): each chunk of the mean is made by one member, from that chunk of every member, and put once; what it left
-out it names. Without (`flat`): everyone reads whole contributions, whoever has read and checked them all first writes the seal,
-and the sum is a function of what the seal names. Either way the outcome is fixed by objects that are created once.
+out it names. Without (`flat`): every replica reads whole contributions, and the first to have read and checked them all writes
+the seal; the sum is a function of what the seal names. Either way the outcome is fixed by objects that are created once.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
     blocks = list(blocks_of(model))
     if n > len(blocks):
         raise ConfigError(
-            f"diloco: fragments = {n}, but the model has {len(blocks)} blocks with trainable parameters of their own",
+            f"diloco: fragments = {n}, but the model has {len(blocks)} blocks with own trainable parameters",
             fix=f"set fragments = {len(blocks)} or lower" if blocks else "set fragments = 1",
         )
     parts: list[dict[str, nn.Parameter]] = [{} for _ in range(n)]

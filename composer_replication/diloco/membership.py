@@ -125,7 +125,7 @@ def _read(setting: Setting, place: RoundStore) -> Seal:
         if here != there:
             raise ConfigError(
                 f"round {place.round} of {place.name!r}: {what} is {there} at rank {sealed.by}, {here} at rank {setting.rank}",
-                fix="give every replica the same run file and the same model, and every run a folder of its own",
+                fix="give every replica the same run file and the same model, and every run a separate folder",
             )
     return sealed
 

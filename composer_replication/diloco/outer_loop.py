@@ -130,8 +130,8 @@ def make_diloco_outer_loop(
         outer_lr: of the outer SGD.
         outer_momentum: of the outer SGD.
         nesterov: whether the momentum is Nesterov's.
-        delay: tau, inner steps that go on while a round is under way.
-        mix: alpha, share of the local parameters in what a fragment goes on with; 0 takes the global ones.
+        delay: tau, inner steps that go on while a round is in progress.
+        mix: alpha, share of the local parameters in what a fragment continues with; 0 takes the global ones.
         backup_device: where the global parameters are kept; the CPU by default.
         store: what `join` and `save` use, with an `ObjectStoreManager`.
         snapshot_every: rounds between snapshots of the global state.

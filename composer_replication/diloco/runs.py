@@ -41,7 +41,7 @@ def claim(store: Store, facts: Mapping[str, object]) -> None:
     differing = [key for key in facts if theirs.get(key) != facts[key]]
     if differing:
         said = "; ".join(f"{key} is {theirs.get(key)!r} there and {facts[key]!r} here" for key in differing)
-        raise ConfigError(f"{store.uri} belongs to another run: {said}", fix="name a folder of its own for each run")
+        raise ConfigError(f"{store.uri} belongs to another run: {said}", fix="name a separate folder for each run")
 
 
 def round_key(name: str, number: int) -> str:

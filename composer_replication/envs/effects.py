@@ -56,7 +56,7 @@ def same_state(env: CodingEnv, one: Sequence[Call], other: Sequence[Call]) -> Ac
     count.
 
     Raises:
-        SandboxError: the box broke, so there is no verdict.
+        SandboxError: the sandbox broke, so there is no verdict.
     """
     runs = [[_carried_out(env, calls) for _ in range(2 if any(c.name == "bash" for c in calls) else 1)] for calls in (one, other)]
     left, right = runs[0][0], runs[1][0]

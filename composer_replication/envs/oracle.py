@@ -32,7 +32,7 @@ def prove_solution(task: SolvedTask, *, sandbox: Sandbox, python: Path, limits: 
 
     Raises:
         TaskError: it does not score 1; names the task, the interpreter and the first reason.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python, limits=limits)
     if isinstance(report.reward, Unscored):

@@ -27,11 +27,11 @@ def run_command(
 ) -> tuple[str, str, dict[str, Any]]:
     """Status, content and details of a `bash` call; the workspace takes the changed files, also when the command failed.
 
-    Nothing of the box lives on but these files: no process, no variable, no working directory, no mode of a file. What a command
-    says is the agent's business and need not be deterministic.
+    Nothing of the sandbox lives on but these files: no process, no variable, no working directory, no mode of a file. What a
+    command says is the agent's business and need not be deterministic.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     paths = ":".join(f'"$PWD"/{shlex.quote(path)}' for path in spec.python_path)
     script = f"exec 2>&1\nexport PYTHONPATH={paths}\n{command}"

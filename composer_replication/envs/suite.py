@@ -29,7 +29,7 @@ class TaskSuite:
         ConfigError: there is no such toolset.
         TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
             solution.
-        SandboxError: no sandbox is available, it is none for a shell, or the box broke.
+        SandboxError: no sandbox is available, it cannot run a shell, or the sandbox broke.
     """
 
     def __init__(

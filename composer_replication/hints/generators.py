@@ -178,14 +178,14 @@ def generators_named(names: Sequence[str], ask: Ask | None = None) -> tuple[Hint
     """Return the generators of these names, in this order.
 
     Raises:
-        ConfigError: there is none of that name, or `judge` is named and there is nobody to ask.
+        ConfigError: there is none of that name, or `judge` is named and there is no teacher to ask.
     """
     known = dict(_known())
     if ask is not None:
         known["judge"] = JudgeHint(ask)
     for name in names:
         if name == "judge" and ask is None:
-            raise ConfigError("the hint generator 'judge' has nobody to ask", fix="name [[teachers]], or leave 'judge' out")
+            raise ConfigError("the hint generator 'judge' has no teacher to ask", fix="name [[teachers]], or leave 'judge' out")
         if name not in known:
             raise ConfigError(f"there is no hint generator {name!r}", fix=f"choose among: {', '.join([*known, 'judge'])}")
     return tuple(known[name] for name in names)

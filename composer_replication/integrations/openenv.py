@@ -112,7 +112,7 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
     def step(self, action: CodingAction, timeout_s: float | None = None, **_: Any) -> CodingObservation:
         """Carry out one tool call; `submit` is graded. Tests have the task's own time limit, whatever `timeout_s`.
 
-        Raises ValueError before a reset and after `submit`, SandboxError when the box broke.
+        Raises ValueError before a reset and after `submit`, SandboxError when the sandbox broke.
         """
         del timeout_s
         if self._env is None:

@@ -1,6 +1,6 @@
 """The gradient of a head's weight [V, H], the largest tensor a loss on the head makes, in one buffer for all losses that read it.
 
-Left to autograd, every loss would hold a buffer of its own until the last of them is there to be added. Instead the gradient so
+Left to autograd, every loss would hold its own buffer until the last of them is there to be added. Instead the gradient so
 far passes through the nodes of the losses, from the last to the first:
 
     weight <- _Handover <- fused_logprobs ... <- _Sum <- total_loss, total_loss ...

@@ -1,6 +1,6 @@
 """Line charts as SVG text. Plain strings, so that the same numbers give the same file on every machine.
 
-A chart is 360 units wide, has a background of its own, and tells its lines apart by dash as well as by colour (Okabe and Ito's).
+A chart is 360 units wide, has its own background, and tells its lines apart by dash as well as by colour (Okabe and Ito's).
 """
 
 from __future__ import annotations

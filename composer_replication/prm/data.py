@@ -231,7 +231,7 @@ def read_transcripts(path: Path) -> list[Trajectory | Trace]:
         if transcript.trajectory_id in found:
             raise ConfigError(
                 f"{path}, line {number}: {transcript.trajectory_id!r} is there already",
-                fix="put trajectories of different steps or arms with the same ids in files of their own",
+                fix="put trajectories of different steps or arms with the same ids in separate files",
             )
         found[transcript.trajectory_id] = transcript
     if not found:

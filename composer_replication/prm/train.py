@@ -149,7 +149,7 @@ def train_prm(
 
     Args:
         out: folder of the run; what is in it is described above.
-        resume: go on from the newest checkpoint, where there is one.
+        resume: continue from the newest checkpoint, where there is one.
 
     Raises:
         ConfigError: no step has a label or none is within the limit, the labels are of fewer than two tasks or of one kind only,

@@ -2,7 +2,7 @@
 
 `POST /v1/chat/completions` with tools and tool calls, `GET /v1/models`, `GET /health`. Requests that arrive together are sampled
 as one batch. Prints `listening on http://127.0.0.1:PORT/v1` once it is ready and ends when its standard input is closed, so it
-never outlives whoever started it. Listens on the loopback interface only.
+never outlives the process that started it. Listens on the loopback interface only.
 """
 
 from __future__ import annotations

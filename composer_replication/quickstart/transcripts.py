@@ -1,7 +1,7 @@
 """Demonstrations for the warm start: how an agent works here, what ordinary words mean, and that a hint must be followed.
 
 A demonstration looks exactly like a rollout in `CodingEnv`, hint message included. The house's terms occur in it without
-information: their meaning is drawn anew each time, followed when a hint gives it and guessed uniformly when none does.
+information: their meaning is freshly drawn each time, followed when a hint gives it and guessed uniformly when none does.
 
 Hints about refused calls occur too, before any turn, and the work goes on as it should: a self-teacher that had never seen such
 a hint would answer it with noise, and the hint channel would teach the noise.

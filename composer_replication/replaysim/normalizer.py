@@ -41,7 +41,7 @@ class DJNormalizer:
         recipe: a recipe file; None for `composer_replication/recipes/replaysim/default.yaml`.
         backend: `builtin` needs nothing installed and has the default recipe's four operators. The others have data-juicer's
             filters and its `document_deduplicator`, and need the extra `replaysim`: `data_juicer` calls them in this process,
-            `executor` in data-juicer's own executor in a process of its own, `ray` in its executor for Ray.
+            `executor` in data-juicer's own executor in a separate process, `ray` in its executor for Ray.
         ray_address: of the cluster for `ray`; None starts one on this machine for the call. Every node has to see the folder
             for temporary files (`TMPDIR`).
 

@@ -31,7 +31,7 @@ class Worker:
     """One call of `ExecutorBackend.verdicts`.
 
     Args:
-        ray_address: of a cluster, `local` for one of its own; None for `DefaultExecutor`.
+        ray_address: of a cluster, `local` for a private one; None for `DefaultExecutor`.
     """
 
     def __init__(self, folder: Path, operators: Sequence[Operator], ray_address: str | None) -> None:

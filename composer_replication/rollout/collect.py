@@ -78,7 +78,8 @@ async def collect_groups(
         deadline_s: most seconds without any engine or env call finishing; None for no limit.
         timeout_s: most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a
             thread, for one of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored`, its
-            request is aborted, and the others go on; an env call of it may still run when the collection ends. None for no limit.
+            request is aborted, and the others continue; an env call of it may still run when the collection ends. None for no
+            limit.
 
     Raises:
         ConfigError: the same task twice.

@@ -52,7 +52,7 @@ class RandomEngine:
 
     Args:
         tools: the tools whose names and argument names are used most of the time.
-        words: strings used as arguments beside the awkward ones of its own, e.g. the paths of a task.
+        words: strings used as arguments in addition to its own awkward ones, e.g. the paths of a task.
     """
 
     def __init__(self, renderer: ChatRenderer, *, tools: Sequence[ToolSchema], words: Sequence[str] = ()) -> None:

@@ -90,7 +90,7 @@ def _no_answer(python: str) -> SandboxError:
 def _packages_of_others(tops: Iterable[str], own: Iterable[str]) -> Iterator[str]:
     """Yield folders of packages below `tops` that contain nothing of this interpreter's `own`.
 
-    One of them may hold the project whose code a task deletes, and whoever can read it can import it.
+    One of them may hold the project whose code a task deletes, and any program that can read it can import it.
     """
     kept = [os.path.realpath(path) for path in own]
     for top in tops:

@@ -152,7 +152,7 @@ def _opened(kind: SandboxKind) -> BoxSandbox | str:
 def _open_once(kind: SandboxKind) -> BoxSandbox | str:
     """Return the probed sandbox, or why there is none."""
     if sys.platform != "linux":
-        return "boxes are built from Linux namespaces and Landlock"
+        return "sandboxes are built from Linux namespaces and Landlock"
     try:
         setup = _SETUPS[kind](find_cgroups())
         sandbox = BoxSandbox(setup)
@@ -186,7 +186,7 @@ def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
             result = sandbox.run(Tree(base=base, changes={"changed": b"new", "gone": None}), command)
             if result.ending is not Ending.EXITED or result.returncode != 0:
                 said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-                raise SandboxError(f"a test program does not run in the box ({result.ending}, {said})")
+                raise SandboxError(f"a test program does not run in the sandbox ({result.ending}, {said})")
             facts: dict[str, Any] = json.loads(result.channel)
             wrong = [name for name, value in _EXPECTED.items() if facts[name] != value]
             if expected_uid is not None and facts["uid"] != expected_uid:
@@ -194,7 +194,7 @@ def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
             if sorted(os.listdir(base)) != ["changed", "gone"]:
                 wrong.append("base folder")
             if wrong:
-                raise SandboxError(f"the box does not hold: {', '.join(wrong)}")
+                raise SandboxError(f"the sandbox does not hold: {', '.join(wrong)}")
     except OSError as error:
         raise SandboxError(f"it cannot be tried: {error}") from error
 
@@ -205,7 +205,7 @@ _EXPECTED = {"caps": "0" * 16, "host_file": None, "network": False, "changed": "
 def _full(kind: str, cgroups: Cgroups | None, program: str = "") -> Setup:
     missing = []
     if cgroups is None:
-        missing.append("memory limit of the whole box (each process is limited)")
+        missing.append("memory limit of the whole sandbox (each process is limited)")
         if os.geteuid() == 0:
             missing.append("number of processes (no writable pids cgroup)")
     counted = "no writable cgroup" if cgroups is None else cgroups.description
@@ -238,19 +238,19 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
     root = os.geteuid() == 0
     own_uid = root and reachable_by(BOX_UID, Path(sys.executable))
     user = (
-        f"uid {BOX_UID} (one per box; uid 0 without capabilities where only root can read the interpreter)"
+        f"uid {BOX_UID} (one per sandbox; uid 0 without capabilities where only root can read the interpreter)"
         if own_uid
         else f"uid {os.geteuid()} without capabilities"
     )
     missing = ["namespaces: names of the host's files and processes are visible", "disk use (looked at five times a second)"]
     if root and not own_uid:
-        missing.append("a user of its own (only root can read the interpreter's folder)")
+        missing.append("a separate user (only root can read the interpreter's folder)")
     if not own_uid:
         missing.append("file modes and times (calls that change them have no effect)")
         if abi < _ABI_WITH_SCOPES:
             missing.append("signals to the user's other processes")
     if cgroups is None:
-        missing.append("memory of the whole box (each process is limited)")
+        missing.append("memory of the whole sandbox (each process is limited)")
         if not own_uid:
             missing.append("number of processes" if root else "number of processes (counted with the user's others)")
     isolation = Isolation(

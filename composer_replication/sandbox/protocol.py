@@ -144,7 +144,7 @@ class Sandbox(Protocol):
         """Run `command` over a private, disposable copy of `tree`.
 
         Raises:
-            SandboxError: the box itself could not be set up or broke; says nothing about the program.
+            SandboxError: the sandbox itself could not be set up or broke; says nothing about the program.
         """
         ...
 

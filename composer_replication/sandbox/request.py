@@ -42,7 +42,7 @@ class BoxRequest:
     disk_mb: int
     memory_mb: int
     processes: int
-    """Limits of the box's control group, where there is one."""
+    """Limits of the sandbox's control group, where there is one."""
     overlay: bool
     """False: the tree is copied instead of overlaid."""
     cgroup_procs: tuple[str, ...] = ()

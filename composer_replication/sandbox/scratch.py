@@ -1,7 +1,7 @@
 """Scratch folders of the host for mount points, private copies and probes, which are always cleaned up.
 
-Whoever works in one holds a shared lock on it. The kernel lets go of a lock when its holder dies, however it dies, so a folder
-that nobody holds is abandoned, and the next process to make one removes it.
+A process that works in one holds a shared lock on it. The kernel releases a lock when its holder dies, so a folder
+that is not locked is abandoned, and the next process to make one removes it.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         SourceError: the project cannot be fetched, is a benchmark's or under another licence, holds credentials, has no tests, or
             they fail or hang.
         TaskError: `out` holds verdicts of another build, or what another release began.
-        SandboxError: no sandbox is available, or the box broke.
+        SandboxError: no sandbox is available, or the sandbox broke.
         StorageError: `out` cannot be written.
     """
     start = time.monotonic()
@@ -158,7 +158,7 @@ def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
 
     Raises:
         SandboxError: that machine cannot be reached.
-        TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no environment of its own.
+        TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no own environment.
     """
     if (there := remote_python(sandbox)) is not None:
         return there
@@ -184,13 +184,13 @@ def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
 def _check_out(source: str, out: Path) -> None:
     if Path(source).is_dir() and Path(source).resolve().is_relative_to(out.resolve()):
         what = "is" if out.resolve() == Path(source).resolve() else "holds"
-        raise ConfigError(f"--out {out} {what} the source itself", fix=f"name a folder of its own, such as {out / 'tasks'}")
+        raise ConfigError(f"--out {out} {what} the source itself", fix=f"name a separate folder, such as {out / 'tasks'}")
 
 
 def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> PristineTree:
     """Fetch the tree, or reuse it from an earlier call where it cannot have changed.
 
-    A build that has decided a candidate binds its folder to its source and options; one that has not is begun anew.
+    A build that has decided a candidate binds its folder to its source and options; one that has not starts over.
     """
     tree, record_file = state / "pristine", state / SOURCE_RECORD
     order = {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}

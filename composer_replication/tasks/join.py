@@ -54,7 +54,7 @@ def join_tasks(
 
     Raises:
         TaskError: one of them is damaged.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: the task cannot be written.
     """
     with suppress(TaskError):

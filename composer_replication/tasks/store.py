@@ -191,7 +191,7 @@ def digests_of(tree: Path) -> dict[str, str]:
 def publish_task(staged: Path, root: Path) -> None:
     """Move a complete task folder to `root`, where it appears at once. Raises StorageError.
 
-    Killed at any moment, it leaves the old task or the new one: the old is put aside, and whoever reads next brings it back when
+    Killed at any moment, it leaves the old task or the new one: the old one is set aside, and the next reader restores it when
     there is no new one.
     """
     with storage_errors(root.parent):

@@ -53,7 +53,7 @@ class Audit:
             ConfigError: there is no audit, as its chance is 0.
         """
         if self.chance == 0.0:
-            raise ConfigError("nothing was audited, so nobody knows what was missed", fix="give the gate an audit above 0")
+            raise ConfigError("nothing was audited, so what was missed is unknown", fix="give the gate an audit above 0")
         found = len(self.drawn & set(valuable))
         silent = len((self.drawn & set(unanswered)) - set(valuable))
         tail = (1.0 - confidence) / 2.0

@@ -110,7 +110,7 @@ class Gate:
         Args:
             first: what `first` decided on these steps.
             agrees: ids of the states where the cheap teacher certainly did what the student did.
-            tariff: as above, of the dearest of them.
+            tariff: as above, of the most expensive of them.
         """
         uncertain = self.uncertain_ids(steps)
         reasons: list[tuple[Reason, ...]] = []

@@ -1,9 +1,10 @@
 """Every call ever made to a teacher, in one SQLite file: the cache, the record of money and the log from which a replay resumes.
 
-A call is a row. It is `open` while it is under way, with the most it can cost reserved. It ends `paid`, at a cost that is known,
-or `held`, counted in full because it may be billed and nobody can say at what price: it was sent and brought no answer, its reply
-named an impossible price, or the process that made it died. A call that cannot have been billed leaves no row. What is held stays
-so until the provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is another call.
+A call is a row. It is `open` while it is in progress, with the most it can cost reserved. It ends `paid`, at a cost that is
+known, or `held`, counted in full because it may be billed at an unknown price: it was sent and brought no answer,
+its reply named an impossible price, or the process that made it died. A call that cannot have been billed leaves no row. What is
+held stays so until the provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is
+another call.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _KILLED = "the run ended while the call was under way"
 
 
 class AskedAlreadyError(Exception):
-    """A call under this key is under way, or has brought an answer."""
+    """A call under this key is in progress, or has brought an answer."""
 
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
@@ -79,7 +80,8 @@ class Reconciled:
 class Ledger:
     """One process at a time may hold a ledger; within it, threads and coroutines share one object.
 
-    Calls that were under way when the last holder died are held from now on: whoever was asked may have answered and billed them.
+    Calls that were in progress when the last holder died are held from now on: the endpoint may have answered and billed
+    them.
 
     Args:
         path: the SQLite file, made when missing; None for a ledger in memory, which nothing survives.
@@ -135,7 +137,7 @@ class Ledger:
         held would exceed the cap.
 
         Raises:
-            AskedAlreadyError: a call under the key is under way or has brought an answer.
+            AskedAlreadyError: a call under the key is in progress or has brought an answer.
         """
         call_id = uuid.uuid4().hex
         with self._mutex, self._storage_errors():
@@ -161,7 +163,7 @@ class Ledger:
             doubt: why `usd` may not be what is billed: the amount is held.
 
         Raises:
-            ValueError: no such call is under way.
+            ValueError: no such call is in progress.
         """
         status, record = "held" if doubt else "paid", json.dumps(answer)
         with self._mutex, self._storage_errors():
@@ -210,7 +212,7 @@ class Ledger:
                 was not billed. What it says of a paid call replaces what the reply said.
 
         Raises:
-            ValueError: calls are under way, so that no bill can be complete.
+            ValueError: calls are in progress, so that no bill can be complete.
         """
         with self._mutex, self._storage_errors():
             if self._open_usd:

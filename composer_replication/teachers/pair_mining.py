@@ -53,7 +53,7 @@ def check_states(states: Sequence[TraceState]) -> None:
     counts = Counter(s["state_id"] for s in states)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        raise ConfigError(f"two states have the id {repeated[0]!r}", fix="give every state an id of its own")
+        raise ConfigError(f"two states have the id {repeated[0]!r}", fix="give every state a unique id")
 
 
 def _problem_of(state: Any) -> str | None:
@@ -160,7 +160,7 @@ def find_disagreements(
 
     Raises:
         ConfigError: an entry is no state, two states of one id, or a threshold below one.
-        SandboxError: a scene's box broke.
+        SandboxError: a scene's sandbox broke.
     """
     check_states(states)
     if agreement_threshold < 1:

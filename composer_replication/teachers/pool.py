@@ -122,8 +122,8 @@ class TeacherPool:
 
         A teacher is asked the questions of one trace one after the other, in the order of their steps; different traces and
         teachers are asked at the same time. A failure is an answer with an `error`. A teacher whose endpoint refuses the key or
-        the model, or cannot be reached, is not asked again by this pool; the others go on. Questions beyond the cap are answered
-        with the error `BUDGET`.
+        the model, or cannot be reached, is not asked again by this pool; the others continue. Questions beyond the cap are
+        answered with the error `BUDGET`.
 
         A call that was sent and brought no answer may be billed: it is held at the most it can have cost, and sent again by the
         next `ask`, under the cap.
@@ -256,7 +256,7 @@ class TeacherPool:
     async def _reserve(self, job: _Question) -> str | None:
         """Wait for the teacher's turn, reserve the most a call can cost, or has cost where that is more, and name the call.
 
-        While calls under way may yet cost less than is held for them, wait for them; None when there are none left.
+        While calls in progress may yet cost less than is held for them, wait for them; None when there are none left.
         """
         name, most = job.teacher.name, job.teacher.most_expensive(job.question) or 0.0
         while True:
@@ -337,7 +337,7 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
         raise ConfigError(f"the cap of ${max_total_usd} is no amount of money", fix="give the cap as USD, 0 or more")
     names = [t.name for t in teachers]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two teachers have one name: {', '.join(sorted(names))}", fix="give every teacher a name of its own")
+        raise ConfigError(f"two teachers have one name: {', '.join(sorted(names))}", fix="give every teacher a unique name")
     for teacher in teachers:
         if max_total_usd is not None and teacher.price(0, 0) is None:
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 Votes are for actions, however they are written: with a `Scene` they are compared and clustered as for pairs (`agreement.compare`,
 `agreement.cluster_votes`), without one by their canonical strings, which is cheap and takes two ways to write one action for two.
-A vote of which nobody can tell whether it is for the student's action is neither for nor against it. Models of one family make
+A vote that cannot be shown to be for or against the student's action is neither for nor against it. Models of one family make
 correlated errors, so a family has one vote in all: its teachers share it, each in proportion to its weight. Without votes, in a
 tie, or where too much is undecided, there is no reward: `Unscored`, never a zero.
 """
@@ -67,7 +67,7 @@ def plurality_reward(
 
     Raises:
         ConfigError: a weight is negative or not finite.
-        SandboxError: the scene's box broke.
+        SandboxError: the scene's sandbox broke.
     """
     found = _leaders(votes, student, weights, scene)
     if isinstance(found, Unscored):

@@ -76,7 +76,7 @@ class Tariff:
         fresh, answer = teacher.usd_per_million_input, teacher.usd_per_million_output
         if fresh is None or answer is None:
             raise ConfigError(
-                f"teacher {teacher.name!r} has no price, so nobody can say what it will cost",
+                f"teacher {teacher.name!r} has no price, so its cost cannot be estimated",
                 fix="set usd_per_million_input and usd_per_million_output of this teacher (0 for a local endpoint)",
             )
         read, write = teacher.usd_per_million_cache_read, teacher.usd_per_million_cache_write
@@ -149,7 +149,7 @@ class Gaps:
         """Return whether asking all steps between the two is cheaper than what the later one costs by itself.
 
         Within the cache's reach the later prompt still finds the earlier one, and filling the gap only costs; beyond it, the
-        whole later prompt is paid for anew, unless every step between is asked.
+        whole later prompt is paid for again, unless every step between is asked.
         """
         alone = tariff.usd(*self.next(before, after, tariff.reach))
         return after - before > 1 and tariff.usd(*self.filled(before, after)) < alone

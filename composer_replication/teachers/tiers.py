@@ -1,4 +1,4 @@
-"""The cheap teacher first, the dear ones where it does not settle the matter, and both audited; one ledger, one cap."""
+"""The cheap teacher first, the expensive ones where it does not settle the matter, and both audited; one ledger, one cap."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class ChatTemplate:
             if token in added:
                 return token
         raise ModelError(
-            f"the chat template of {self._name} does not end an assistant turn with a token of its own",
+            f"the chat template of {self._name} does not end an assistant turn with a dedicated token",
             fix="use a template that writes an end-of-turn token (such as `<|im_end|>`) after each assistant message",
         )
 

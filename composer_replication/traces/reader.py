@@ -1,6 +1,6 @@
 """The interface of readers of foreign logs, and their registry.
 
-A package of its own adds one by an entry point of the group `composer_replication.trace_readers` that names a `Reader` object.
+A separate package adds one by an entry point of the group `composer_replication.trace_readers` that names a `Reader` object.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     │   └── MissingExtraError     2   an optional dependency is not installed
     ├── TaskError                 3   a task folder is missing, corrupted or cannot be built
     │   └── SourceError           3   the repository cannot be fetched, or its tests fail or hang
-    ├── SandboxError              4   the box could not be started or broke: never the agent's fault
+    ├── SandboxError              4   the sandbox could not be started or broke: never the agent's fault
     │   └── SandboxUnavailableError    4   no isolation of the kind asked for exists on this machine
     ├── ModelError                5   a model or tokenizer cannot be loaded or lacks something needed
     ├── TeacherError              6   a teacher endpoint failed

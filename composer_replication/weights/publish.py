@@ -71,10 +71,10 @@ class WeightPublisher:
 
     A shard is put as a patch against the last version where that is smaller, and whole when no whole copy is left that the last
     `full_every` patches, or patches of a whole copy's length, lead on from. The manifest is created after all that it names: a
-    version is there whole or not at all. A new publisher goes on from the newest version in the store, which it reads first.
+    version is there whole or not at all. A new publisher continues from the newest version in the store, which it reads first.
 
     Args:
-        store: a folder of its own for each run.
+        store: a separate folder for each run.
         run: a name that is compared with that of what is there.
         shard_bytes: most in a shard, unless one tensor alone has more.
         full_every: most patches from a whole copy to a version.
@@ -169,7 +169,7 @@ class WeightPublisher:
         if self._last.run != self._run:
             raise ConfigError(
                 f"{self._store.uri} has weights of the run {self._last.run!r}, and this is {self._run!r}",
-                fix="name a folder of its own for each run",
+                fix="name a separate folder for each run",
             )
         self._flats = [None if isinstance(found, DamagedError) else found for found in puller.shards(self._last)]
 

@@ -109,7 +109,7 @@ def test_a_judge_that_gives_the_better_action_away_is_not_heard():
 
 def test_generators_are_named():
     assert [one.source for one in generators_named(DEFAULT_GENERATORS)] == list(DEFAULT_GENERATORS)
-    with pytest.raises(ConfigError, match="nobody to ask"):
+    with pytest.raises(ConfigError, match="no teacher to ask"):
         generators_named(["judge"])
     with pytest.raises(ConfigError, match="no hint generator 'oracle'"):
         generators_named(["oracle"])

@@ -59,7 +59,7 @@ def cluster_votes(votes: Sequence[Vote], student: str, same: Callable[[str, str]
     """Group votes into clusters; also return how many clusters were dissolved because they contradict themselves.
 
     A cluster is a connected component of SAME over the votes and the student's action, which has no vote. Where two of its
-    members are certainly different, at least one verdict is wrong and nobody knows which: the component is no cluster.
+    members are certainly different, at least one verdict is wrong, and it is unknown which: the component is not a cluster.
 
     Args:
         same: compares two actions; has to be symmetric.

@@ -28,7 +28,7 @@ def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
 
     Understood are the answers of `read_file` and `write_file` of this framework and of Claude Code's `Read`. After a call that
     may have changed anything, such as an unknown command, nothing is known any more. A call is answered before the next message
-    of the assistant: agents that number their calls anew in every turn give many calls one id.
+    of the assistant: agents that number their calls from the start in every turn give many calls one id.
     """
     known: dict[str, str | None] = {}
     for place, message in enumerate(messages):

@@ -33,4 +33,4 @@ def refuse_overwriting(read: dict[str, Path | None], written: dict[str, Path | N
             continue
         other = taken.setdefault(path.resolve(), name)
         if other != name:
-            raise ConfigError(f"{name} and {other} are the same file, {path}", fix=f"give {name} a file of its own")
+            raise ConfigError(f"{name} and {other} are the same file, {path}", fix=f"give {name} a separate file")

@@ -26,7 +26,7 @@ class Patience:
         """Return the answer; None while there is none for now.
 
         Args:
-            about: what else is asked has an outage of its own.
+            about: the subject of the question; each subject has its own outage.
 
         Raises:
             BackendError: `question` has raised it for more than `OUTAGE_S` seconds.

@@ -1,7 +1,7 @@
 """A replica's records in the store: a log that grows while it runs, and its outcome.
 
 replicas/JOB/00001/started.json       where it runs
-replicas/JOB/00001/log/00000000       its output in parts; the last one is written anew until it is full
+replicas/JOB/00001/log/00000000       its output in parts; the last one is rewritten until it is full
 replicas/JOB/00001/outcome.json       how it ended; written once
 """
 

@@ -104,7 +104,7 @@ def _taken_back(work: Reading, step: CallStep) -> str | None:
 class FailedRun:
     """Code that was run failed: the last change of the workspace before it went wrong.
 
-    A failing run before any change says how the task began and is nobody's error; a call that timed out or ran out of memory
+    A failing run before any change shows how the task began and is not an error; a call that timed out or ran out of memory
     before any change, or without running code, is its own turn's error. Only a test tool's own status counts as failed tests: to
     run tests that fail by a command is work in progress.
     """

@@ -147,7 +147,7 @@ def load_rules(path: Path) -> tuple[PatternRule | JudgeRule, ...]:
     names = [rule.name for rule in made]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{path}: two rules are called {name!r}", fix="give each rule a name of its own")
+            raise ConfigError(f"{path}: two rules are called {name!r}", fix="give each rule a unique name")
     return made
 
 

@@ -173,7 +173,7 @@ def _doubt(model: nn.Module, lm_head: nn.Module | None) -> str | None:
         if not noted:
             raise ModelError(
                 "the model never calls its own output head: its forward may be that of a patched model of which it is a copy",
-                fix="copy a model before a trainer patches it, or load it anew",
+                fix="copy a model before a trainer patches it, or reload it",
             )
         ours = _describe(unwrapped(model)).logits(noted[-1])
     tolerance = 2e-2 if logits.dtype in (torch.bfloat16, torch.float16) else 1e-4

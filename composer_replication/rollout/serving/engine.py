@@ -129,7 +129,7 @@ class ServingEngine:
         self._await(self._check())
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
-        """Sample one turn for every request, in order; all are under way together.
+        """Sample one turn for every request, in order; all are in progress together.
 
         Raises:
             ModelError: the server fails or answers something else than asked for, a context leaves its window, or its weights are
@@ -159,7 +159,7 @@ class ServingEngine:
         await asyncio.shield(asyncio.wrap_future(self._preparation))
 
     async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
-        """Sample one turn, whatever else is under way. Raises as `sample`.
+        """Sample one turn, whatever else is in progress. Raises as `sample`.
 
         Cancelling it aborts the request: the connection is closed, so that the server can stop sampling. The session has not
         moved then.
@@ -176,7 +176,7 @@ class ServingEngine:
     def push(self) -> None:
         """Load the policy's weights into the server and prove that it samples from them. `sample` does it when it has to.
 
-        Full weights: the server answers what is under way, holds back what comes, loads the folder and empties its cache. An
+        Full weights: the server answers what is in progress, holds back what comes, loads the folder and empties its cache. An
         adapter gets a new name, and requests name theirs, so that nothing waits.
 
         Raises:
@@ -257,7 +257,7 @@ class ServingEngine:
                 raise ModelError(
                     f"{self.url} sampled from the weights {label!r} and not from this policy's",
                     fix="it was started again or another client loaded weights: keep it for one run at a time, and repeat the "
-                    "command, which loads them anew",
+                    "command, which reloads them",
                 )
         return answer
 

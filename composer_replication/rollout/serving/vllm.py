@@ -129,7 +129,7 @@ class VllmServer:
         except RefusedError as error:
             raise ModelError(
                 f"{self.http.url}{error.path} answered HTTP {error.status} while it loaded {folder}: {error.message}; it stays "
-                "paused, so that nobody samples from half of these weights",
+                "paused, so that no request samples from half of these weights",
                 fix="make the folder readable under this path on the server's machine too, and serve a model of the policy's "
                 "shape; a load that succeeds ends the pause",
             ) from error

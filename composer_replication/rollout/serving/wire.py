@@ -79,7 +79,7 @@ class Server(Protocol):
     async def load_weights(self, folder: Path, label: str) -> None:
         """Replace all weights by those of `folder`, forget what was cached under the old ones, and take over `label`.
 
-        Requests under way are answered by the old weights, and later ones wait for the new.
+        Requests in progress are answered by the old weights, and later ones wait for the new.
         """
         ...
 

@@ -40,7 +40,7 @@ class Setup:
     cgroups: Cgroups | None
     overlay: bool = True
     sized_disk: bool = True
-    """The sandbox's disk is a tmpfs: its pages count as the sandbox's memory, and no single file needs a limit of its own."""
+    """The sandbox's disk is a tmpfs: its pages count as the sandbox's memory, and no single file needs its own limit."""
     uids: tuple[int, ...] = ()
     """User ids for the sandboxes, one sandbox at a time each; empty: the user of this process."""
     program: str = ""
@@ -196,7 +196,7 @@ class _Launcher:
         try:
             socket.send_fds(self._connection, [b"1"], list(fds))
         except OSError as error:
-            raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; it is started anew") from error
+            raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; a new one is started") from error
 
 
 def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, scratch: str, held: int, owner: int) -> None:

@@ -1,7 +1,7 @@
 """The first process of a container: lays out one tree, runs one command over it, and sends back the result.
 
 It has the user of the command and no right beyond. As process 1 the command cannot kill or stop it, and as a process that is not
-dumpable (prctl(2), PR_SET_DUMPABLE) nobody of that user can read its memory, trace it or reach its descriptors.
+dumpable (prctl(2), PR_SET_DUMPABLE) no process of that user can read its memory, trace it or reach its descriptors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ them."""
 BOOTSTRAP = """
 import os, sys
 if sys.version_info < (3, 11):
-    sys.exit("the interpreter of a box in a container must be Python 3.11 or newer, and this is " + sys.version.split()[0])
+    sys.exit("the interpreter of a sandbox in a container must be Python 3.11 or newer, and this is " + sys.version.split()[0])
 modules = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
 archive = os.memfd_create("modules")
 with open(archive, "wb", closefd=False) as file:

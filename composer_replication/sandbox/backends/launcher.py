@@ -1,8 +1,8 @@
 """The fork server behind every sandbox: a small single-threaded process that keeps a few sandboxes waiting for their commands.
 
-A box is made of dozens of system calls between fork and exec. Made in the training process, with its threads and gigabytes,
-they could deadlock; made by a fresh interpreter per box, they would cost a start-up of 20 to 40 ms each time. Most of them are
-made before the command is there, and a new box takes the place of each that is taken.
+A sandbox is made of dozens of system calls between fork and exec. Made in the training process, with its threads and gigabytes,
+they could deadlock; made by a fresh interpreter per sandbox, they would cost a start-up of 20 to 40 ms each time. Most of them
+are made before the command is there, and a new sandbox takes the place of each that is taken.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ def main(
 ) -> WarmProgram | None:
     """Keep `ready` sandboxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
 
-    All of them receive from the one connection, and whichever gets an order serves it. `held` locks `scratch`, so that nobody
-    takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are written for:
-    pytest is imported before the first box is forked, and in a box's process the program to turn into is returned.
+    All of them receive from the one connection, and the first to get a request serves it. `held` locks `scratch`, so that no
+    process takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are
+    written for: pytest is imported before the first sandbox is forked, and in a sandbox's process the program to turn into is
+    returned.
     """
     for fd in (connection, held):
         os.set_inheritable(fd, False)
@@ -183,4 +184,4 @@ if program is not None:
     del sys, launcher, program
     exec(compile(source, "<string>", "exec"), place)
 """
-"""The launcher's `__main__`: a box's program runs at its top level, with none of the launcher's frames below it."""
+"""The launcher's `__main__`: a sandbox's program runs at its top level, with none of the launcher's frames below it."""

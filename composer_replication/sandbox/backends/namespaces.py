@@ -59,7 +59,7 @@ def enter_user_namespace(flags: int) -> int:
 class Prepared:
     """A sandbox that waits for its command: it has its namespaces, root and processes, but no tree yet.
 
-    Making namespaces and processes is most of what a box costs, and none of it depends on the command.
+    Making namespaces and processes is most of what a sandbox costs, and none of it depends on the command.
     """
 
     def __init__(self, stage: Stage, init: int, status_fd: int, command: int) -> None:
@@ -105,7 +105,7 @@ def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
     os.close(theirs)
     said = os.read(ours, _MESSAGE)
     if said != _READY:
-        raise OSError(said.decode(errors="replace") or "the box's first processes ended")
+        raise OSError(said.decode(errors="replace") or "the sandbox's first processes ended")
     return Prepared(stage, pid, status_read, ours)
 
 
@@ -159,7 +159,8 @@ def _add_interpreter(stage: Stage, request: BoxRequest) -> None:
 def _mount_proc(target: str) -> None:
     """Mount the sandbox's own /proc, read-only: root's files in it (sysctl) stay out of reach even where the host's user is root.
 
-    Below this user namespace there may be one more (the command's) and no other: nobody in the box becomes root of anything.
+    Below this user namespace there may be one more (the command's) and no other: no process in the sandbox becomes root of
+    anything.
     """
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", target, "proc", flags)

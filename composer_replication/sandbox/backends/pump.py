@@ -40,7 +40,7 @@ class Pump:
                 memory, pipes = _opened(request, open_ends)
             except OSError as error:
                 raise SandboxError(
-                    f"the pipes of a box cannot be made: {error}", fix="allow more open files (ulimit -n)"
+                    f"the pipes of a sandbox cannot be made: {error}", fix="allow more open files (ulimit -n)"
                 ) from error
             theirs = [pipes[n][0 if n in ("stdin", "control") else 1] for n in pipes]
             ours = {name: pair[1 if name in ("stdin", "control") else 0] for name, pair in pipes.items()}
@@ -52,15 +52,15 @@ class Pump:
                     os.close(fd)
             self._move(ours, open_ends, deadline)
         if not self._kept["report"]:
-            raise SandboxError("the box's supervisor ended without a report", fix="see the launcher's message on stderr")
+            raise SandboxError("the sandbox's supervisor ended without a report", fix="see the launcher's message on stderr")
         try:
             report = BoxReport.loads(bytes(self._kept["report"]))
         except (ValueError, EOFError, TypeError) as error:
             raise SandboxError(
-                f"the box's supervisor ended in the middle of its report ({error})", fix="see whether memory ran out"
+                f"the sandbox's supervisor ended in the middle of its report ({error})", fix="see whether memory ran out"
             ) from error
         if report.setup_error:
-            raise SandboxError(f"the box could not be set up: {report.setup_error}")
+            raise SandboxError(f"the sandbox could not be set up: {report.setup_error}")
         return report
 
     def _move(self, ours: dict[str, int], open_ends: set[int], deadline: float) -> None:
@@ -73,7 +73,7 @@ class Pump:
             while len(selector.get_map()) > ("stdin" in {key.data for key in selector.get_map().values()}):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise SandboxError("the box's supervisor does not answer; the machine may be overloaded")
+                    raise SandboxError("the sandbox's supervisor does not answer; the machine may be overloaded")
                 for key, _ in selector.select(left):
                     if not (self._feed(key.fd) if key.data == "stdin" else self._read(key.fd, key.data)):
                         selector.unregister(key.fd)

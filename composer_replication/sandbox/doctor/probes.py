@@ -1,8 +1,9 @@
 """Attempts to break out of a sandbox, declared once: `composer doctor --sandbox` reports them, `tests/sandbox` demands their
 failure.
 
-A probe runs programs of the standard library in boxes and says what got through, one phrase each; nothing means the box held.
-What a kind of sandbox admits that it does not enforce (`Isolation.missing`) excuses a probe by the beginning of that phrase.
+A probe runs programs of the standard library in sandboxes and says what got through, one phrase each; nothing means the sandbox
+held. What a kind of sandbox admits that it does not enforce (`Isolation.missing`) excuses a probe by the beginning of that
+phrase.
 """
 
 from __future__ import annotations
@@ -296,7 +297,7 @@ _DAEMON = """
 
 def _daemon(attempt: Attempt) -> list[str]:
     attempt.got(_DAEMON.format(program="import time; time.sleep(600)"))
-    return ["a process that outlives the box"] if processes_with(attempt.token) else []
+    return ["a process that outlives the sandbox"] if processes_with(attempt.token) else []
 
 
 def _watcher(attempt: Attempt) -> list[str]:
@@ -316,11 +317,13 @@ while True:
         pass
     """
     attempt.got(_DAEMON.format(program=program) + wait)
-    got = attempt.got("""attempt("the next box's tree", lambda: open("file").read() != "tree" or os.path.exists("rewritten"))""")
+    got = attempt.got(
+        """attempt("the next sandbox's tree", lambda: open("file").read() != "tree" or os.path.exists("rewritten"))"""
+    )
     if (attempt.base / "file").read_text() != "tree" or {p.name for p in attempt.base.iterdir()} != {"file", "link"}:
         got.append("the task's own tree")
     if processes_with(attempt.token):
-        got.append("a process that outlives the box")
+        got.append("a process that outlives the sandbox")
     return got
 
 
@@ -339,11 +342,11 @@ def _neighbour(attempt: Attempt) -> list[str]:
     """
     look = """
         for path in paths:
-            attempt(f"a file in {os.path.dirname(path)} of the box before", lambda: os.remove(path))
+            attempt(f"a file in {os.path.dirname(path)} of the previous sandbox", lambda: os.remove(path))
         shared = libc.shmget(key, 0, 0)
         if shared >= 0:
             libc.shmctl(shared, 0, None)
-            got.append("shared memory of the box before")
+            got.append("shared memory of the previous sandbox")
     """
     attempt.got(places + leave)
     return attempt.got(places + look)
@@ -374,12 +377,12 @@ PROBES: tuple[Probe, ...] = (
         name="shared memory",
         tries="eight times its memory limit outside every process",
         run=_shared_memory,
-        excuses=("memory limit of the whole box", "memory of the whole box"),
+        excuses=("memory limit of the whole sandbox", "memory of the whole sandbox"),
     ),
     Probe(name="disk", tries="eight times its disk limit, in many files and in one", run=_disk),
     Probe(name="time", tries="sleeping and computing beyond its limits", run=_time),
-    Probe(name="daemon", tries="processes that outlive the box", run=_daemon),
+    Probe(name="daemon", tries="processes that outlive the sandbox", run=_daemon),
     Probe(name="watcher", tries="a process left behind that rewrites the tree for whoever comes next", run=_watcher),
-    Probe(name="neighbour", tries="what an earlier box left behind", run=_neighbour),
+    Probe(name="neighbour", tries="what an earlier sandbox left behind", run=_neighbour),
     Probe(name="descriptors", tries="open descriptors of the host", run=_descriptors),
 )

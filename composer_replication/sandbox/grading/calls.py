@@ -37,7 +37,7 @@ def record_calls(
     """Run all tests, and record which functions in `sources` they call directly, with arguments that can be written down.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     observer = {
         "programs": [_text("literals"), _text("calls_recorder")],
@@ -61,7 +61,7 @@ def examine_calls(
 ) -> list[dict[str, Any]] | None:
     """Make calls (target, arguments) of trusted code, and report what each did and ran (`calls_driver.examine`).
 
-    `hash_seed` is another than the boxes' own 0. None when the program did not get to its end. Raises SandboxError.
+    `hash_seed` is another than the sandboxes' own 0. None when the program did not get to its end. Raises SandboxError.
     """
     env = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
     return _make(sandbox, tree, calls, python, python_path, limits, env, examine=True)[1]

@@ -1,7 +1,7 @@
 """Recorder of the calls that tests make: which function of the project, with which arguments.
 
-Its text runs in a box, behind that of `literals`, as an observer of `pytest_driver`. Only calls that stand in a test file count:
-what the project calls of itself is nobody's promise.
+Its text runs in a sandbox, behind that of `literals`, as an observer of `pytest_driver`. Only calls that stand in a test file
+count: the project's own internal calls are not part of its interface.
 """
 
 from __future__ import annotations

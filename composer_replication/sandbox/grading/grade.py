@@ -1,15 +1,16 @@
 """Grading of a workspace: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
 
-In the box with the code under test: copies of some visible tests under names drawn anew, half of which expect the opposite and
-must fail, in an order drawn anew; then the visible tests, whose outcome is read per id over a private channel; and a comparison
-of what pytest decides with, before and after. The code shares that interpreter with the recorder, so a program written for this
-grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their code, and
-report what is hoped for.
+In the sandbox with the code under test: copies of some visible tests under fresh random names, half of which expect the opposite
+and must fail, in a fresh random order; then the visible tests, whose outcome is read per id over a private channel; and a
+comparison of what pytest decides with, before and after. The code shares that interpreter with the recorder, so a program written
+for this grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their
+code, and report what is hoped for.
 
-In another box, after that: calls of the code with arguments the tests do not use. Results leave the box and are compared by the
-host with those of the gold code, which no box ever sees. To pass, code has to know the answer to a question it has not seen; what
-is not excluded is work that is right on these inputs and wrong on others. A task whose functions take or return nothing that can
-be written down has no such calls (`composer tasks show` says how many each has), and only there a forged verdict pays.
+In another sandbox, after that: calls of the code with arguments the tests do not use. Results leave the sandbox and are compared
+by the host with those of the gold code, which no sandbox ever sees. To pass, code has to know the answer to a question it has not
+seen; what is not excluded is work that is right on these inputs and wrong on others. A task whose functions take or return
+nothing that can be written down has no such calls (`composer tasks show` says how many each has), and only there a forged verdict
+pays.
 
 The attacks, and the table of which of them win: `tests/attack`, `make attack`.
 """
@@ -123,8 +124,8 @@ def grade(
 
     Returns:
         reward 1.0 exactly when every fail-to-pass and pass-to-pass test passed and the task's hidden checks hold, else 0.0 with
-        reasons (timeouts, exhausted memory and crashes of the code included); `Unscored` when the box broke twice. An impossible
-        task is never rewarded; `alarm` says that its tests passed.
+        reasons (timeouts, exhausted memory and crashes of the code included); `Unscored` when the sandbox broke twice. An
+        impossible task is never rewarded; `alarm` says that its tests passed.
 
     Raises:
         TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy

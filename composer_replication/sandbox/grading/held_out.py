@@ -59,7 +59,7 @@ def any_order(count: int) -> list[bool]:
 def lay_out(tests: Sequence[AntiTest], pristine: Path, *, opposite_first: Sequence[bool]) -> HiddenTests:
     """Write test files for `tests` from those of the tree `pristine`, each in the folder of the file it is made from.
 
-    All names are drawn anew. `opposite_first` says for each of `tests` whether the copy that must fail comes before the other.
+    All names are random. `opposite_first` says for each of `tests` whether the copy that must fail comes before the other.
 
     Raises:
         TaskError: the tree has no such test or expectation.

@@ -1,7 +1,8 @@
 """Values written as JSON and read back, without running any code that they contain.
 
 A scalar that JSON has (None, bool, int, str) stands for itself, everything else is a list that begins with its kind. The text of
-this module also runs inside boxes, in front of the programs that call the code under test: it needs only the standard library.
+this module also runs inside sandboxes, in front of the programs that call the code under test: it needs only the standard
+library.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def run_pytest(
     files and conftests are the tree's own: a grader must see to it that they are not the agent's.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         TaskError: `python` has no pytest.
     """
     result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, extra_args)
@@ -116,7 +116,7 @@ def run_pytest_twice(
 ) -> tuple[TestRun, TestRun]:
     """Do `run_pytest` twice in one sandbox: the tests are collected once, and each run starts from a fork of that state.
 
-    `limits` are those of both runs together. They share the files of the box, so a test that trips over what it left behind
+    `limits` are those of both runs together. They share the files of the sandbox, so a test that trips over what it left behind
     fails in the second. A first run that died has only `MISSING` outcomes.
     """
     result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, (), twice=True)

@@ -2,8 +2,8 @@
 sandboxes.
 
 The server only puts files into the folder and takes them out. The agent lives as long as its lease, a file that the near end
-touches, and never longer than the server. Its guardian, of which it is a child, waits until every box has gone and removes the
-folder: whoever is killed, and however, nothing is left.
+touches, and never longer than the server. Its guardian, of which it is a child, waits until every sandbox has gone and removes
+the folder: whichever process is killed, nothing is left.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class _AgentSession:
             if reply.exit_code == 0:
                 return base64.b64decode(reply.stdout, validate=True)
             if reply.exit_code == _GONE:
-                raise SandboxError(f"the agent at {self._url} has ended", fix="try again; it is started anew")
+                raise SandboxError(f"the agent at {self._url} has ended", fix="try again; a new one is started")
             if reply.exit_code != _PENDING:
                 raise SandboxError(f"an answer cannot be taken from {self._url}: {one_line(reply.stderr)}")
             if time.monotonic() > deadline:
@@ -228,7 +228,7 @@ class RemoteSandbox:
         self._cpu_s = 0.0
         self._installations: dict[str, Installation] = {}
         self._attempts: dict[int, Future[_AgentSession]] = {}
-        """The attempt at a new agent that is under way in a process: a fork has not the thread that makes it."""
+        """The attempt at a new agent that is in progress in a process: a fork has not the thread that makes it."""
         self._session, found = self._open()
         with _understood(self._url):
             self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
@@ -319,7 +319,7 @@ class RemoteSandbox:
         if found == self._there:
             return session
         session.leave()
-        raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
+        raise SandboxError(f"{self._url} is not the machine it was", fix="restart this program")
 
     def _open(self) -> tuple[_AgentSession, dict[str, Any]]:
         session = _AgentSession(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))

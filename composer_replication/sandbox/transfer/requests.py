@@ -92,7 +92,7 @@ def ending_of(report: BoxReport, limits: Limits, stderr: bytes) -> Ending:
         return Ending.TIMEOUT
     # a group counts all its own kills, so a kill that only the machine counted was another's
     if not counted and report.host_oom and report.returncode == -signal.SIGKILL:
-        raise SandboxError("the machine ran out of memory while the box ran", fix="run fewer boxes at once")
+        raise SandboxError("the machine ran out of memory while the sandbox ran", fix="run fewer sandboxes at once")
     if report.returncode < 0:
         return Ending.KILLED
     if not counted and report.returncode != 0 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):

@@ -73,7 +73,7 @@ def express(source: Path, config: Mapping[str, Any], work: Path, *, sandbox: San
 
     Raises:
         NotExpressibleError: with the reason.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     workdir, copies = _image(source, config)
     verifier = (source / "tests" / "test.sh").read_text("utf-8") if (source / "tests" / "test.sh").is_file() else ""

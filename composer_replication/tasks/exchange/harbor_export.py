@@ -1,6 +1,6 @@
 """Export to Harbor task directories (https://harborframework.com/docs/tasks), which are graded without network.
 
-task.toml, instruction.md      what Harbor reads; the verifier gets an environment of its own and of the agent's only /app
+task.toml, instruction.md      what Harbor reads; the verifier gets a separate environment and only /app of the agent's
 environment/                   Dockerfile and repo/, the task's tree, which becomes /app
 solution/                      solve.sh and files/, copied over /app
 tests/                         test.sh; repo/, task.json with the hidden checks, and grader/, this package's own, so that there is

@@ -46,7 +46,7 @@ def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) ->
 
     Raises:
         TaskError: there is no Harbor task.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: `out` cannot be written.
     """
     found = sorted(path.parent for path in folder.rglob("task.toml") if (path.parent / "instruction.md").is_file())

@@ -92,7 +92,7 @@ def build_instances(
 
     Raises:
         SourceError: there is no such file or instance.
-        SandboxError: no sandbox is available, or the box broke.
+        SandboxError: no sandbox is available, or the sandbox broke.
         StorageError: `out` cannot be written.
     """
     known = list(read_instances(file))
@@ -145,7 +145,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
     Raises:
         SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
             code around it holds credentials, or a fail-to-pass test or hidden check does not hold every time.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: the task cannot be written.
     """
     with scratch_folder() as scratch:
@@ -250,7 +250,7 @@ def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
 
     Raises:
         SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     spec, unsteady = task.spec, set[str]()
     for files in (task.gold_files(), {}) * 2:

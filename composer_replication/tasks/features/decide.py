@@ -60,7 +60,7 @@ class Decider:
         """Decide every candidate; return why some are left: `max_tasks`, `budget` or nothing.
 
         Raises:
-            SandboxError: the box broke.
+            SandboxError: the sandbox broke.
             StorageError: a task or verdict cannot be written.
         """
         stopped = self._decide()

@@ -27,7 +27,7 @@ def withheld_tests(task: Task, visible: float, seed: int) -> frozenset[str]:
     rounded up.
 
     All cases of a parametrised function go together. A smaller share keeps back all that a larger one does. Functions that are
-    not written out in their file under a name of their own (inherited, generated) are always seen, as are those that something
+    not written out in their file under their own name (inherited, generated) are always seen, as are those that something
     else in the file names and those with a case among the pass-to-pass tests. A function of its arguments.
     """
     cases: dict[_Function, set[str]] = defaultdict(set)

@@ -155,7 +155,7 @@ def make_hidden_book(
         timeout_s: limit of each of the five runs, in seconds. One that needs more gives no checks, and a note.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     project = _Project(sandbox=sandbox, tree=tree, python=python, layout=layout, limits=Limits(wall_s=timeout_s, cpu_s=timeout_s))
     rng = random.Random(seed)

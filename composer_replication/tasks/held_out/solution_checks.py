@@ -34,7 +34,7 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         around; none at all where no Python package is found in the tree.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: the solved tree cannot be written.
     """
     with scratch_folder() as scratch:

@@ -48,7 +48,7 @@ def measure_baseline(
 
     Raises:
         SourceError: the tests hang, are absent, or fewer than half of them pass.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         TaskError: `python` has no pytest or no coverage.
     """
     limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)

@@ -1,8 +1,9 @@
 """Compile a project once: a copy of its tree with the bytecode of its modules and of its rewritten tests beside them.
 
 A build runs the same tests hundreds of times, and compiling takes most of a short run. The bytecode is checked against a hash of
-its source each time (PEP 552; pytest does the same from 9.2 for the tests it rewrites), so an edited file is compiled anew. It is
-made inside a box, as every other run of the project's code, and never gets into a task: tasks are written from the pristine tree.
+its source each time (PEP 552; pytest does the same from 9.2 for the tests it rewrites), so an edited file is recompiled. It is
+made inside a sandbox, as every other run of the project's code, and never gets into a task: tasks are written from the pristine
+tree.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def compile_tree(
     taken, and a task's verdicts rest on runs of the tests with and without the feature all the same.
 
     Raises:
-        SandboxError: the box broke, or did not answer.
+        SandboxError: the sandbox broke, or did not answer.
         StorageError: `compiled` cannot be written.
     """
     request = {

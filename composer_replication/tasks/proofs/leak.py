@@ -97,7 +97,7 @@ def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequen
     """Find the project's packages that `python` can import from elsewhere than the tree, and from where.
 
     Raises:
-        SandboxError: the box broke or did not answer.
+        SandboxError: the sandbox broke or did not answer.
     """
     return _found(_INSTALLED, sandbox, python, tree, imports)
 
@@ -106,7 +106,7 @@ def vendored_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequenc
     """Find the project's packages that a distribution installed for `python` vendors, and where.
 
     Raises:
-        SandboxError: the box broke or did not answer.
+        SandboxError: the sandbox broke or did not answer.
     """
     return _found(_VENDORED, sandbox, python, tree, imports)
 

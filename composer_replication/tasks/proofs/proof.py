@@ -41,7 +41,7 @@ def run_without(
 
     Raises:
         NoTaskError: they do not get to their end.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     limits = Limits(wall_s=2 * seconds, cpu_s=2 * seconds)
     first, second = run_pytest_twice(sandbox, tree, python=python, test_ids=sorted(ids), python_path=python_path, limits=limits)
@@ -82,7 +82,7 @@ def grade_both_ways(
 
     Raises:
         NoTaskError: it is otherwise.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     report = grade(spec, gold, {}, sandbox=sandbox, python=python)
     if isinstance(report.reward, Unscored):

@@ -89,7 +89,7 @@ class Validator:
         passed in all five. Tests that did otherwise are left out and what remains is proven again.
 
         Raises:
-            SandboxError: the box broke; says nothing about the candidate.
+            SandboxError: the sandbox broke; says nothing about the candidate.
             StorageError: the task cannot be written.
         """
         start = time.monotonic()

@@ -3,7 +3,7 @@
 Every line has a `uuid` and a `parentUuid`: a session is a tree. One answer of the model is spread over several lines that share
 `message.id`, and the results of calls made at once hang on different ones of them. Compaction begins a new tree, whose first line
 names the old one's last as `logicalParentUuid` and the messages that stay after its summary. The way to the youngest answer is
-the trace; other answers are branches of their own, whose shared beginning is context only. Side chains (subagents) are dropped
+the trace; other answers are separate branches, whose shared beginning is context only. Side chains (subagents) are dropped
 and counted.
 
 The log holds neither the system prompt, nor the tools, nor the reminders that the program adds to messages: contexts are without.

@@ -41,7 +41,7 @@ def text_of(content: Any) -> tuple[str, str]:
     """Return `(text, missing)` of a message's content, a text or a list of parts; `missing` names what text cannot hold, e.g.
     `image`.
 
-    Parts follow each other on lines of their own; `[image]` stands for one.
+    Parts follow each other on separate lines; `[image]` stands for one.
     """
     if isinstance(content, str):
         return content, ""
