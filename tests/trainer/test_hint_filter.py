@@ -77,7 +77,7 @@ def test_a_hint_helps_when_the_bad_action_falls_or_the_better_one_rises(learner:
 
         monkeypatch.setattr("composer_replication.trainer.hint_filter.teacher_logprobs", answer)
         found = only_useful(told(bad, renderer, "Hint: be good."), others, learner)
-        assert (len(found.hinted), len(found.hints), [h.dropped for h in found.dropped]) == (kept, kept, [USELESS] * (not kept))
+        assert (len(found.hinted), len(found.hints), [h.dropped for h in found.untold]) == (kept, kept, [USELESS] * (not kept))
         actions = [bad.turns[0].action_ids] * 2 + ([good.turns[0].action_ids] * 2 if good in others else [])
         assert [action for _, action in asked] == actions
         assert [len(context) > len(bad.prompt_ids) for context, _ in asked] == [True, False] * (len(asked) // 2)
@@ -87,11 +87,11 @@ def test_what_was_dropped_stays_dropped(learner: Learner):
     renderer = ChatRenderer(load_policy(learner.config.model)[1])
     bad = attempt(renderer, 0, "bad", 0.0)
     before = dataclasses.replace(
-        told(bad, renderer, "Hint."), dropped=(Hint(trajectory_id="x", turn=0, kind="k", text="", source="", dropped="why"),)
+        told(bad, renderer, "Hint."), untold=(Hint(trajectory_id="x", turn=0, kind="k", text="", source="", dropped="why"),)
     )
     after = only_useful(before, [bad], learner)
-    assert after.dropped[0].dropped == "why"
-    assert len(after.hints) + len(after.dropped) == 2
+    assert after.untold[0].dropped == "why"
+    assert len(after.hints) + len(after.untold) == 2
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ class Skipped:
 
 
 def split_lines(source: bytes) -> list[bytes]:
-    r"""The lines Python counts, each with its ending: only ``\n``, ``\r\n`` and ``\r`` end one (`str.splitlines` has more)."""
+    r"""Split into the lines Python counts, each with its ending: only ``\n``, ``\r\n`` and ``\r`` end one (`str.splitlines` has more)."""
     return source.splitlines(keepends=True)
 
 
