@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is no part of `import *`
+    "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is not part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",
     "LossComponents": "loss",

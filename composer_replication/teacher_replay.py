@@ -4,7 +4,8 @@ student's, the two become a preference pair.
     teacher_actions = await replay_trace(states=states, teachers=DEFAULT_TEACHERS, max_total_usd=10.0)
     pairs = extract_dpo_pairs(states=states, teacher_actions=teacher_actions, agreement_threshold=2)
 
-`replay_in_tiers` asks less: a gate chooses the states, and the dear teachers are asked where a cheap one does not settle them.
+`replay_in_tiers` asks less: a gate chooses the states, and the expensive teachers are asked only where a cheap one does not
+settle them.
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ async def replay_trace(
         max_total_usd: hard cap on everything the ledger has paid, earlier runs included; None for no cap.
         ledger: where answers are kept, so that a replay that is killed or repeated pays for nothing twice; None for memory only.
         on_answer: called with each answer as soon as it is there, those from the ledger first.
-        gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also tells why.
+        gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also gives the
+            reasons.
 
     Raises:
-        ConfigError: an entry is no state, two states of one id, or teachers that cannot be asked (see `TeacherPool`).
+        ConfigError: an entry is not a state, two states of one id, or teachers that cannot be asked (see `TeacherPool`).
         TeacherError: no teacher answered anything; BudgetExceededError when the cap is the reason.
     """
     if gate is not None:

@@ -176,7 +176,7 @@ def _canonical_word(word: Word) -> Any:
 def canonical_text(text: str) -> str:
     """Plain text without emphasis, repeated blanks, closing punctuation, and the capital of a first plain word.
 
-    Signs inside words stay: `__init__` and `2*3` are no emphasis, `5!` is a number. Text without a letter or digit is empty. A
+    Signs inside words stay: `__init__` and `2*3` are not emphasis, `5!` is a number. Text without a letter or digit is empty. A
     text with a fenced or an indented line in it stays as it is: blanks mean something in code.
     """
     if not any(letter.isalnum() for letter in text):

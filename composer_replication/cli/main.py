@@ -1,6 +1,6 @@
 """The top-level command line, and how it prints errors.
 
-A `ComposerError` is printed as what is wrong and the fix, without a traceback, and ends with its class's exit code (drawn in
+A `ComposerError` prints the problem and the fix, without a traceback, and ends with its class's exit code (drawn in
 `composer_replication.types.errors`). Ctrl-C ends with 130. Anything else is a bug and keeps its traceback.
 """
 

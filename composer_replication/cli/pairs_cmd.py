@@ -104,7 +104,7 @@ def normalize(
 ) -> None:
     """Drop the pairs that are not worth training on, and count for every operator how many it dropped.
 
-    A line that is no pair is refused with FILE:LINE, and nothing is written. Exits with 10 when no pair is left.
+    A line that is not a pair is refused with FILE:LINE, and nothing is written. Exits with 10 when no pair is left.
     """
     from composer_replication.replaysim import DJNormalizer
     from composer_replication.replaysim.builtin import states_lost

@@ -122,7 +122,7 @@ def score(
     """Write one JSON line per trajectory: the probability that each turn is good, their product and their minimum.
 
     A turn without a score is null, and so are product and minimum then. On stderr: the mean reward of the trajectories that the
-    model likes best of each task, beside that of all.
+    model ranks best in each task, next to that of all.
     """
     from composer_replication.prm import read_transcripts
     from composer_replication.prm.options import model_config

@@ -74,8 +74,8 @@ def replay(
 ) -> None:
     """Ask every teacher what it would have done at every state, or at those that a gate chooses.
 
-    Killed or repeated, it goes on where it was: what is in the ledger is not asked or paid for again. Exits with 0 when every
-    question has an answer and with 6 when some have none. `composer plan` with the same options says before what it will cost.
+    Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Exits with 0 when every
+    question has an answer and with 6 when some have none. `composer plan` with the same options estimates the cost beforehand.
     """
     from composer_replication.teachers import Ledger, Teacher, check_teachers
 

@@ -40,7 +40,7 @@ def import_(
 ) -> None:
     """Read logs of Claude Code, Codex, OpenHands, SWE-agent, mini-swe-agent, Harbor (ATIF), chat datasets and our own runs.
 
-    What cannot be read is told and stops nothing. An earlier import in OUT is replaced by one that has all of its traces. Exits
+    Unreadable input is reported and stops nothing. An earlier import in OUT is replaced by one that has all of its traces. Exits
     with 9 when nothing was a trace.
     """
     given = load_tools(tools) if tools else ()

@@ -136,12 +136,12 @@ class ObjectStoreAllReduce:
         world_size: how many places for replicas the run has.
         timeout_s: most for one round, and for one request.
         quorum: the fewest replicas that a round is held with, all by default.
-        deadline_s: after so many seconds a round is held without those that have not come; needed with a quorum.
+        deadline_s: seconds after which a round is held without the missing replicas; required with a quorum.
         codec: `fp32`, `bf16`, `int8`, `int4`, `topk`, `pulse`, `auto`, or a codec of one's own.
         fingerprint: what must be equal in all replicas (a hash of run file and model), if anything.
-        takeover_s: after so many seconds without a chunk of the mean, others than its owner make it.
+        takeover_s: seconds without a chunk of the mean after which another replica computes it.
         poll_s: longest pause between two looks at the store.
-        norm_gate: of three members and more, who has more than so many times their median norm is refused; None refuses none.
+        norm_gate: with three members or more, refuse one whose norm is more than this many times their median; None refuses none.
         keep_rounds: rounds of each fragment that stay in the store; None removes nothing.
         clock: what deadlines are measured with.
 

@@ -77,7 +77,7 @@ class ObjectStoreManager:
         all_reduce: this replica's.
         retries: rounds in a row that may fail (no quorum in time) before the error is raised. After a failed round the fragment
             goes back to the global parameters; what it had contributed stays in the store for the round's repetition.
-        report: is told of every round.
+        report: called with every round.
     """
 
     _use_async_quorum = False  # DiLoCo looks at it
@@ -221,8 +221,8 @@ class ObjectStoreManager:
     def should_commit(self, timeout: object = None) -> bool:  # noqa: ARG002 - torchft's signature
         """Return whether the round was held; it then counts towards the step.
 
-        A round that the others have left so far behind that its objects are removed is no failure where there is a newer state to
-        load: the next `start_quorum` does.
+        A round that the others have left so far behind that its objects are removed is not a failure where there is a newer state
+        to load: the next `start_quorum` does.
 
         Raises:
             RoundError: it was not, and neither were as many before it as may fail.

@@ -41,7 +41,7 @@ _FIXED, _PER_CHUNK = 512, 80
 
 
 class DamagedError(ValueError):
-    """An object is not what its checksum says, or says what cannot be."""
+    """An object does not match its checksum, or holds impossible values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Contribution:
     size: int
     """Values in all."""
     weight: _Amount
-    """Its share in the mean; 0 for a replica that has nothing to give and only says that it lives."""
+    """Its weight in the mean; 0 for a replica that has nothing to contribute and only reports that it is alive."""
     norm: _Amount
     """L2 norm of the values as sent."""
     chunks: tuple[Chunk, ...]

@@ -165,7 +165,7 @@ def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None =
 def search(workspace: Workspace, pattern: str, path: str) -> str | None:
     """Return matching lines as `path:line: text`, each after up to two lines before it as `path-line- text`.
 
-    A pattern that is no regular expression is looked for as it is. None when `path` names nothing.
+    A pattern that is not a regular expression is looked for as it is. None when `path` names nothing.
 
     Args:
         pattern: one that `argument_error` lets pass.

@@ -1,7 +1,7 @@
 """A verifiers taskset (its v1 interface, verifiers 0.4): any harness works in any runtime, and our grader judges what is left.
 
 The tree of the task is put into the runtime's working directory, the harness runs its agent there, and the tree that is found
-afterwards is graded in a sandbox of ours: fresh tree, allow-listed files only. verifiers' `subprocess` runtime is no isolation
+afterwards is graded in a sandbox of ours: fresh tree, allow-listed files only. verifiers' `subprocess` runtime gives no isolation
 at all: the AGENT's commands run as the user who evaluates, and can read the host's files, the tasks' solutions among them. Use
 it for agents you trust, and a container runtime (`docker`, `podman`, `prime`, ...) for others.
 """
@@ -213,8 +213,8 @@ def _ownerless(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _changes(archive: bytes, task: Task) -> dict[str, bytes | None] | None:
     """Convert an archived tree to changes of the task's: nothing of it is ever written to this machine's disk.
 
-    What is no regular file, or too large to be graded, counts as absent. None for what is no plain `tar` archive (nothing is
-    decompressed) and for more than `_MOST_BYTES` of content (a sparse file has more than its archive) or `_MOST_MEMBERS`.
+    What is not a regular file, or too large to be graded, counts as absent. None for what is not a plain `tar` archive (nothing
+    is decompressed) and for more than `_MOST_BYTES` of content (a sparse file has more than its archive) or `_MOST_MEMBERS`.
     """
     found: dict[str, bytes | None] = {}
     room = _MOST_BYTES

@@ -1,7 +1,7 @@
 """Building blocks of the Triton kernels over rows of logits.
 
 A program works on one row, in blocks of columns; whatever is gathered over a row is gathered per lane of the block and brought
-together once, at the end. Arithmetic is in float32. A column of -inf has probability 0 and is no special case anywhere.
+together once, at the end. Arithmetic is in float32. A column of -inf has probability 0 and is not a special case anywhere.
 
 Triton reads annotations: this file does not postpone them.
 """

@@ -114,7 +114,7 @@ def compose_loss(
     """Compute the three-channel loss of a Hugging Face causal LM on one (micro-)batch; the module docstring lists the batch keys.
 
     `options` is the run file's `[loss]`: one object per channel, each read by its channel alone. Without it the keywords from
-    `alpha_sdpo` to `entropy_opd_h_max` say the little that a first look at the loss needs (`loss_options`).
+    `alpha_sdpo` to `entropy_opd_h_max` cover what a first use of the loss needs (`loss_options`).
 
     A channel is off when its weight is 0 or its inputs are missing or empty; `off` says why, and `strict=True` raises
     ChannelOffError instead when its weight is above 0 (meant for whole batches: a micro-batch may well lack a channel's inputs).

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 IGNORED = -100.0
-"""Label of a position that is no judged step."""
+"""Label of a position that is not a judged step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

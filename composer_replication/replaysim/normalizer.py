@@ -65,7 +65,7 @@ class DJNormalizer:
         """Return the pairs that pass every operator, in the order given.
 
         Raises:
-            ConfigError: an entry is no `DPOPair`.
+            ConfigError: an entry is not a `DPOPair`.
             BackendError: the process that runs the operators died, or broke.
             StorageError: there is no room for the files it works with.
         """

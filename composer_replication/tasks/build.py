@@ -50,7 +50,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     An interrupted build is continued by the same call and gives the same tasks.
 
     Args:
-        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). Folders of tasks in it, `out` among them, are no part
+        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). Folders of tasks in it, `out` among them, are not part
             of it.
         progress: called from this thread.
 

@@ -131,7 +131,7 @@ class BuildReport:
     tasks: tuple[str, ...]
     """Ids in order of candidates; each is a folder of OUT."""
     dropped: tuple[Skipped, ...]
-    """Candidates that were tried and are no tasks, and why."""
+    """Candidates that were tried and are not tasks, and why."""
     skipped: tuple[Skipped, ...]
     """Functions that were not tried, and why."""
     candidates: int

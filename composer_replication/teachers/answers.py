@@ -17,7 +17,7 @@ def read_answers(path: Path | str) -> list[TeacherAnswer]:
     """Return the answers of an `answers.jsonl`, in its order.
 
     Raises:
-        ConfigError: the file cannot be read or has no answers, a line is no answer, or one teacher answers a state twice.
+        ConfigError: the file cannot be read or has no answers, a line is not an answer, or one teacher answers a state twice.
     """
     path = Path(path)
     answers: list[TeacherAnswer] = []

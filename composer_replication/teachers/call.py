@@ -49,7 +49,7 @@ class Failure(StrEnum):
     LOST = "connection lost"
     """Something was sent, and the answer did not come or not whole."""
     UNREADABLE = "unreadable"
-    """An answer that is no chat completion."""
+    """An answer that is not a chat completion."""
     LEFT_OUT = "left out"
     """Not asked, because the teacher had failed for good."""
 

@@ -1,7 +1,7 @@
 """A teacher as the judge of two actions that no other method could distinguish or equate.
 
 It is asked twice, once in each order, and believed only when it says the same both times: a model's preference for what stands
-first is no verdict (https://arxiv.org/abs/2305.17926).
+first is not a verdict (https://arxiv.org/abs/2305.17926).
 """
 
 from __future__ import annotations

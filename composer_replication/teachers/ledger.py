@@ -87,7 +87,7 @@ class Ledger:
         path: the SQLite file, made when missing; None for a ledger in memory, which nothing survives.
 
     Raises:
-        StorageError: the file cannot be written, is no ledger, or is held by another process.
+        StorageError: the file cannot be written, is not a ledger, or is held by another process.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:

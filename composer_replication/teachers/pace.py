@@ -30,5 +30,5 @@ class RateLimiter:
                 return
 
     def pause(self, seconds: float) -> None:
-        """Send nothing for so long."""
+        """Send nothing for this many seconds."""
         self._open_at = max(self._open_at, asyncio.get_running_loop().time() + seconds)

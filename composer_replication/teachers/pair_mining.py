@@ -156,10 +156,11 @@ def find_disagreements(
         agreement_threshold: model families, not teachers, that must choose the action.
         scenes: what is known of a state; more than its messages tell where there is a sandbox.
         judged: verdicts of a judge on actions that nothing else decides.
-        weights: of a family's vote; `fitted` are accuracies told from how the families agree (`agreement.family_accuracies`).
+        weights: of a family's vote; `fitted` are accuracies estimated from how the families agree
+            (`agreement.family_accuracies`).
 
     Raises:
-        ConfigError: an entry is no state, two states of one id, or a threshold below one.
+        ConfigError: an entry is not a state, two states of one id, or a threshold below one.
         SandboxError: a scene's sandbox broke.
     """
     check_states(states)
@@ -283,7 +284,7 @@ def pairs_to_token_pairs(
         confidence: weights by state id (`PairMining.confidence`); 1 for a pair without one.
 
     Raises:
-        ConfigError: a pair's state is no turn of `trajectories`.
+        ConfigError: a pair's state is not a turn of `trajectories`.
     """
     turns = {state_id(t.trajectory_id, i): (t, i) for t in trajectories for i in range(len(t.turns))}
     token_pairs: list[Pair] = []

@@ -92,7 +92,7 @@ def plan(
     """Estimate the cost of asking `first` what the gate lets through, and `second` what is left open; everything without a gate.
 
     The first tier's states are known, with its windows and what the audit draws. In the second a state has a chance, and a window
-    that of the two states it lies between. Calls that have to be made twice are no part of any scenario, and neither are answers
+    that of the two states it lies between. Calls that have to be made twice are not part of any scenario, and neither are answers
     that the ledger has already.
 
     Args:

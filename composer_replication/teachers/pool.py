@@ -32,7 +32,7 @@ BUDGET = "the spending cap is reached"
 """`TeacherAnswer.error` of a question that could not be paid for."""
 
 _PAID_ATTEMPTS = 2
-"""Times a call is made and paid for whose answer is lost on the way or is no chat completion."""
+"""Times a call is made and paid for whose answer is lost on the way or is not a chat completion."""
 _PRICES_ABOVE = 5
 """Prices that the price table rules out, in a row or booked as reported, after which a teacher is left out."""
 _ELSEWHERE_S = 0.05
@@ -90,7 +90,7 @@ class TeacherPool:
 
     Raises:
         ConfigError: no teachers, two of one name, a key that is not in the environment, an unknown price under a cap, or a cap
-            that is no amount of money.
+            that is not an amount of money.
     """
 
     def __init__(self, teachers: Sequence[Teacher], *, ledger: Ledger, max_total_usd: float | None) -> None:
@@ -135,7 +135,7 @@ class TeacherPool:
         Raises:
             BudgetExceededError: nothing was answered because not even one call fits under the cap.
             TeacherError: every call failed.
-            ConfigError: a name is no teacher's of this pool.
+            ConfigError: a name belongs to no teacher of this pool.
             StorageError: the ledger cannot be written.
         """
         asked = self._named(teachers)

@@ -112,7 +112,7 @@ def price_of(usage: Usage | None, teacher: Teacher, question: Question, *, cap_u
 
 
 def read_reply(body: bytes) -> Reply:
-    """Read a response's body. Raises ValueError when it is no chat completion."""
+    """Read a response's body. Raises ValueError when it is not a chat completion."""
     completion = _Completion.model_validate_json(body)
     choice = completion.choices[0]
     if choice.finish_reason == "error":  # OpenRouter's when the provider failed half-way

@@ -23,7 +23,7 @@ class Teacher:
     """An external model that is asked and never trained.
 
     Raises:
-        ConfigError: a number is out of range, or `base_url` is no address of HTTP.
+        ConfigError: a number is out of range, or `base_url` is not an HTTP address.
     """
 
     name: str

@@ -71,7 +71,7 @@ async def ask_in_tiers(
     Args:
         steps: one for every question, in the same order.
         agrees: whether an answer of the cheap teacher's is certainly the student's own action. A call that brought no answer
-            is no disagreement: the others are not asked for it, and the same replay asks the cheap teacher again. They are
+            is not a disagreement: the others are not asked for it, and the same replay asks the cheap teacher again. They are
             asked where the endpoint refused the question itself.
         max_total_usd: cap on everything the ledger has paid, both tiers together; what does not fit is answered with `BUDGET`.
         on_answer: see `TeacherPool.ask`.

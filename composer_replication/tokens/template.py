@@ -1,7 +1,7 @@
 """A tokenizer's chat template, with the differences between models' templates ironed out.
 
 Templates disagree about the `tool` and `system` roles, about tool calls and about the form of their arguments. What a template
-cannot say is found out once, by rendering probes, and said in words it does know.
+cannot express is detected once, by rendering probes, and expressed in a form that it supports.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ChatTemplate:
         )
 
     def _prepare(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
-        """`messages` in the words this template knows."""
+        """`messages` in the form this template supports."""
         spoken = [self._speak(m) for m in messages]
         if tools and not self.renders_tools:
             described = "Tools:\n" + "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools)

@@ -74,7 +74,7 @@ def import_traces(
 
     Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account; none where
     nothing was a trace. A foreign trace's `details` name its log as `log`, from `path` on. A folder `out` inside `path`, and
-    temporary files of a killed import, are no input.
+    temporary files of a killed import, are not input.
 
     Args:
         path: a file, or a folder that is searched; links are not followed.

@@ -16,9 +16,9 @@ from composer_replication.types.transcript import TraceTurn
 __all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "tool_message", "wire_call"]
 
 INCOMPLETE = "incomplete"
-"""Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is no state."""
+"""Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is not a state."""
 RAW = "raw_arguments"
-"""Detail of a turn: `{call_id: text}` of calls whose arguments are no JSON object."""
+"""Detail of a turn: `{call_id: text}` of calls whose arguments are not a JSON object."""
 
 
 def native_call(call_id: str, name: str, arguments: Any) -> tuple[ToolCall, str | None]:
@@ -99,7 +99,7 @@ class ConversationRecorder:
     """One conversation during replay.
 
     Args:
-        exact: call ids stay as they are; else they are told apart where a log repeats them (`call_ids`).
+        exact: call ids stay as they are; else repeated ids of a log are made unique (`call_ids`).
     """
 
     def __init__(self, messages: Iterable[Message] = (), *, exact: bool = False) -> None:
@@ -133,7 +133,7 @@ class ConversationRecorder:
         """Record the model's answer to what it has seen.
 
         Args:
-            calls: each with its arguments as text where they are no object (see `native_call`).
+            calls: each with its arguments as text where they are not an object (see `native_call`).
             message: how the model sees its answer later, where its calls are not native.
             shown: it sees its answer later at all.
             counted: this is a turn; else it is one of another trace, and here only context.

@@ -51,7 +51,7 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Well-formed records that are no part of any trace, and why not."""
+    """Well-formed records that are not part of any trace, and why not."""
 
     path: Path
     reason: str

@@ -56,7 +56,7 @@ def read_traces(path: Path | str) -> Iterator[Trace]:
     """Yield the traces of a file that `write_traces` wrote.
 
     Raises:
-        ConfigError: there is no such file, or a line is no trace.
+        ConfigError: there is no such file, or a line is not a trace.
         StorageError: the file cannot be read, or a line is not JSON, as where the file ends in the middle of one.
     """
     path = Path(path)

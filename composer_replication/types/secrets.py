@@ -1,6 +1,6 @@
 """Patterns of credentials: tasks that contain one are refused, and imported traces are cleared of them.
 
-Two sorts are told apart. Keys that issuers mark by a prefix or an armour, in the forms that they document, are `certain`. A
+There are two sorts. Keys that issuers mark by a prefix or an armour, in the forms that they document, are `certain`. A
 literal of high entropy that is given to a name such as `password` or `api_token` is a guess, and so is whatever a header, a URL
 or a command line carries where a secret belongs.
 """
@@ -65,7 +65,7 @@ _NAMED, _LITERAL = re.compile(_WORDS, re.IGNORECASE), re.compile(_VALUE)
 _PASSWORD_NAME, _SHORT = re.compile(r"passw(?:or)?d|passphrase|pwd", re.IGNORECASE), re.compile(r"\S{8,200}")
 _GUESSED = "secret in an assignment"
 _LITERAL_WORD = r"[^\s\"'`\\,;|(){}\[\]<>$]"
-"""A character of an unquoted word that is no code and no placeholder."""
+"""A character of an unquoted word that is neither code nor a placeholder."""
 _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
 _OPEN = r"(?:\\?[\"'])?"
 """A quote, perhaps of a text in a text."""

@@ -63,7 +63,7 @@ def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> StateLayout:
     """Shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
 
     Raises:
-        ConfigError: an entry is no dense tensor, or of a type that safetensors does not know.
+        ConfigError: an entry is not a dense tensor, or of a type that safetensors does not know.
     """
     owners: dict[tuple[Any, ...], str] = {}
     tied: list[tuple[str, str]] = []

@@ -152,7 +152,7 @@ def write_manifest(manifest: Manifest) -> bytes:
     """Write a line with mark and SHA-256, and JSON.
 
     Raises:
-        TypeError, ValueError: `facts` are no JSON, or hold half a surrogate pair.
+        TypeError, ValueError: `facts` are not JSON, or hold half a surrogate pair.
     """
     text = json.dumps(asdict(manifest), separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
     return f"{_MARK} {hashlib.sha256(text).hexdigest()}\n".encode() + text

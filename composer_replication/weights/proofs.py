@@ -72,7 +72,7 @@ def verify(hidden: Tensor, prompt: int, proofs: Sequence[bytes], limits: ProofLi
         hidden: (tokens, width), as for `prove`, from a forward pass of one's own over the same tokens.
         prompt: tokens of the prompt.
         proofs: the worker's, whatever they are.
-        limits: what is still an honest worker's rounding.
+        limits: bounds of an honest worker's rounding.
 
     Raises:
         ConfigError, MissingExtraError: as `prove`.

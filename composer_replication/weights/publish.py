@@ -42,7 +42,7 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version, and what it took to publish it."""
+    """A version, and the cost of publishing it."""
 
     version: int
     bytes_up: int
@@ -125,7 +125,7 @@ class WeightPublisher:
             facts: JSON that goes with it: the step, the reward, the hash of the run file.
 
         Raises:
-            ConfigError: the number is not higher than the last, an entry is no dense tensor, or the facts are no JSON.
+            ConfigError: the number is not higher than the last, an entry is not a dense tensor, or the facts are not JSON.
             ObjectStoreError: someone else published this version, or the store failed; a new publisher takes up what is there.
         """
         start = time.monotonic()

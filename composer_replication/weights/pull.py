@@ -1,4 +1,4 @@
-"""The side of a generator: the newest version that is whole, from what it has and what it lacks."""
+"""The generator's side: pulls the newest complete version, fetching only what it lacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A version of the weights, and what it took to get it."""
+    """A version of the weights, and the cost of getting it."""
 
     version: int
     state: Mapping[str, Tensor]

@@ -99,7 +99,7 @@ def _most_decided(verdicts: Sequence[ActionComparison]) -> ActionComparison:
 def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str, float]) -> Choice | str:
     """Return the heaviest cluster, if at least `threshold` families are in it; else the reason why there is none.
 
-    Families, not teachers, are counted: models of one family make correlated errors, and a majority of them is no evidence.
+    Families, not teachers, are counted: models of one family make correlated errors, and a majority of them is not evidence.
     """
     heavy = sorted(((cluster.weight(weights), i) for i, cluster in enumerate(clusters)), reverse=True)
     if not heavy or max(len(cluster.families) for cluster in clusters) < threshold:
@@ -114,7 +114,7 @@ def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str,
 
 
 def why_no_pair(student: ActionComparison) -> str:
-    """Why an action and the student's are no pair, from the verdict on the two; empty when they are one."""
+    """Why an action and the student's do not form a pair, from the verdict on the two; empty when they are one."""
     if student.same:
         return "the student agrees"
     if student.diff:

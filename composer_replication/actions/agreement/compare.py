@@ -5,7 +5,7 @@
     canonical   tool names, arguments, paths and shell words written in another way (`calls.py`, `shell.py`)
     edits       both change files: which files are there afterwards (`edits.py`)
     state       both are carried out where the student stood: files, then tests (`Scene.run_both`, a sandbox)
-    intent      a read is no edit, and reading one file is not reading another (`intent.py`)
+    intent      a read is not an edit, and reading one file is not reading another (`intent.py`)
     judge       a teacher says so whichever action it is shown first (`Scene.judge`)
 
 What none of them decides stays undecided: it is neither a vote nor a pair.

@@ -44,7 +44,7 @@ def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, c
 
     Args:
         files: as they are before; of a path without an entry nothing is known.
-        complete: such a path is no file.
+        complete: such a path is not a file.
     """
     after: list[dict[str, str | None] | None] = []
     for calls in (one, other):

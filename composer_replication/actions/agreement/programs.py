@@ -59,7 +59,7 @@ class ProgramOptions:
     pytest: bool = False
     """Operands may be node ids, and a slash behind a path never says anything."""
     git: bool = False
-    """Options stand before the operands; `--` is no mere end of options."""
+    """Options stand before the operands; `--` does more than end the options."""
     clusters: bool = True
     """`-ab` means `-a -b`."""
     count: bool = False

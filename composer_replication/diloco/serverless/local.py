@@ -24,7 +24,7 @@ _ENDS = {0: ReplicaStatus.SUCCEEDED, TIMED_OUT: ReplicaStatus.TIMED_OUT, CANCELL
 
 
 class _Replica:
-    """One process, and what it says itself: its trainer's output goes into the store."""
+    """One process and its own output; its trainer's output goes into the store."""
 
     def __init__(self, argv: list[str], environment: dict[str, str]) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - until it has ended

@@ -76,7 +76,7 @@ class ServerlessExecutor(Protocol):
                 `composer_replication.diloco.serverless.replica_entrypoint`.
             entrypoint_args: `rendezvous_uri` is needed. `world_size` and `rank_env` may be given. The rest are the function's
                 arguments, plain JSON; for the module they are `trainer_module`, `trainer_fn` and `trainer_kwargs`.
-            gpu: what each replica gets, in the words of the backend; None for what the executor was made with.
+            gpu: what each replica gets, in the backend's notation; None for what the executor was made with.
             timeout: seconds after which a replica is ended.
             ranks: only these of them, in the place of replicas that were lost; None for all.
 
@@ -110,7 +110,7 @@ class ServerlessExecutor(Protocol):
         ...
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """End replicas that have not ended: each is told to, even if stopping another fails.
+        """End replicas that have not ended: each receives the request, even if stopping another fails.
 
         Raises:
             ConfigError: a handle of another executor; nothing is done.

@@ -50,7 +50,7 @@ class Records:
         return cls(open_store(metadata["rendezvous_uri"]), metadata["job"], rank)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Say that the replica runs. Raises ObjectStoreError."""
+        """Record that the replica runs. Raises ObjectStoreError."""
         self._store.put("started.json", json.dumps(dict(facts)).encode())
 
     def started(self) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ class LogWriter:
             self._fresh = True
 
     def close(self) -> None:
-        """Put what is left."""
+        """Upload the rest."""
         self._closing.set()
         self._thread.join()
 

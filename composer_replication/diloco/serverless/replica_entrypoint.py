@@ -1,7 +1,7 @@
 """The program that runs one replica: `python -m composer_replication.diloco.serverless.replica_entrypoint`.
 
 It starts the process that trains, carries its output and its result into the store while it runs, and ends it when its time is
-up or when it is told to. Being another process, it can still tell what happened when the trainer is killed.
+up or on request. As a separate process, it can still report what happened when the trainer is killed.
 
 Exit status: 0 done; 124 out of time; 143 cancelled; 128 + N killed by signal N; else the trainer's own: that of its error for a
 `ComposerError`, 1 for any other exception. 2 where the arguments are wrong, 7 where the store is unreachable.

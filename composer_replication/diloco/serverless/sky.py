@@ -36,8 +36,8 @@ class SkyExecutor(CloudExecutor):
     Credentials are those of the clouds, as `sky check` finds them.
 
     Args:
-        infra: where, in SkyPilot's words: `aws/us-east-1`, `kubernetes`, `ssh/POOL`; None for wherever it is cheapest.
-        gpu: accelerators in SkyPilot's words: `A100:8`; None for none. `launch_replicas` may name others.
+        infra: where, in SkyPilot's notation: `aws/us-east-1`, `kubernetes`, `ssh/POOL`; None for wherever it is cheapest.
+        gpu: accelerators in SkyPilot's notation: `A100:8`; None for none. `launch_replicas` may name others.
         image: a registry's image for the replica to run in; None for the machine as it comes.
         cpus: of each machine, as `8` or `8+`.
         memory: of each machine in GB, as `32` or `32+`.

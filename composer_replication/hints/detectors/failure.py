@@ -1,6 +1,6 @@
 """The environment's answer to a call: whether it was carried out, and if not, which kind of error that is.
 
-An environment of this framework says it in the result's `status`. Logs of other agents say it in words; only words that their
+An environment of this framework says it in the result's `status`. Logs of other agents say it in text; only words that their
 tools are known to answer with count, where they stand at the beginning of an answer or, for a shell, on a separate line.
 """
 

@@ -178,5 +178,5 @@ def same_action(one: CallStep, other: CallStep) -> bool:
         if too_deep(dict(mine)) or too_deep(dict(others)):
             return False
         return canonical_call(one.call.name, mine) == canonical_call(other.call.name, others)
-    except (RecursionError, TypeError, ValueError):  # arguments that are no JSON
+    except (RecursionError, TypeError, ValueError):  # arguments that are not JSON
         return False

@@ -74,7 +74,7 @@ class _Writer:
         return written
 
     def _scalar(self, kind: type, value: Any) -> Any:
-        """None for what is no scalar. The base type's own methods read the value, whatever a subclass says of itself."""
+        """None for what is not a scalar. The base type's own methods read the value, whatever a subclass says of itself."""
         if kind is int:
             if int.bit_length(value) > _MOST_BITS:
                 raise Unwritable("too large")

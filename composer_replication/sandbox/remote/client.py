@@ -51,7 +51,7 @@ KEY_VARIABLE, PYTHON_VARIABLE = "COMPOSER_REMOTE_KEY", "COMPOSER_REMOTE_PYTHON"
 LEASE_S = 30.0
 """Seconds that the agent and its sandboxes outlive a silent client."""
 _REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
-"""Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
+"""Limit for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
 _NONSENSE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """Errors of parsing a malformed reply."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25

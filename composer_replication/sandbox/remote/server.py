@@ -18,7 +18,7 @@ from composer_replication.types.errors import SandboxError, SandboxUnavailableEr
 __all__ = ["SHORT", "Resolver", "SweRexServer"]
 
 SHORT = 1 << 24
-"""Most bytes of a reply that is no command's result."""
+"""Most bytes of a reply that is not a command's result."""
 _FAILED_THERE = 511
 """The status with which SWE-ReX tells that something failed on its side."""
 

@@ -18,7 +18,7 @@ def difficulty_of(functions: Sequence[Function], covering_tests: int) -> float:
 
     The effort is the number of deleted lines, plus two for each branch, one for each name they call, five for each further
     function and ten for each further file; it grows by a share of `1 / sqrt(covering_tests)`, because fewer tests say less
-    about what is wanted. The difficulty is `effort / (effort + 60)`. It orders tasks; it is no probability.
+    about what is wanted. The difficulty is `effort / (effort + 60)`. It orders tasks; it is not a probability.
     """
     lines = sum(function.lines for function in functions)
     branches = sum(function.branches for function in functions)

@@ -62,7 +62,7 @@ def compile_tree(
 ) -> Path:
     """Copy `tree` to `compiled`, replacing what is there, and add what compiling its modules and collecting its tests gives.
 
-    What the project's code does to the bytecode while it is collected is its own affair: a file that is no bytecode is not
+    What the project's code does to the bytecode while it is collected is its own affair: a file that is not bytecode is not
     taken, and a task's verdicts rest on runs of the tests with and without the feature all the same.
 
     Raises:

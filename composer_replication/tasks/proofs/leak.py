@@ -1,7 +1,7 @@
 """Leaks: the deleted code elsewhere in what the agent can see.
 
 Texts are compared as sequences of words and operators, without comments and brackets, so a copy in another layout is found too.
-A sibling that merely resembles the deleted code is no leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
+A sibling that merely resembles the deleted code is not a leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
 searched for.
 """
 

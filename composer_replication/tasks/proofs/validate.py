@@ -45,7 +45,7 @@ class CandidateVerdict:
     """Id of the task, whether or not it is written."""
     held_out_calls: int
     dropped: str = ""
-    """Why it is no task; empty when it is one."""
+    """Why it is not a task; empty when it is one."""
     flaky: int = 0
     """Tests left out because two equal runs differed."""
     seconds: float = 0.0

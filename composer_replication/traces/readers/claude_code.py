@@ -82,7 +82,7 @@ class _Unit:
 
     number: int
     role: str
-    """`user`, `assistant`, `compaction`, or empty for what is no message."""
+    """`user`, `assistant`, `compaction`, or empty for what is not a message."""
     parent: str
     lines: list[dict[str, Any]] = field(default_factory=list)
     results: bool = False
