@@ -57,7 +57,7 @@ _HOME = {
     **dict.fromkeys(("Run", "load_run"), "api.runs"),
     **dict.fromkeys(("build_tasks", "grade", "load_tasks"), "api.tasks"),
     "train": "api.training",
-    "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is no part of `import *`
+    "ComposerReplicationTrainer": "recipes.trl.composer_trainer",  # needs an extra, and so is not part of `import *`
     "DEFAULT_TEACHERS": "teacher_replay",
     "DPOPair": "teacher_replay",
     "LossComponents": "loss",

@@ -1,10 +1,11 @@
-"""Trace replay: outside teachers re-answer the steps of frozen traces, and where enough of them agree on another action than the
+"""Trace replay: external teachers re-answer the steps of frozen traces; where enough of them agree on an action other than the
 student's, the two become a preference pair.
 
     teacher_actions = await replay_trace(states=states, teachers=DEFAULT_TEACHERS, max_total_usd=10.0)
     pairs = extract_dpo_pairs(states=states, teacher_actions=teacher_actions, agreement_threshold=2)
 
-`replay_in_tiers` asks less: a gate chooses the states, and the dear teachers are asked where a cheap one does not settle them.
+`replay_in_tiers` asks less: a gate chooses the states, and the expensive teachers are asked only where a cheap one does not
+settle them.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ async def replay_trace(
     on_answer: Callable[[TeacherAnswer], None] | None = None,
     gate: Gate | None = None,
 ) -> list[TeacherAnswer]:
-    """Every teacher's answer to every state, state by state and in the order of `teachers`.
+    """Return every teacher's answer to every state, state by state and in the order of `teachers`.
 
     The states of one trajectory are put to a teacher one after the other, in the order of their turns, so that each finds the
     prompt of the one before in the endpoint's cache.
@@ -95,10 +96,11 @@ async def replay_trace(
         max_total_usd: hard cap on everything the ledger has paid, earlier runs included; None for no cap.
         ledger: where answers are kept, so that a replay that is killed or repeated pays for nothing twice; None for memory only.
         on_answer: called with each answer as soon as it is there, those from the ledger first.
-        gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also tells why.
+        gate: asks only what it lets through, the cheapest of the teachers first; see `replay_in_tiers`, which also gives the
+            reasons.
 
     Raises:
-        ConfigError: an entry is no state, two states of one id, or teachers that cannot be asked (see `TeacherPool`).
+        ConfigError: an entry is not a state, two states of one id, or teachers that cannot be asked (see `TeacherPool`).
         TeacherError: no teacher answered anything; BudgetExceededError when the cap is the reason.
     """
     if gate is not None:
@@ -125,7 +127,8 @@ async def replay_in_tiers(
     on_tier: OnTier | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
-    """The answers that `gate` wants: the cheap teacher's first, the dear ones' where it does not settle the matter, and an audit.
+    """Return the answers that `gate` wants: the cheap teacher's first, the other ones' where it does not settle the matter, and
+    an audit.
 
     Args:
         max_total_usd: one cap for all; see `replay_trace`.
@@ -156,7 +159,7 @@ async def replay_in_tiers(
 
 
 def count_known(states: Sequence[TraceState], teachers: Sequence[Teacher], ledger: Ledger) -> int:
-    """How many of all teachers' answers to all states the ledger has already."""
+    """Count the answers of all teachers to all states that the ledger already has."""
     questions = [_question(s) for s in states]
     return sum(ledger.find(answer_key(t, q)) is not None for t in teachers for q in questions)
 

@@ -1,1 +1,1 @@
-"""What agents do: tool calls, shell lines, patches, their effects, and when two actions are the same."""
+"""Actions of agents: tool calls, shell lines, patches, their effects, and whether two actions are the same."""

@@ -1,7 +1,7 @@
-"""What an agent did, as text and as a canonical form in which two equal actions are equal strings.
+"""An agent's action as text, and as a canonical form in which equal actions are equal strings.
 
 An action is either tool calls or, without one, a final text. As text (`render_action`) a tool call is one line of JSON,
-`{"name": ..., "arguments": {...}}`, whoever made it: student and teachers are compared, and later trained on, in one format.
+`{"name": ..., "arguments": {...}}`, for every agent: student and teachers are compared, and later trained on, in one format.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Call:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself counted. Does not recurse."""
+    """Return whether JSON data, such as a call's arguments, nests deeper than `MAX_NESTING`, itself included. Does not
+    recurse."""
     level = [value]
     for _ in range(MAX_NESTING):
         if not level:
@@ -64,7 +65,7 @@ def too_deep(value: Any) -> bool:
 
 
 def render_action(content: str, calls: Sequence[Call]) -> str:
-    """The action as text: one JSON line per call, or `content` when there is none. Prose beside a call is left out."""
+    """Render the action as text: one JSON line per call, or `content` when there is none. Prose beside a call is left out."""
     if not calls:
         return content.strip()
     return "\n".join(json.dumps({"name": c.name, "arguments": dict(c.arguments)}, ensure_ascii=False) for c in calls)
@@ -91,7 +92,7 @@ def _parse_line(line: str) -> Call | None:
 
 
 def command_in(text: str) -> tuple[str, str] | None:
-    """The tag and the command of a text whose only fenced block is a shell command, as agents without tools write them.
+    """Return the tag and the command of a text whose only fenced block is a shell command, as agents without tools write them.
 
     None for any other text: with several blocks, or with fences inside one, agents differ in what they run.
     """
@@ -107,7 +108,7 @@ def command_in(text: str) -> tuple[str, str] | None:
 
 
 def action_message(text: str, *, turn: int = 0) -> Message:
-    """The action a text stands for as an assistant message; its calls are named `call_{turn}_{i}`."""
+    """Parse an action's text into an assistant message; its calls are named `call_{turn}_{i}`."""
     content, calls = parse_action(text)
     if not calls:
         return Message(role="assistant", content=content)
@@ -119,15 +120,16 @@ def action_message(text: str, *, turn: int = 0) -> Message:
 
 
 def canonical_action(content: str, calls: Sequence[Call]) -> str:
-    """A string that is equal for equal actions: the canonical calls in order, or the canonical text."""
+    """Return a string that is equal for equal actions: the canonical calls in order, or the canonical text."""
     if calls:
         return "\n".join(canonical_call(c.name, c.arguments) for c in calls)
     return canonical_text(content)
 
 
 def canonical_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """One call with sorted keys, and of a tool that `deeds` knows null arguments dropped, `./` and doubled slashes of paths left
-    out, and blanks, comments and quotes of a shell command unified: what the shell expands is another word than what it does not.
+    """Return the call with sorted keys. For a tool that `tool_effects` knows, null arguments are dropped, as are `./` and doubled
+    slashes of paths, and blanks, comments and quotes of a shell command are unified: a word that the shell expands stays distinct
+    from one that it does not.
 
     Order of shell words is kept, so `pytest -q tests` and `pytest tests -q` differ: only what is certainly equal is equal.
     """
@@ -151,7 +153,7 @@ def _canonical_object(arguments: Mapping[str, Any], *, shell: bool) -> dict[str,
 
 
 def _shell_words(command: str) -> Any:
-    """The simple commands of a line; the line itself, but for line breaks around it, where it is not understood."""
+    """Return the simple commands of a line; the line itself, without surrounding line breaks, where it is not understood."""
     try:
         line = read_line(command)
     except NotUnderstoodError:
@@ -174,7 +176,7 @@ def _canonical_word(word: Word) -> Any:
 def canonical_text(text: str) -> str:
     """Plain text without emphasis, repeated blanks, closing punctuation, and the capital of a first plain word.
 
-    Signs inside words stay: `__init__` and `2*3` are no emphasis, `5!` is a number. Text without a letter or digit is empty. A
+    Signs inside words stay: `__init__` and `2*3` are not emphasis, `5!` is a number. Text without a letter or digit is empty. A
     text with a fenced or an indented line in it stays as it is: blanks mean something in code.
     """
     if not any(letter.isalnum() for letter in text):

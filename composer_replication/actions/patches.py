@@ -41,7 +41,7 @@ class _Hunk:
 
 @dataclass(slots=True)
 class FilePatch:
-    """What a patch does to one file."""
+    """The change a patch makes to one file."""
 
     action: str
     """`update`, `add` or `delete`."""
@@ -51,7 +51,7 @@ class FilePatch:
 
 
 def parse_patch(text: str) -> list[FilePatch]:
-    """The files a patch is about, each once. Raises PatchError."""
+    """Parse the files a patch touches, each once. Raises PatchError."""
     lines = text.strip("\n").split("\n")
     if lines[0].strip() != _BEGIN or lines[-1].strip() != _END or len(lines) < 3:
         raise PatchError(f"a patch starts with {_BEGIN}, ends with {_END}, and has something between")
@@ -92,7 +92,7 @@ def _add_line(patch: FilePatch, line: str) -> None:
 
 
 def patched(patch: FilePatch, text: str) -> str:
-    """The text of a file after an `update`. Raises PatchError where a hunk fits nowhere or in several places."""
+    """Return the text of a file after an `update`. Raises PatchError where a hunk fits nowhere or in several places."""
     lines = text.split("\n")
     at = 0
     for number, hunk in enumerate(patch.hunks, 1):
@@ -112,7 +112,7 @@ def patched(patch: FilePatch, text: str) -> str:
 
 
 def _places(lines: list[str], wanted: list[str], start: int, *, stripped: bool = False) -> Iterator[int]:
-    """Where the wanted lines stand one after the other, from `start` on."""
+    """Yield the positions where the wanted lines appear consecutively, from `start` on."""
     for place in range(start, len(lines) - len(wanted) + 1):
         there = lines[place : place + len(wanted)]
         if (there if not stripped else [line.strip() for line in there]) == wanted:
@@ -120,5 +120,5 @@ def _places(lines: list[str], wanted: list[str], start: int, *, stripped: bool =
 
 
 def added_text(patch: FilePatch) -> str:
-    """The content of a file that an `add` makes."""
+    """Return the content of a file that an `add` makes."""
     return "".join(f"{line}\n" for hunk in patch.hunks for line in hunk.new)

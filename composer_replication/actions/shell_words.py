@@ -27,14 +27,14 @@ class Word:
     text: str
     """Without quotes; of a word that expands, its source."""
     source: str
-    """As it is written."""
+    """The word as written."""
     expands: bool
-    """Whether the shell makes something else of it, possibly several words or none."""
+    """Whether the shell expands it, possibly into several words or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Where a command reads or writes instead."""
+    """Redirection of a command's input or output."""
 
     descriptor: str
     """The digits before the operator; those the shell supplies when there are none. Empty for `&>`."""
@@ -47,11 +47,11 @@ class Simple:
     """One simple command."""
 
     joint: str
-    """What stands before it: nothing, `&&`, `||`, `|`, or `;`, which a newline is too."""
+    """The operator before it: nothing, `&&`, `||`, `|`, or `;`, which stands for a newline too."""
     assignments: tuple[Word, ...]
     words: tuple[Word, ...]
     redirects: tuple[Redirect, ...]
-    """In order; where among the words they stand does not matter to a shell."""
+    """Redirections in order; their position among the words does not matter to a shell."""
 
 
 _BLANK = re.compile(r"(?:[ \t]|\\\n)+")
@@ -84,7 +84,7 @@ _RESERVED = frozenset(
 
 
 def read_line(command: str) -> tuple[Simple, ...]:
-    """The simple commands of a line, or of several. Raises NotUnderstoodError; the empty line is not understood either."""
+    """Parse the simple commands of a line, or of several. Raises NotUnderstoodError, also for the empty line."""
     found: list[Simple] = []
     joint = ""
     parts: list[Word | Redirect] = []
@@ -165,7 +165,7 @@ def _word(command: str, start: int) -> tuple[Word, int]:
 
 
 def _double(quoted: str) -> tuple[str, bool]:
-    """What double quotes hold, and whether something in it expands. `!` does in an interactive shell."""
+    """Return the content of double quotes, and whether something in it expands. `!` does in an interactive shell."""
     at, text, expands = 0, "", False
     while at < len(quoted):
         piece = _IN_DOUBLE.match(quoted, at)

@@ -1,4 +1,4 @@
-"""What a tool call does to a repository, told from its name and arguments, for the tools of this framework and of common agents.
+"""Effects of tool calls on a repository, inferred from name and arguments, for the tools of this framework and of common agents.
 
 Detectors ask it what was read, changed or run; the comparison of actions asks it whether two calls could do the same. It guesses
 nothing: a call of a tool it does not know is `EffectKind.OTHER`.
@@ -22,7 +22,7 @@ __all__ = ["EffectKind", "Replacement", "ToolEffect", "classify_call", "plain_pa
 
 
 class EffectKind(StrEnum):
-    """What a call is for."""
+    """The purpose of a call."""
 
     READ = "read"
     SEARCH = "search"
@@ -35,7 +35,7 @@ class EffectKind(StrEnum):
     """Changes several files by one patch."""
     SHELL = "shell"
     TEST = "test"
-    """Runs the task's tests by a tool of its own; a shell command that runs tests is `SHELL`."""
+    """Runs the task's tests with a dedicated tool; a shell command that runs tests is `SHELL`."""
     SUBMIT = "submit"
     OTHER = "other"
 
@@ -58,27 +58,28 @@ class ToolEffect:
     path: str = ""
     """POSIX path that is read, listed or changed, normalised, as the call gives it (relative or absolute); empty for none."""
     pattern: str = ""
-    """Of a search, or of a listing by pattern."""
+    """Pattern of a search, or of a listing by pattern."""
     lines: tuple[int | None, int | None] | None = None
     """First and last line of a READ, 1-based; None for the whole file, and for an end that is not given."""
     replacements: tuple[Replacement, ...] = ()
-    """Of an EDIT, one after the other."""
+    """Replacements of an EDIT, in order."""
     insert_after: tuple[int, str] | None = None
-    """Of an EDIT that inserts text after a line (0: at the top)."""
+    """Position and text of an EDIT that inserts after a line (0: at the top)."""
     content: str = ""
-    """Of a WRITE the whole file, of a PATCH its text."""
+    """The whole file of a WRITE, or the text of a PATCH."""
     command: str = ""
-    """Of a SHELL call, as one string for a shell."""
+    """Command of a SHELL call, as one string for a shell."""
     cwd: str = ""
 
     @property
     def changes(self) -> bool:
-        """Whether the call itself means to change files; a SHELL call may besides."""
+        """Whether the call itself changes files; a SHELL call may do so too."""
         return self.kind in (EffectKind.EDIT, EffectKind.WRITE, EffectKind.PATCH)
 
 
 def classify_call(name: str, arguments: Mapping[str, Any]) -> ToolEffect:
-    """What a call does. Arguments of the wrong type or that are missing make it `EffectKind.OTHER`: such a call does nothing."""
+    """Classify what a call does. Missing arguments or ones of the wrong type make it `EffectKind.OTHER`: such a call does
+    nothing."""
     known = _TOOLS.get(name)
     if known is None:
         return ToolEffect(kind=EffectKind.OTHER)
@@ -89,7 +90,7 @@ def classify_call(name: str, arguments: Mapping[str, Any]) -> ToolEffect:
 
 
 def plain_path(path: str) -> str:
-    """The path without `./` in front, `/./` and doubled slashes. `..`, links and a closing slash stay what they are.
+    """Return the path without `./` in front, `/./` and doubled slashes. `..`, links and a closing slash are kept.
 
     `./-` stays, for `-` alone may mean the standard input; so does `//` in front, which POSIX leaves to the system.
     """
@@ -101,7 +102,7 @@ def plain_path(path: str) -> str:
 
 
 def _text(arguments: Mapping[str, Any], *names: str) -> str:
-    """The first argument there is. Raises KeyError for none, TypeError when it is no text."""
+    """Return the first of these arguments that is present. Raises KeyError for none, TypeError when it is not text."""
     for name in names:
         if arguments.get(name) is not None:
             value = arguments[name]
@@ -187,7 +188,7 @@ def _list(a: Mapping[str, Any]) -> ToolEffect:
 
 
 def _shell(a: Mapping[str, Any]) -> ToolEffect:
-    """A command as one string; Codex gives words, and mostly `["bash", "-lc", SCRIPT]`."""
+    """Return a command as one string; Codex gives words, usually `["bash", "-lc", SCRIPT]`."""
     given: Any = next((a[name] for name in ("command", "cmd", "action") if a.get(name) is not None), None)
     given = given["command"] if isinstance(given, Mapping) else given
     if isinstance(given, str):

@@ -30,7 +30,7 @@ Executor = Literal["local", "modal", "hf", "sky"]
 
 @app.callback()
 def _top() -> None:
-    """A group, however many commands it has."""
+    """Make this a group, however many commands it has."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
 
-    Each has its own rollouts and its own folder. One that is lost is launched again. A job that was interrupted goes on with
+    Each has its own rollouts and its own folder. One that is lost is launched again. A job that was interrupted continues with
     --resume, even if its machines are gone.
     """
     options = {"replicas": replicas, "executor.type": executor, "executor.gpu": gpu}
@@ -97,7 +97,7 @@ def _signals_interrupt() -> Iterator[None]:
 
 
 class _StatusView:
-    """A table of replicas, drawn anew when something has changed."""
+    """A table of replicas, redrawn when something has changed."""
 
     def __init__(self, live: Live) -> None:
         self._live = live

@@ -45,9 +45,9 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what this machine has; with --sandbox, run the containment self-test.
+    """Report what this machine supports; with --sandbox, run the containment self-test.
 
-    Exits with 4 when no isolation works here, or when a sandbox lets something through that it does not admit in so many words;
+    Exits with 4 when no isolation works here, or when a sandbox lets something through that it does not declare;
     with --substrate, with 2 when something is missing.
     """
     console = Console(stderr=as_json)

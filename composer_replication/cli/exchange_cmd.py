@@ -59,7 +59,7 @@ def import_tasks(
 
 
 def _refuse_overlap(source: Path, out: Path) -> None:
-    """What is written replaces folders of its name, and what is read must not be among them. Raises ConfigError."""
+    """Refuse inputs that outputs would replace: output folders replace folders of their name. Raises ConfigError."""
     read, written = source.resolve(), out.resolve()
     if read.is_relative_to(written) or written.is_relative_to(read):
         raise ConfigError(f"--out {out} and {source} lie in one another", fix="name a folder beside it with --out")

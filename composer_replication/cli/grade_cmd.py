@@ -1,4 +1,4 @@
-"""`composer grade`: the verdict on any tree, whoever wrote it."""
+"""`composer grade`: the verdict on any tree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def grade(
 
 
 def _told(rejected: Sequence[str], tree: Path, workspace: Path) -> list[str]:
-    """What was done to each path that is not graded; the task's own files first, and a renamed file once."""
+    """Describe what was done to each path that is not graded; the task's own files first, and a renamed file once."""
     gone = [path for path in rejected if not os.path.lexists(workspace / path)]
     new = [path for path in rejected if not os.path.lexists(tree / path)]
     told = [path for path in rejected if path not in gone and path not in new]

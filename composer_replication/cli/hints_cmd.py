@@ -63,10 +63,10 @@ def explain(
     per_trajectory: Annotated[int, typer.Option(min=1, help="Most hints of one trajectory, earliest error turns first.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """What every detector finds, which hint would be told at that turn, and why when none is.
+    """Show what every detector finds, which hint would be given at that turn, and why when there is none.
 
-    Hints that a run recorded are shown as they were told. The project's documentation is not at hand here, so it is not quoted
-    anew.
+    Hints that a run recorded are shown as they were given. The project's documentation is not available here, so it is not quoted
+    again.
     """
     detectors = [one for one in all_detectors().values() if not one.needs & {"subprocess", "judge"}]
     if lint:
@@ -99,7 +99,7 @@ def _show(explained: Sequence[_Explained], rules: Path | None, style: StyleRules
 
 
 def _tell_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_usd: float) -> None:
-    """Say on stderr what was asked and what it cost. Exits with 6 where the cap or the teacher left something out."""
+    """Report on stderr what was asked and what it cost. Exits with 6 where the cap or the teacher left something out."""
     missing = asked["over the cap"] + asked["failed"]
     why = f"not asked, cap ${max_usd:g}" if asked["over the cap"] else "not answered, the teacher failed"
     for name, turns in style.unanswered.items():
@@ -140,7 +140,7 @@ def _evidence(finding: Finding) -> dict[str, Any]:
 
 
 def _counts(explained: Sequence[_Explained]) -> dict[str, dict[str, int]]:
-    """By kind: how many were found and told, and how many not, by reason."""
+    """Count by kind how many were found and used, and how many were dropped, by reason."""
     counts: dict[str, Counter[str]] = {}
     for _, _, said in explained:
         for finding, hint in said:

@@ -1,6 +1,6 @@
-"""The top of the command line: what it offers, and how an error is told.
+"""The top-level command line, and how it prints errors.
 
-A `ComposerError` is printed as what is wrong and the fix, without a traceback, and ends with its class's exit code (drawn in
+A `ComposerError` prints the problem and the fix, without a traceback, and ends with its class's exit code (drawn in
 `composer_replication.types.errors`). Ctrl-C ends with 130. Anything else is a bug and keeps its traceback.
 """
 
@@ -36,7 +36,7 @@ from composer_replication.types.errors import ComposerError
 __all__ = ["app", "main"]
 
 INTERRUPTED = (129, 130, 143)
-"""By SIGHUP, Ctrl-C, SIGTERM."""
+"""Exit statuses after SIGHUP, Ctrl-C, SIGTERM."""
 
 _EXIT_CODES = (
     "Exit codes: 2 usage or configuration, 3 task or source, 4 sandbox, 5 model, 6 teacher or budget, 7 checkpoint or disk, "

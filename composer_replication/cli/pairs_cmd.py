@@ -71,7 +71,7 @@ def extract(
 
 
 def _show_found(states: Sequence[TraceState], answers: Sequence[TeacherAnswer], strange: int, found: PairMining) -> None:
-    """What became of the states, a number and its meaning in a row."""
+    """Print the outcome of the states, a number and its meaning per row."""
     answered = {answer.question_id for answer in answers if answer.error is None} & {state["state_id"] for state in states}
     table = Table("", "", box=box.SIMPLE_HEAD, show_header=False)
     rows = [
@@ -104,7 +104,7 @@ def normalize(
 ) -> None:
     """Drop the pairs that are not worth training on, and count for every operator how many it dropped.
 
-    A line that is no pair is refused with FILE:LINE, and nothing is written. Exits with 10 when no pair is left.
+    A line that is not a pair is refused with FILE:LINE, and nothing is written. Exits with 10 when no pair is left.
     """
     from composer_replication.replaysim import DJNormalizer
     from composer_replication.replaysim.builtin import states_lost

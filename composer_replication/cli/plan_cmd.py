@@ -57,7 +57,7 @@ def plan(
 ) -> None:
     """Print what a replay will cost, per teacher and in all: at the least, expected, and at the most.
 
-    Asks nobody. Exits with 6 when --max-usd does not do for the expected cost.
+    Asks no teacher. Exits with 6 when --max-usd does not cover the expected cost.
     """
     from composer_replication.teachers import Teacher, check_teachers, warn_of_cap
     from composer_replication.teachers import plan as plan_replay
@@ -84,7 +84,7 @@ def plan(
 
 
 def _scenarios(known: dict[str, float | None]) -> tuple[Scenario, Scenario, Scenario]:
-    """The planner's, with what the user knows in place of its assumptions."""
+    """Return the planner's scenarios, with the user's values in place of its assumptions."""
     from composer_replication.teachers.planner import EXPECTED, HIGH, LOW
 
     given: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
@@ -109,7 +109,7 @@ def _show(terminal: Terminal, planned: ReplayPlan, *, without_entropy: int) -> N
     if planned.reasons:
         terminal.note(f"asked first: {listed(planned.reasons)}")
     if without_entropy:
-        terminal.note(f"{without_entropy} states have no entropy: nobody measured how uncertain their agent was")
+        terminal.note(f"{without_entropy} states have no entropy: how uncertain their agent was is unknown")
     total = planned.usd
     terminal.note(f"expected to cost ${usd(total.expected)}, between ${usd(total.low)} and ${usd(total.high)}")
     ample, held = f"${usd(planned.ample_usd)}", f"${usd(planned.call_usd)}"

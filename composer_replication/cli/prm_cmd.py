@@ -73,7 +73,7 @@ def train(
     found = read_transcripts(traces)
     known = _labels(labels, found)
     held_out_tasks([task_of(t) for t in found if t.trajectory_id in known], held_out, seed=seed)
-    from composer_replication.prm import start_prm, train_prm  # these take seconds to import: what is wrong is told before
+    from composer_replication.prm import start_prm, train_prm  # these take seconds to import: report errors first
 
     network, tokenizer = start_prm(model, device=device, seed=seed)
     renderer = ChatRenderer(tokenizer)
@@ -104,7 +104,7 @@ def _labels(labels: str, found: Sequence[Trajectory | Trace]) -> StepLabels:
 
 
 def _is_number(summary: dict[str, Any], name: str) -> bool:
-    """A measure that does not exist is the text `nan` in a summary that was read back."""
+    """Return whether a measure exists: a missing one is the text `nan` in a summary that was read back."""
     value = summary[f"prm/held_out/{name}"]
     return isinstance(value, float) and value == value
 
@@ -122,7 +122,7 @@ def score(
     """Write one JSON line per trajectory: the probability that each turn is good, their product and their minimum.
 
     A turn without a score is null, and so are product and minimum then. On stderr: the mean reward of the trajectories that the
-    model likes best of each task, beside that of all.
+    model ranks best in each task, next to that of all.
     """
     from composer_replication.prm import read_transcripts
     from composer_replication.prm.options import model_config
@@ -130,7 +130,7 @@ def score(
     model_config(model, device)
     refuse_other_kind(traces, "a file of transcripts")
     found = read_transcripts(traces)
-    from composer_replication.prm import load_prm  # takes seconds to import: what is wrong is told before
+    from composer_replication.prm import load_prm  # takes seconds to import: report errors first
 
     network, tokenizer = load_prm(model, device=device)
     rows = _score(network, ChatRenderer(tokenizer), found, max_tokens)

@@ -23,7 +23,7 @@ def quickstart(
 ) -> None:
     """Build tasks, warm-start a tiny policy, then train it twice: with GRPO alone and with all three channels.
 
-    Needs no GPU, no key and no download. Run again after an interruption, it goes on where it stopped.
+    Needs no GPU, no key and no download. Run again after an interruption, it continues where it stopped.
     """
     from composer_replication.quickstart.run import ARM_STEPS, run_quickstart
 

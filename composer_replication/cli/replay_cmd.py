@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["read_states", "replay"]
 
 _MONEY = ("USD in ledger", "held in ledger")
-"""All that the ledger has booked, of earlier commands too, beside columns of this command alone."""
+"""All that the ledger has booked, including earlier commands, beside columns of this command alone."""
 EXIT_INCOMPLETE = TeacherError.exit_code
 """Some questions have no answer; the same command asks them again."""
 
@@ -74,8 +74,8 @@ def replay(
 ) -> None:
     """Ask every teacher what it would have done at every state, or at those that a gate chooses.
 
-    Killed or repeated, it goes on where it was: what is in the ledger is not asked or paid for again. Exits with 0 when every
-    question has an answer and with 6 when some have none. `composer plan` with the same options says before what it will cost.
+    Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Exits with 0 when every
+    question has an answer and with 6 when some have none. `composer plan` with the same options estimates the cost beforehand.
     """
     from composer_replication.teachers import Ledger, Teacher, check_teachers
 
@@ -143,7 +143,7 @@ async def _ask(
 class _Found:
     answers: Sequence[TeacherAnswer]
     tiered: TieredAnswers | None = None
-    """With the gate's decisions; None without a gate."""
+    """The gate's decisions; None without a gate."""
 
 
 def _write(out: Path, found: _Found) -> None:
@@ -181,7 +181,7 @@ class _AnswerMessage(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_text(cls, data: Any) -> Any:
-        """OpenAI's own answers have null, or nothing, beside tool calls."""
+        """Accept missing text: OpenAI's own answers have null, or nothing, beside tool calls."""
         if isinstance(data, dict) and data.get("tool_calls") and data.get("content") is None:
             return {**data, "content": ""}
         return data
@@ -211,14 +211,14 @@ class _Billed(BaseModel):
 
 
 def read_states(path: Path) -> list[TraceState]:
-    """The states of a file of JSON lines. Raises ConfigError, which names line and field, or what the file is instead."""
+    """Read the states of a file of JSON lines. Raises ConfigError, which names line and field, or what the file is instead."""
     refuse_other_kind(path, "states")
     states = [cast(TraceState, state.model_dump(exclude_unset=True)) for _, state in read_models(path, TypeAdapter(_State))]
     if not states:
         raise ConfigError(f"{path} has no states", fix="write one JSON object a line: state_id, messages, student_action")
     twice = [name for name, count in Counter(s["state_id"] for s in states).items() if count > 1]
     if twice:
-        raise ConfigError(f"{path}: two states have the state_id {twice[0]!r}", fix="give every state a state_id of its own")
+        raise ConfigError(f"{path}: two states have the state_id {twice[0]!r}", fix="give every state a unique state_id")
     return states
 
 
@@ -244,7 +244,7 @@ def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> 
 
 
 def _tell_replaced(terminal: Terminal, path: Path, answers: Sequence[TeacherAnswer]) -> None:
-    """Say what the file loses when it is written anew."""
+    """Report what the file loses when it is overwritten."""
     if not path.is_file():
         return
     try:
@@ -287,7 +287,7 @@ class _Count:
 
 
 class _Progress:
-    """A phase for each tier, and the count of what was asked and answered."""
+    """A progress phase for each tier, with counts of questions asked and answered."""
 
     def __init__(self, terminal: Terminal, teachers: Sequence[Teacher], states: int) -> None:
         self.counts = {t.name: _Count() for t in teachers}
@@ -303,7 +303,7 @@ class _Progress:
         self._phases.__exit__(kind, error, trace)
 
     def begin(self, teachers: Sequence[Teacher], asked: int) -> None:
-        """The tier before is over; from now on these are asked about so many states."""
+        """End the tier before; from now on these teachers are asked about `asked` states."""
         self._phases.close()
         for teacher in teachers:
             self.counts[teacher.name].asked = asked
@@ -341,7 +341,7 @@ def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledge
 
 
 def _outcome(states: Sequence[TraceState], found: TieredAnswers) -> dict[str, Any]:
-    """Plain JSON data: why how many states were asked in each tier, and what the audit says of the others."""
+    """Return plain JSON data: why how many states were asked in each tier, and what the audit says of the others."""
     from composer_replication.teacher_replay import extract_dpo_pairs
 
     drawn = [s for s in states if s["state_id"] in found.audit.drawn]

@@ -55,7 +55,7 @@ def rollout(
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
 
-    `oracle` must score 1 on every task and `noop` 0, and nobody anything on an impossible one; otherwise the exit code is 10.
+    `oracle` must score 1 on every task and `noop` 0, and every policy 0 on an impossible one; otherwise the exit code is 10.
     """
     terminal = Terminal(Console(stderr=True) if json_output else None)
     check_policy(policy, engine, server_url)
@@ -111,7 +111,7 @@ class _TrajectoryWriter:
 
 
 def _summary(found: Evaluation) -> dict[str, Any]:
-    """Return plain JSON data; a number that cannot be estimated is None. Impossible tasks are no part of the mean reward."""
+    """Return plain JSON data; a number that cannot be estimated is None. Impossible tasks are not part of the mean reward."""
     rows, trajectories = found.rows, found.trajectories
     mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None and not row["impossible"]])
     required = REQUIRED.get(found.policy)

@@ -198,7 +198,7 @@ def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks.")])
 
 @app.command()
 def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/TASK.")]) -> None:
-    """Show one task: what is asked, what was deleted, its tests, and the solution."""
+    """Show one task: its instruction, what was deleted, its tests, and the solution."""
     loaded = load_task(task)
     spec, console = loaded.spec, _console()
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -326,7 +326,7 @@ def _print_reasons(console: Console, reasons: list[tuple[str, int]]) -> None:
 
 
 def _print_credentials(console: Console, found: Sequence[Credential]) -> None:
-    """Where something looks like a credential, never what."""
+    """Print where something looks like a credential, never what."""
     if not found:
         return
     table = Table("in every task, and looks like a", "file", "line", box=box.SIMPLE_HEAD)
@@ -338,7 +338,7 @@ def _print_credentials(console: Console, found: Sequence[Credential]) -> None:
 
 
 def _print_failing(console: Console, failing: Sequence[str]) -> None:
-    """The first of the project's tests that fail by themselves, a line each."""
+    """Print the first of the project's tests that fail by themselves, one per line."""
     if not failing:
         return
     more = f"\n  and {len(failing) - _MOST_FAILING} more, in build.json" if len(failing) > _MOST_FAILING else ""

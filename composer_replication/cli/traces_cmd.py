@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Logs of any agent as traces: impor
 
 _Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces import` wrote, or the traces.jsonl in it.")]
 _TOLD = 10
-"""Files and lines that cannot be read, and are told one by one."""
+"""Unreadable files and lines that are reported one by one."""
 
 
 @app.command("import")
@@ -40,7 +40,7 @@ def import_(
 ) -> None:
     """Read logs of Claude Code, Codex, OpenHands, SWE-agent, mini-swe-agent, Harbor (ATIF), chat datasets and our own runs.
 
-    What cannot be read is told and stops nothing. An earlier import in OUT is replaced by one that has all of its traces. Exits
+    Unreadable input is reported and stops nothing. An earlier import in OUT is replaced by one that has all of its traces. Exits
     with 9 when nothing was a trace.
     """
     given = load_tools(tools) if tools else ()
@@ -110,6 +110,6 @@ _NO_STATES = "import logs that hold what the model saw: docs/traces.md says what
 
 
 def _file(folder: Path) -> Path:
-    """The file of traces that is meant; raises ConfigError that names the command for what is something else."""
+    """Return the file of traces that is meant; raises ConfigError that names the command for what is something else."""
     refuse_other_kind(folder, "imported traces")
     return folder if folder.is_file() else folder / TRACES

@@ -64,7 +64,7 @@ def train(
 
 
 def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
-    """A word that is nearly one of the command's own options is no override. Raises ConfigError."""
+    """Reject a word that nearly matches one of the command's own options: it is not an override. Raises ConfigError."""
     own = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     for word in words:
         name = word.partition("=")[0]
@@ -74,7 +74,7 @@ def _refuse_misspelt(context: typer.Context, words: Sequence[str]) -> None:
 
 
 def _check(config: RunConfig) -> None:
-    """What can be checked without training, and what the run will do."""
+    """Check what can be checked without training, and print what the run will do."""
     from composer_replication.loss.forward.models import load_policy
     from composer_replication.rollouts.transformers_engine import TransformersEngine
     from composer_replication.tokens import ChatRenderer

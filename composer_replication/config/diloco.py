@@ -1,4 +1,4 @@
-"""Replicas that train as one."""
+"""Run-file fields of DiLoCo: replicas that train one model together."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ _Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class DilocoConfig(Section):
-    """DiLoCo over an object store: `composer diloco run`. Each replica rolls out and trains by itself, and now and then all of
-    them take a step of an outer optimizer together."""
+    """DiLoCo over an object store: `composer diloco run`. Each replica rolls out and trains on its own; at intervals all of them
+    take one step of an outer optimizer together."""
 
     enabled: bool = False
-    """Whether the run is one of replicas."""
+    """Train with several replicas."""
     replicas: Annotated[Positive, _IF_ENABLED] = 2
-    """How many there are."""
+    """Start this many replicas."""
     shard_tasks: Annotated[bool, _IF_ENABLED] = True
-    """Whether replicas share out what one alone would practise on: each takes `rollout.groups / replicas` tasks a step, and no
-    task is taken twice in a round. Otherwise each chooses `rollout.groups` from all tasks by itself."""
+    """Divide a step's tasks among the replicas: each takes `rollout.groups / replicas` of them, and no task is taken twice in a
+    round. When false, each replica chooses `rollout.groups` tasks from all tasks independently."""
     rendezvous: Annotated[str | None, _IF_ENABLED] = None
-    """The object store they share: a path, `s3://`, `gs://` or `az://`; by default the folder `store` of the run."""
+    """Exchange weights through this object store: a path, `s3://`, `gs://` or `az://`. Defaults to the folder `store` of the
+    run."""
     sync_every: Annotated[Positive, _IF_ENABLED] = 10
-    """H: optimizer steps between two synchronisations of the same weights."""
+    """Synchronise the same weights every H = this many optimizer steps."""
     fragments: Annotated[Positive, _IF_ENABLED] = 1
-    """Parts of the model that are synchronised one after the other, one every `sync_every / fragments` steps."""
+    """Split the model into this many fragments and synchronise one every `sync_every / fragments` steps."""
     delay: Annotated[int, Field(ge=0), _IF_ENABLED] = 0
-    """tau: optimizer steps that go on while a round is under way."""
+    """Keep training for tau = this many optimizer steps while a round is in progress."""
     mix: Annotated[Share, _IF_ENABLED] = 0.0
-    """alpha: share of a replica's own weights in what it goes on with after a round."""
+    """Keep this share alpha of a replica's own weights when it adopts the result of a round."""
     codec: Annotated[Literal["fp32", "bf16", "int8", "int4", "topk", "pulse", "auto"], _IF_ENABLED] = "int8"
-    """How pseudo-gradients travel; what a codec leaves out, the next round carries."""
+    """Compress pseudo-gradients with this codec. What a codec drops is added to the next round (error feedback)."""
     inner: Annotated[Literal["adamw", "muon"], _IF_ENABLED] = "adamw"
-    """What takes the optimizer steps: AdamW, or Muon for the matrices of the blocks and AdamW for the rest."""
+    """Take the optimizer steps with AdamW, or with Muon for the matrices of the blocks and AdamW for the rest (muon)."""
     outer_lr: Annotated[float, Field(gt=0.0), _IF_ENABLED] = 0.7
-    """Of the outer SGD."""
+    """Set the learning rate of the outer SGD."""
     outer_momentum: Annotated[Decay, _IF_ENABLED] = 0.9
-    """Of the outer SGD, Nesterov's unless it is 0."""
+    """Set the Nesterov momentum of the outer SGD; 0 disables momentum."""
     quorum: Annotated[Positive | None, _IF_ENABLED] = None
-    """The fewest replicas a round is held with; all by default."""
+    """Hold a round with at least this many replicas. Defaults to all."""
     deadline_s: Annotated[_Seconds | None, _IF_ENABLED] = None
-    """Seconds after which a round is held without those that have not come; needed with a quorum."""
+    """Hold a round without the missing replicas after this many seconds. Required with a quorum."""
     timeout_s: Annotated[_Seconds, _IF_ENABLED] = 1800.0
-    """Most seconds for a round; one that is not held by then is an error."""
+    """Fail when a round is not complete after this many seconds."""
     snapshot_every: Annotated[Positive, _IF_ENABLED] = 10
-    """Rounds between snapshots of what all replicas agree on, from which one that joins late is healed."""
+    """Save a snapshot of the shared state every this many rounds; replicas that join late start from it."""
     state_every: Annotated[int, Field(ge=0), _IF_ENABLED] = 1
-    """Rounds between saves of what each replica alone knows (its optimizer, what it owes), from which it goes on bit for bit when
-    it is started again; at most `snapshot_every`. 0 saves none: then it is healed like one that joins late."""
+    """Save each replica's private state (its optimizer and error feedback) every this many rounds, so that a restarted replica
+    continues bit for bit. At most `snapshot_every`. With 0 nothing is saved, and a restarted replica joins like a late one."""
     executor: Annotated[ExecutorConfig, _IF_ENABLED] = ExecutorConfig()
 
     @model_validator(mode="after")
@@ -88,5 +89,5 @@ class DilocoConfig(Section):
 
     @property
     def window(self) -> int:
-        """Optimizer steps of a round."""
+        """Optimizer steps per round."""
         return self.sync_every // self.fragments

@@ -1,4 +1,4 @@
-"""Where the replicas of a run are started, and on what."""
+"""Where and on which machines the replicas of a run start."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ _BY_GPU = ReadBy("type", "modal", "sky")
 
 
 class ExecutorConfig(Section):
-    """What starts the replicas: processes of this machine, Modal's sandboxes, jobs of Hugging Face, or SkyPilot's clusters. What
-    is not set is as the executor has it."""
+    """The launcher of the replicas: processes on this machine, Modal sandboxes, Hugging Face jobs, or SkyPilot clusters. Unset
+    fields keep the launcher's default."""
 
     type: Literal["local", "modal", "hf", "sky"] = "local"
-    """Which of them."""
+    """Choose where replicas start."""
     timeout_s: Annotated[float, Field(gt=0.0)] = 6 * 3600.0
-    """Seconds after which a replica is ended."""
+    """End a replica after this many seconds."""
     restarts: Annotated[int, Field(ge=0)] = 2
-    """How often a replica of each rank is launched again where its machine or its process is lost; then the job ends."""
+    """Relaunch the replica of a rank up to this many times after its machine or process is lost; then the job ends."""
     image: Annotated[str | None, _IN_CONTAINERS] = None
-    """A registry's image, `python:3.11` by default; empty, with SkyPilot, for the machine as it comes."""
+    """Use this registry image, by default `python:3.11`. With SkyPilot, an empty string uses the machine as it is."""
     setup: Annotated[str | None, _IN_CONTAINERS] = None
-    """A shell command that each container runs first: by default it installs this version of this package; empty for an image
-    that has it."""
+    """Run this shell command first in each container. By default it installs this version of this package; set an empty string
+    for an image that already has it."""
     python: Annotated[str | None, _IN_CONTAINERS] = None
-    """The interpreter in the image."""
+    """Run this interpreter of the image."""
     env: Annotated[dict[str, str], _IN_CONTAINERS] = {}  # noqa: RUF012 - copied
-    """Environment variables of the replicas, such as `AWS_REGION`."""
+    """Set these environment variables in the replicas, e.g. `AWS_REGION`."""
     secrets: Annotated[tuple[str, ...], _IN_CONTAINERS] = ()
-    """Names of environment variables here whose values replicas get as secrets, such as the store's credentials."""
+    """Pass the values of these local environment variables to replicas as secrets, e.g. the store's credentials."""
     gpu: Annotated[str | None, _BY_GPU] = None
-    """What each replica gets, in the words of Modal (`A100`, `H100:8`) or SkyPilot (`A100:8`)."""
+    """Give each replica this GPU, in Modal's (`A100`, `H100:8`) or SkyPilot's (`A100:8`) notation."""
     hardware: Annotated[str | None, _ON_HF] = None
-    """The flavor of machine, its GPUs included: `a10g-large`."""
+    """Run on this machine flavor, which includes its GPUs, e.g. `a10g-large`."""
     namespace: Annotated[str | None, _ON_HF] = None
-    """The user or organization that pays, unless it is the token's own."""
+    """Bill this user or organization. Defaults to the owner of the token."""
     app: Annotated[str | None, _ON_MODAL] = None
-    """The Modal app that sandboxes belong to."""
+    """Create sandboxes under this Modal app."""
     cpu: Annotated[float | None, _ON_MODAL] = None
-    """Cores of each sandbox, at least."""
+    """Give each sandbox at least this many cores."""
     memory_mib: Annotated[int | None, _ON_MODAL] = None
-    """Of each sandbox, at least."""
+    """Give each sandbox at least this many MiB of memory."""
     region: Annotated[str | None, _ON_MODAL] = None
-    """In Modal's words."""
+    """Run in this region, in Modal's notation."""
     infra: Annotated[str | None, _ON_SKY] = None
-    """Where, in SkyPilot's words: `aws/us-east-1`, `kubernetes`; by default wherever it is cheapest."""
+    """Run on this infrastructure, in SkyPilot's notation, e.g. `aws/us-east-1` or `kubernetes`. Defaults to the cheapest."""
     cpus: Annotated[str | None, _ON_SKY] = None
-    """Of each machine, as `8` or `8+`."""
+    """Require this many CPUs per machine, e.g. `8` or `8+`."""
     memory: Annotated[str | None, _ON_SKY] = None
-    """Of each machine in GB, as `32` or `32+`."""
+    """Require this many GB of memory per machine, e.g. `32` or `32+`."""
     use_spot: Annotated[bool, _ON_SKY] = False
-    """Take machines that the cloud may take back; a replica that is lost so has failed."""
+    """Use spot instances, which the cloud may reclaim; a replica lost that way counts as failed."""

@@ -31,7 +31,7 @@ class FieldLine:
 
 
 def field_lines(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[FieldLine]:
-    """Every field of a run file, in the order of the file. Fields of a teacher are listed once, under `teachers[]`."""
+    """Yield every field of a run file, in the order of the file. Fields of a teacher are listed once, under `teachers[]`."""
     for name, field in model.model_fields.items():
         key, kind = f"{prefix}{name}", field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -43,7 +43,7 @@ def field_lines(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterato
 
 
 def _kind(annotation: Any) -> str:
-    """The type in the words of TOML."""
+    """Name the type in TOML's terms."""
     origin, members = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "|".join(map(str, members))

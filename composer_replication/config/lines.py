@@ -16,7 +16,7 @@ _Line = TypeVar("_Line")
 
 
 def read_models(path: Path, kind: TypeAdapter[_Line]) -> Iterator[tuple[int, _Line]]:
-    """`(line number, value)` of every line that is not blank, the first line being 1.
+    """Yield `(line number, value)` for every line that is not blank, counting lines from 1.
 
     Raises:
         ConfigError: the file cannot be read, or a line holds no such value.

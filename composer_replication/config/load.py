@@ -1,4 +1,4 @@
-"""TOML and dotted overrides to a `RunConfig`, with errors that name file, field and fix."""
+"""Loading of TOML and dotted overrides into a `RunConfig`, with errors that name file, field and fix."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from composer_replication.types.errors import ConfigError
 
 __all__ = ["config_from", "load_config", "load_teachers", "resolve_arm", "to_toml"]
 
-_SHARED = ("name", "out", "threads", "model", "tasks", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
-"""What all arms of a run have in common."""
+_SHARED = ("name", "out", "threads", "model", "tasks", "env", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
+"""Keys that all arms of a run share."""
 _PAIRS = "loss.replay.pairs"
 
 
@@ -69,8 +69,8 @@ def load_teachers(path: Path) -> tuple[TeacherConfig, ...]:
 
 
 def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
-    """The run of one arm alone: the arm's overrides applied. Where an arm chooses something else than the run (`loss.hint.form`,
-    say), what the run set for its own choice is not the arm's. Raises ConfigError for an unknown arm or a wrong override."""
+    """Return the run of one arm alone, with the arm's overrides applied. When an arm changes a choice (`loss.hint.form`, say),
+    the fields the run set only for its own choice are dropped. Raises ConfigError for an unknown arm or a wrong override."""
     if arm not in config.arms:
         raise ConfigError(f"no arm {arm!r} in the run", fix=f"use one of: {', '.join(config.arms)}")
     data = config.model_dump(mode="json", exclude_none=True)
@@ -83,7 +83,7 @@ def resolve_arm(config: RunConfig, arm: str) -> RunConfig:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The resolved run as a run file."""
+    """Write the resolved run as a run file."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -110,7 +110,7 @@ def _parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
             if not remaining:
                 raise ConfigError(f"--{key}: a value is missing", fix=f"write --{key} VALUE")
             text = remaining.pop(0)
-        pairs.append((key if key.startswith("arms.") else key.replace("-", "_"), _value(text)))  # arms have names of their own
+        pairs.append((key if key.startswith("arms.") else key.replace("-", "_"), _value(text)))  # arm names may contain "-"
     return pairs
 
 
@@ -133,7 +133,7 @@ def _set(data: dict[str, Any], key: str, value: Any, *, where: str) -> None:
 
 
 def _leave_out_unread(data: dict[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Drop from `data` what the choices among the overrides leave unread, unless it is an override itself."""
+    """Drop from `data` the fields that the overrides' choices leave unread, unless they are overrides themselves."""
     for key, choice in overrides.items():
         *folders, chooser = key.split(".")
         section, table = _section_at(folders), data
@@ -150,7 +150,7 @@ def _leave_out_unread(data: dict[str, Any], overrides: Mapping[str, Any]) -> Non
 
 
 def _as_read(section: type[Section], name: str, value: Any) -> Any:
-    """A value as the field takes it ("True" is one for a bool), or itself where it is none: that is found later."""
+    """Convert a value to the field's type ("True" is valid for a bool), or return it unchanged: validation reports it later."""
     field = section.model_fields.get(name)
     if field is None:
         return value
@@ -176,7 +176,7 @@ def _invalid(error: ValidationError, where: str) -> ConfigError:
 
 
 def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
-    """Paths of a run file are relative to its folder; the ones that are read must exist."""
+    """Resolve paths relative to the run file's folder. Raises ConfigError when a path that is read does not exist."""
     train = None if config.tasks.train is None else (base / config.tasks.train).resolve()
     held_out = None if config.tasks.held_out is None else (base / config.tasks.held_out).resolve()
     if held_out is not None and config.tasks.held_out_share > 0:
@@ -235,7 +235,7 @@ def _pairs_path(path: Path, where: str, base: Path) -> Path:
 
 
 def _explain(location: tuple[int | str, ...], kind: str, message: str, value: Any, context: Mapping[str, Any]) -> tuple[str, str]:
-    """One validation error as a sentence and its fix."""
+    """Describe one validation error in a sentence, with its fix."""
     field = ".".join(str(part) for part in location)
     if kind == "refused":
         return f"{field}.{message}" if field else message, context["fix"]
@@ -250,13 +250,13 @@ def _explain(location: tuple[int | str, ...], kind: str, message: str, value: An
 
 
 def _fields_at(location: Sequence[int | str]) -> list[str]:
-    """Field names of the section at a location."""
+    """Return the field names of the section at a location."""
     section = _section_at([part for part in location if isinstance(part, str)])
     return [] if section is None else list(section.model_fields)
 
 
 def _section_at(names: Sequence[str]) -> type[Section] | None:
-    """The section that fields of these names lead to; None where there is none."""
+    """Return the section that these field names lead to; None where there is none."""
     section: type[Section] | None = RunConfig
     for name in names:
         if section is None or name not in section.model_fields:

@@ -1,4 +1,4 @@
-"""The run file's fields of the reward and of the three channels."""
+"""Run-file fields of the reward and of the three loss channels."""
 
 from __future__ import annotations
 
@@ -13,69 +13,73 @@ __all__ = ["EffortConfig", "HintConfig", "LossConfig", "ReplayConfig", "RewardCo
 
 
 class EffortConfig(Section):
-    """A penalty on long and laborious trajectories that bites most while they are short: weight * ((1 + k x)^(1 - q) - 1) /
-    (k (1 - q)) for an effort x."""
+    """A penalty on long, laborious trajectories that is steepest while they are short: weight * ((1 + k x)^(1 - q) - 1) / (k (1 -
+    q)) for an effort x."""
 
     weight: Weight = 0.0
-    """Subtracted from the reward times the penalty; 0 turns it off."""
+    """Multiply the penalty by this and subtract it from the reward. 0 turns the penalty off."""
     k: Annotated[float, Field(gt=0.0)] = 0.001
-    """Curvature: the penalty is straight for x much below 1 / k."""
+    """Set the curvature: the penalty is nearly linear for efforts x well below 1 / k. Raise it to saturate earlier."""
     q: Weight = 2.0
-    """0 is a straight line, 1 a logarithm; above 1 the penalty never exceeds 1 / (k (q - 1))."""
+    """Set the shape: 0 is linear, 1 logarithmic; above 1 the penalty never exceeds 1 / (k (q - 1))."""
     thinking_tokens: Weight = 1.0
-    """What a token up to the end of a turn's thinking counts in x."""
+    """Count each token up to the end of a turn's thinking as this much effort."""
     tool_call_tokens: Weight = 1.0
-    """What another sampled token of a turn with a tool call counts."""
+    """Count each other sampled token of a turn with a tool call as this much effort."""
     final_tokens: Weight = 1.0
-    """What another sampled token of a turn without one counts."""
+    """Count each other sampled token of a turn without a tool call as this much effort."""
     tool_output_tokens: Weight = 0.0
-    """What a token of the environment's replies counts."""
+    """Count each token of the environment's replies as this much effort."""
     tool_calls: Weight = 0.0
-    """What a tool call counts."""
+    """Count each tool call as this much effort."""
     turns: Weight = 0.0
-    """What a turn counts."""
+    """Count each turn as this much effort."""
 
 
 class RewardConfig(Section):
-    """What is added to the tests' verdict before advantages are taken. pass@1 and `reward/mean` stay the verdict's."""
+    """Terms added to the tests' verdict before advantages are computed. pass@1 and `reward/mean` still report the bare
+    verdict."""
 
     function: str | None = None
     """Score each trajectory by this function, `package.module:name`, in place of the environment's reward. It gets the whole
     `Trajectory` and returns a number; 1.0 and more counts as passed."""
     effort: EffortConfig = EffortConfig()
     overlong_tokens: Annotated[int, Field(ge=0)] = 0
-    """DAPO's soft punishment: the reward falls by 1 over the last so many of `rollout.trajectory_tokens`; 0 turns it off."""
+    """Lower the reward linearly, by up to 1, over the last this many tokens of `rollout.trajectory_tokens` (DAPO's soft overlong
+    punishment). 0 turns it off; an eighth of the budget is a good start."""
     kl_weight: Weight = 0.0
-    """Weight of the k1 estimate of the trajectory's KL(policy || reference), in nats; see `loss.rlvr.kl_beta` for the one in the
-    loss."""
+    """Multiply the k1 estimate of the trajectory's KL(policy || reference), in nats, by this and subtract it from the reward. For
+    a KL term in the loss set `loss.rlvr.kl_beta` instead."""
 
 
 class RlvrConfig(Section):
     """Channel 1: policy gradient on the tests' verdict."""
 
     objective: Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"] = "dapo"
-    """The loss of a token and how tokens are averaged. PPO's clipped ratio, averaged per sequence (grpo), over a constant length
-    (dr_grpo) or over all tokens of the batch (dapo, bnpo); the ratio of the whole sequence (gspo); a clipped weight that drops
-    no token (cispo); tokens dropped by how far their probability has moved (dppo). A step takes one
-    update on its rollouts, so ratios stay at 1 and the average is what matters."""
+    """Choose the token loss and how tokens are averaged: PPO's clipped ratio averaged per sequence (grpo), over a constant length
+    (dr_grpo) or over all tokens of the batch (dapo, bnpo); one ratio per sequence (gspo); a clipped weight that drops no token
+    (cispo); or dropping tokens whose probability moved too much (dppo). A step makes one update on its rollouts, so ratios stay
+    at 1 and the averaging is what matters."""
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Reward minus the group's mean, divided by its deviation (grpo) or not (dr_grpo); or minus the siblings' mean (rloo)."""
+    """Subtract the group's mean reward and divide by its standard deviation (grpo) or not (dr_grpo), or subtract the mean of the
+    siblings (rloo)."""
     epsilon_low: Share | None = None
-    """The ratio to the sampling policy is clipped below 1 - epsilon_low; by default 0.2, for gspo 3e-4, for cispo 1 (no limit).
-    In dppo tokens are dropped whose probability has fallen by more, by default 0.2."""
+    """Clip the ratio to the sampling policy below 1 - epsilon_low. Defaults to 0.2; gspo: 3e-4; cispo: 1 (no limit). In dppo,
+    drop tokens whose probability fell by more than this, by default 0.2."""
     epsilon_high: Weight | None = None
-    """The ratio is clipped above 1 + epsilon_high; larger than epsilon_low it is DAPO's clip-higher. By default 0.28, for gspo
-    4e-4, for cispo 4. In dppo the probability may rise by as much, by default 0.2."""
+    """Clip the ratio above 1 + epsilon_high; a value above epsilon_low is DAPO's clip-higher. Defaults to 0.28; gspo: 4e-4;
+    cispo: 4. In dppo, drop tokens whose probability rose by more than this, by default 0.2."""
     kl_beta: Weight = 0.0
-    """Weight of the k3 estimate of KL(policy || reference) in the loss. The reference is the policy the run started from."""
+    """Multiply the k3 estimate of KL(policy || reference) in the loss by this. The reference is the policy the run started
+    from."""
     importance: Literal["none", "tis", "icepop"] = "none"
-    """Correction of tokens to which the trainer gives another probability than the engine that sampled them did: their ratio as a
-    weight, cut at importance_high (tis) or with tokens outside the interval left out (icepop). The policy that scores is then
-    taken for the one that sampled."""
+    """Correct for an engine that assigns sampled tokens another probability than the trainer does: weight each token by the
+    ratio, capped at importance_high (tis), or drop tokens outside the interval (icepop). The policy being scored is then treated
+    as the one that sampled. Use it with a server (`rollout.engine`)."""
     importance_low: Annotated[Weight, ReadBy("importance", "icepop")] = 0.5
-    """icepop leaves out tokens with a smaller ratio."""
+    """Drop tokens whose ratio is below this (icepop)."""
     importance_high: Annotated[float, Field(gt=0.0), ReadBy("importance", "tis", "icepop")] = 2.0
-    """tis cuts ratios here; icepop leaves out tokens with a larger one."""
+    """Cap ratios at this (tis), or drop tokens whose ratio is above it (icepop)."""
 
     @model_validator(mode="after")
     def _the_interval_is_one(self) -> Self:
@@ -91,82 +95,87 @@ class HintConfig(Section):
     """Channel 2: the policy with a hint teaches the policy without it, at the turn that went wrong."""
 
     weight: Weight = 1.0
-    """Of the channel in the loss."""
+    """Multiply the hint channel's loss by this. 0 turns the channel off."""
     form: Literal["jsd", "top_k_jsd", "sampled_token", "taid", "entropy_opd", "entropy_gated"] = "jsd"
-    """What is compared: the distributions over the vocabulary (jsd) or over its likeliest entries (top_k_jsd), or the sampled
-    tokens' log-probs alone (sampled_token). `taid` moves the target from student to teacher over training; `entropy_opd` is
-    forward KL where the teacher is unsure, reverse KL where it is sure; `entropy_gated` is sampled_token, plus the forward KL to
-    the teacher's likeliest entries where its entropy is at least entropy_tau."""
+    """Choose what is compared: distributions over the vocabulary (jsd) or over its most likely tokens (top_k_jsd), or only the
+    sampled tokens' log-probs (sampled_token). `taid` moves the target from student to teacher over training; `entropy_opd` uses
+    forward KL where the teacher is unsure and reverse KL where it is sure; `entropy_gated` is sampled_token plus forward KL to
+    the teacher's most likely tokens where its entropy is at least entropy_tau."""
     beta: Annotated[Share, ReadBy("form", "jsd", "top_k_jsd")] = 0.0
-    """jsd and top_k_jsd: generalized Jensen-Shannon divergence: 0 is forward KL(teacher || student), 1 reverse KL."""
+    """Interpolate the generalized Jensen-Shannon divergence of jsd and top_k_jsd: 0 is forward KL(teacher || student), 1 is
+    reverse KL."""
     scale: Annotated[Literal["trl", "continuous"], ReadBy("form", "jsd")] = "trl"
-    """jsd: how the divergence is scaled at beta 0 and 1, as TRL does, or continuous in beta."""
+    """Scale the jsd divergence at beta 0 and 1 as TRL does (`trl`), or so that it is continuous in beta (`continuous`)."""
     token_clip: Annotated[Annotated[float, Field(gt=0.0)] | None, ReadBy("form", "jsd")] = None
-    """jsd: upper limit on the term of each vocabulary entry (OPSD has 0.05); by default there is none."""
+    """Cap each vocabulary entry's term of jsd at this value (OPSD uses 0.05). No cap by default."""
     top_k: Annotated[Positive, ReadBy("form", "top_k_jsd")] = 100
-    """top_k_jsd: so many of the student's likeliest entries, and one more that stands for the rest."""
+    """Compare the student's k most likely tokens, plus one bucket for the rest (top_k_jsd)."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Divides the logits of both sides. sampled_token and entropy_gated need that of sampling, `rollout.temperature`."""
+    """Divide the logits of both sides by this. sampled_token and entropy_gated require the value of `rollout.temperature`."""
     entropy_h_max: Annotated[Annotated[float, Field(gt=0.0)] | None, ReadBy("form", "entropy_opd")] = None
-    """entropy_opd: entropy in nats at which it is all forward KL; by default that of the uniform distribution."""
+    """Use only forward KL from this teacher entropy on, in nats (entropy_opd). Defaults to the entropy of the uniform
+    distribution."""
     entropy_tau: Annotated[Weight, ReadBy("form", "entropy_gated")] = 0.8
-    """entropy_gated: entropy in nats from which the forward KL is added."""
+    """Add the forward KL where the teacher's entropy, in nats, is at least this (entropy_gated)."""
     entropy_k: Annotated[Positive, ReadBy("form", "entropy_gated")] = 16
-    """entropy_gated: so many of the teacher's likeliest entries."""
+    """Compare the teacher's k most likely tokens in the added forward KL (entropy_gated)."""
     entropy_alpha: Annotated[Weight, ReadBy("form", "entropy_gated")] = 1.0
-    """entropy_gated: weight of the added term."""
+    """Multiply the added forward KL by this (entropy_gated)."""
     self_teacher: Literal["live", "frozen", "ema", "trust_region"] = "frozen"
-    """Which weights read the hint: the policy's own, its start, a moving average, or a mixture with its start."""
+    """Choose the weights that read the hint: the policy's current ones (live), its starting ones (frozen), a moving average
+    (ema), or a mixture of current and starting ones (trust_region)."""
     rate: Annotated[float, Field(gt=0.0, le=1.0), ReadBy("self_teacher", "ema", "trust_region")] = 0.05
-    """Of the EMA or of the trust region."""
+    """Set the update rate of the moving average (ema) or the mixing rate (trust_region)."""
     reduction: Literal["turn", "token"] = "turn"
-    """`turn`: sum over a turn's tokens, mean over turns. `token`: mean over all tokens."""
+    """Sum over a turn's tokens and average over turns (`turn`), or average over all tokens (`token`)."""
     detectors: tuple[str, ...] = (
         *("unknown_tool", "malformed_call", "invalid_arguments", "edit_not_applied", "path_not_found", "permission"),
         *("failed_run", "failed_grade", "repeated_action"),
     )
-    """What finds error turns, by name; of one turn's findings the first that something can be said about counts. By default what
-    only repeats the environment's word. Installed packages may add some."""
+    """Name the detectors that find error turns. If several fire on one turn, the first one that yields a hint counts. The
+    defaults only repeat what the environment itself reported. Installed packages may add detectors."""
     generators: tuple[str, ...] = ("documentation", "template", "environment")
-    """What writes hints, by name, the first to have something to say. `sibling` is what an attempt that passed did in the same
-    place, `judge` is the first of [[teachers]], within loss.replay.max_total_usd."""
+    """Name the hint writers; the first that has something to say writes the hint. `sibling` describes what a passing attempt did
+    at the same point; `judge` asks the first of [[teachers]], within loss.replay.max_total_usd."""
     demo: bool = False
-    """`sibling` shows the action itself and not only what it was done on. The deleted code stays out of it."""
+    """Let `sibling` show the action itself, not only what it was applied to. The deleted code is never shown."""
     useful_only: bool = False
-    """Drop a hint under which the self-teacher finds neither the action taken less likely nor the better one, where a sibling did
-    it, more likely. It costs two forward passes of a hinted turn, with a better action four."""
+    """Drop a hint unless, given it, the self-teacher finds the action taken less likely or a sibling's better action more likely.
+    This costs two forward passes per hinted turn, or four when there is a better action."""
     per_trajectory: Positive = 1
-    """Most hints of one trajectory, earliest error turns first."""
+    """Use at most this many hints per trajectory, earliest error turns first."""
     shuffle: bool = False
-    """Control arm: give every error turn another task's hint."""
+    """Give every error turn another task's hint. Use it only as a control arm."""
 
 
 class ReplayConfig(Section):
     """Channel 3: teachers re-answer frozen traces; verified disagreements become preference pairs."""
 
     weight: Weight = 1.0
-    """Of the channel in the loss."""
+    """Multiply the replay channel's loss by this. 0 turns the channel off."""
     variant: Literal["dpo", "simpo"] = "dpo"
-    """The loss on pairs: against the starting policy's log-probs (dpo), or length-normalized without a reference (simpo)."""
+    """Choose the loss on pairs: relative to the starting policy's log-probs (dpo), or length-normalized without a reference
+    (simpo)."""
     dpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "dpo")] = 0.1
-    """DPO's temperature."""
+    """Set DPO's beta. Lower it to let the policy move further from the reference."""
     simpo_beta: Annotated[float, Field(gt=0.0), ReadBy("variant", "simpo")] = 2.0
-    """SimPO's temperature."""
+    """Set SimPO's beta, which multiplies the difference of length-normalized log-probs."""
     simpo_gamma: Annotated[Weight, ReadBy("variant", "simpo")] = 1.0
-    """SimPO's target margin."""
+    """Set SimPO's target margin."""
     traces_per_task: Positive = 1
-    """Trajectories of the starting policy that are frozen for replay, per training task."""
+    """Freeze this many trajectories of the starting policy per training task for replay."""
     agreement_threshold: Positive = 2
-    """Families of teachers that must choose the same action, another than the student's."""
+    """Require this many teacher families to choose the same action, different from the student's."""
     verify: bool = True
-    """Carry out each chosen action in the sandbox: an edit must pass the tests, others must work where the student failed."""
+    """Execute each chosen action in the sandbox: an edit must pass the tests, any other action must work where the student
+    failed."""
     pairs: Path | None = None
-    """A file of preference pairs, as `composer pairs` writes them, beside the teachers' own or without teachers. They are written
-    in the policy's chat template, shuffled by the seed, and not verified."""
+    """Read preference pairs from this file, as written by `composer pairs`, in addition to or instead of the teachers' own. They
+    are formatted with the policy's chat template, shuffled with the seed, and not verified."""
     pairs_per_step: Positive = 8
-    """Pairs in one optimizer step; the list is read round and round."""
+    """Use this many pairs per optimizer step, cycling through the list."""
     max_total_usd: Weight = 0.0
-    """Hard spending cap. 0 allows only teachers whose price is zero."""
+    """Stop asking teachers before their total cost, in US dollars, exceeds this. 0 allows only teachers whose price is zero."""
 
 
 class LossConfig(Section):

@@ -1,4 +1,4 @@
-"""Every field of a run file. The smallest file names a model, a folder of tasks and nothing else."""
+"""All fields of a run file. The smallest file names only a model and a folder of tasks."""
 
 from __future__ import annotations
 
@@ -37,27 +37,29 @@ class ModelConfig(Section):
     """The policy."""
 
     path: str
-    """A local folder or a Hugging Face model id, e.g. `Qwen/Qwen2.5-0.5B-Instruct`. It needs a chat template."""
+    """Load the policy from this local folder or Hugging Face model id, e.g. `Qwen/Qwen2.5-0.5B-Instruct`. It needs a chat
+    template."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """`auto` (CUDA when there is one), `cpu`, `cuda` or `cuda:N`. Weights are float32: AdamW's small steps vanish in bfloat16."""
+    """Train on `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:N`. Weights are float32: AdamW's small steps vanish in
+    bfloat16."""
 
 
 class TasksConfig(Section):
-    """What to train on."""
+    """The tasks to train and evaluate on."""
 
     train: Path | None = None
     """Train on this folder of task folders, made by `composer tasks build`. A run needs it unless `[env]` names another
     environment. Paths are relative to the run file's folder."""
     held_out: Path | None = None
-    """A folder of tasks the policy never trains on, for pass@1."""
+    """Measure pass@1 on the tasks in this folder; the policy never trains on them."""
     held_out_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Instead of such a folder: this share of the tasks in `train`, chosen by their ids. Neither: pass@1 is not measured.
-    Tasks of one repository hold each other's solutions; only the tasks of another repository measure generalisation."""
+    """Hold out this share of the tasks in `train`, chosen by their ids, instead of naming a folder. Without either, pass@1 is not
+    measured. Tasks of one repository contain each other's solutions; only tasks of another repository measure generalisation."""
     instruction: Literal["terse", "full", "ambiguous"] | None = None
-    """How much agents are told, whatever the tasks were built with; by default what their folders say."""
+    """Override how much the prompt tells agents about a task. Defaults to the level the tasks were built with."""
     python: Path | None = None
-    """The interpreter that runs their tests; by default the one they were built with, as `build.json` in their folder says,
-    or with a remote sandbox that machine's."""
+    """Run the tests with this interpreter. Defaults to the one the tasks were built with, as recorded in their folder's
+    `build.json`, or to the remote machine's with a remote sandbox."""
 
     @property
     def folder(self) -> Path:
@@ -74,16 +76,17 @@ class SandboxConfig(Section):
         str,
         Field(pattern=r"^(auto|bubblewrap|namespaces|landlock|docker(:.+)?|remote:https?://[^@?#\s]+|unsafe-subprocess)$"),
     ] = "auto"
-    """`auto` takes the strongest isolation the machine allows, but never the unsafe one nor `docker`, `docker:IMAGE` or
-    `remote:URL`, the address of a SWE-ReX server whose key is in the environment variable COMPOSER_REMOTE_KEY."""
+    """Choose the isolation. `auto` takes the strongest one this machine allows, but never the unsafe one, `docker`,
+    `docker:IMAGE` or `remote:URL`, the address of a SWE-ReX server whose key is in the environment variable
+    COMPOSER_REMOTE_KEY."""
     memory_mb: Positive = 1024
-    """MiB of memory of one box."""
+    """Limit the memory of each sandbox to this many MiB."""
     disk_mb: Positive = 256
-    """MiB that one box may write."""
+    """Let each sandbox write at most this many MiB."""
     processes: Positive = 64
-    """Processes and threads of one box."""
+    """Limit each sandbox to this many processes and threads."""
     shell: bool = False
-    """Offer agents commands of their own and patches over several files besides looking, editing, testing and submitting."""
+    """Let agents run shell commands and apply multi-file patches, besides reading, editing, testing and submitting."""
 
 
 _SERVED = ReadBy("engine", "vllm", "sglang")
@@ -93,44 +96,47 @@ class RolloutConfig(Section):
     """How trajectories are collected."""
 
     engine: Literal["transformers", "vllm", "sglang"] = "transformers"
-    """What samples: the trainer's own model in its own process (transformers), or a server that is given the policy's weights
-    after each step. A server computes other log-probs than the trainer does, and needs `loss.rlvr.importance`."""
+    """Sample with the trainer's own model in its own process (transformers), or with a server that receives the policy's weights
+    after each step. A server's log-probs differ from the trainer's, so it needs `loss.rlvr.importance`."""
     server_url: Annotated[Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")] | None, _SERVED] = None
-    """Its address, `http://HOST:PORT`. A key, where it wants one, is in the environment variable COMPOSER_SERVER_KEY."""
+    """Reach the server at this address, `http://HOST:PORT`. Put its key, if it wants one, in the environment variable
+    COMPOSER_SERVER_KEY."""
     server_weights: Annotated[Path | None, _SERVED] = None
-    """Folder through which the weights go, under the same path here and on the server's machine; by default the run's own."""
+    """Pass the weights through this folder, which must have the same path here and on the server's machine. Defaults to a folder
+    of the run."""
     groups: Positive = 8
-    """Tasks per step."""
+    """Roll out this many tasks per step."""
     group_size: Annotated[int, Field(ge=2)] = 8
-    """Siblings per task."""
+    """Roll out each task this many times per step (its siblings). Larger groups give a less noisy baseline."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Of sampling, in training and evaluation."""
+    """Sample at this temperature, in training and in evaluation."""
     turn_tokens: Positive = 1024
-    """Most tokens sampled in one turn."""
+    """Sample at most this many tokens in one turn."""
     trajectory_tokens: Positive = 8192
-    """Most tokens sampled in a trajectory."""
+    """Sample at most this many tokens in one trajectory."""
     context_tokens: Positive = 16384
-    """Most tokens of a trajectory, prompt and replies included; the model's own window is the limit if it is smaller."""
+    """End a trajectory at this many tokens, including prompt and replies; a smaller context window of the model takes
+    precedence."""
     max_turns: Positive = 32
-    """Most turns of a trajectory."""
+    """End a trajectory after this many turns."""
     cohorts: Positive = 2
-    """With `engine = "transformers"`: parts of a batch that take turns at the model, so that one samples while another's tests
-    run. With a server every rollout goes on by itself, and this changes nothing."""
+    """Split the batch into this many parts that take turns using the model, so that one samples while another's tests run. Only
+    for `engine = "transformers"`; with a server every rollout proceeds on its own."""
     refills: Annotated[int, Field(ge=0)] = 0
-    """DAPO's dynamic sampling: how often in a step groups whose siblings all got the same verdict are made up for by groups of
-    other tasks. Such groups are left out of the policy gradient then; their hints still teach."""
+    """Replace groups whose siblings all got the same verdict with groups of other tasks, up to this many times per step (DAPO's
+    dynamic sampling). Replaced groups stay out of the policy gradient, but their hints still teach."""
     stall_s: Annotated[float, Field(gt=0.0)] = 1800.0
-    """Seconds without any model call, tool or test finishing after which a rollout counts as stuck, and the run stops. On a mesh
-    the actor that is waited for is replaced, and so is one that does not answer, load, send weights or step in this time."""
+    """Treat a rollout as stuck, and stop the run, after this many seconds without any model call, tool or test finishing. On a
+    mesh the stalled actor is replaced instead, as is one that does not answer, load, send weights or step in this time."""
     env_workers: Positive = 2
-    """Threads for tools, tests and grades."""
+    """Run tools, tests and grading on this many threads."""
     max_requests: Annotated[Positive | None, _SERVED] = None
-    """Most turns asked of the server at a time; of the rollouts that wait, the one with the fewest turns goes first. By default
-    the server gets the turn of every rollout as soon as it is ready."""
+    """Keep at most this many turns in flight on the server; of the waiting rollouts, the one with the fewest turns goes first. By
+    default every turn is sent as soon as it is ready."""
     timeout_s: Annotated[float, Field(gt=0.0)] | None = None
-    """Most seconds of one rollout in its tools, tests, grade and requests to a server; by default there is no limit. Waiting for
-    a free thread or for the server's turn under `max_requests` does not count, and neither does sampling in the trainer's own
-    process. A rollout that takes longer is ended without a verdict, so that it enters no baseline, and the others go on."""
+    """Limit the seconds a rollout spends in its tools, tests, grading and requests to a server; no limit by default. Waiting for
+    a free thread or under `max_requests`, and sampling in the trainer's own process, do not count. A rollout over the limit ends
+    without a verdict and enters no baseline; the others continue."""
 
     @model_validator(mode="after")
     def _a_server_has_an_address(self) -> Self:
@@ -143,27 +149,27 @@ _IF_ENABLED = ReadBy("enabled", True)
 
 
 class CurriculumConfig(Section):
-    """Choosing tasks by how often the policy solves them, instead of all in turn."""
+    """Selection of tasks by how often the policy solves them, instead of in turn."""
 
     enabled: bool = False
-    """Off, every pass takes every task once. On, tasks are drawn by their pass rates in this run, `4 p (1 - p)`."""
+    """Draw tasks by their pass rates p in this run, with weight `4 p (1 - p)`. When false, every pass takes every task once."""
     levels: Annotated[Positive, _IF_ENABLED] = 1
-    """Parts of the tasks, sorted by estimated difficulty, that are taken up one after the other."""
+    """Split the tasks, sorted by estimated difficulty, into this many levels and add them one after the other."""
     promote_at: Annotated[Share, _IF_ENABLED] = 0.7
-    """Mean pass rate of the tasks taken up, at which the next part is added."""
+    """Add the next level when the mean pass rate of the current tasks reaches this."""
     floor: Annotated[float, Field(gt=0.0, le=1.0), _IF_ENABLED] = 0.05
-    """Least weight of a task, so that what is solved is still looked at."""
+    """Give every task at least this weight, so that solved tasks are still revisited."""
     decay: Annotated[Decay, _IF_ENABLED] = 0.8
-    """How much of what was seen of a task counts at its next visit."""
+    """Multiply a task's past counts by this at each visit. Lower it to forget faster."""
     quarantine_after: Annotated[Positive, _IF_ENABLED] = 3
-    """Visits in a row on which every sibling failed, after which a task is left alone."""
+    """Set a task aside after this many visits in a row in which every sibling failed."""
     probe_every: Annotated[Positive, _IF_ENABLED] = 20
-    """Steps after which such a task may be drawn again."""
+    """Let a task that was set aside be drawn again after this many steps."""
     visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1), _IF_ENABLED] = (1.0,)
-    """Shares of a task's fail-to-pass tests that the agent sees, from the largest down; all are graded. A task that is solved at
-    `promote_at` shows the next share, one that `quarantine_after` would leave alone the one before."""
+    """Show the agent these shares of a task's fail-to-pass tests, largest first; all tests are always graded. A task solved at
+    `promote_at` moves to the next share; one that `quarantine_after` would set aside moves back by one."""
     join_up_to: Annotated[Positive, _IF_ENABLED] = 1
-    """Functions of the largest task made while the run goes on, by joining two solved ones of one source; 1 makes none."""
+    """Make new tasks during the run by joining two solved ones of one source, up to this many functions each. 1 makes none."""
 
     @model_validator(mode="after")
     def _fewer_and_fewer(self) -> Self:
@@ -172,15 +178,15 @@ class CurriculumConfig(Section):
         return self
 
     def unreachable(self, group_size: int) -> float | None:
-        """The pass rate that a task solved on every visit by groups of this size comes to, where `promote_at` waits for more.
+        """Return the highest pass rate this curriculum can observe when `promote_at` lies above it.
 
-        None where it is reached, and where nothing follows from it.
+        None where `promote_at` can be reached, or where nothing depends on it. All `group_size` rollouts of a group pass.
         """
         if not self.enabled or (self.levels == self.join_up_to == len(self.visible_tests) == 1):
             return None
         remembered = group_size / (1.0 - self.decay)
         most = (remembered + 1) / (remembered + 2)
-        # counts that fade do not come to their limit
+        # decayed counts never reach their limit
         reached = self.promote_at < most or (self.decay == 0 and self.promote_at == most)
         return None if reached else most
 
@@ -189,92 +195,95 @@ class OptimizerConfig(Section):
     """AdamW with linear warm-up."""
 
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
-    """After warm-up."""
+    """Use this learning rate after warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
-    """After warm-up: the same rate, or one that falls linearly to zero at the end of the run."""
+    """Keep the rate constant after warm-up, or let it fall linearly to zero at the end of the run (linear)."""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
-    """Decay of AdamW's two moments."""
+    """Set the decay rates of AdamW's two moments."""
     weight_decay: Weight = 0.0
-    """Decoupled, as AdamW has it."""
+    """Apply this much decoupled weight decay, as in AdamW."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2
-    """Steps in which the rate rises linearly."""
+    """Raise the rate linearly over this many steps."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
-    """The gradient is scaled down to this norm."""
+    """Scale the gradient down to this norm when it is larger."""
     micro_batch_size: Positive = 4
-    """Trajectories per forward and backward pass; memory grows with it, results do not change."""
+    """Process this many trajectories per forward and backward pass. Lower it to save memory; results do not change."""
     gradient_checkpointing: bool = False
-    """Keep only each layer's input in the forward pass and compute the rest again in the backward pass: about a third more work,
-    a fraction of the memory, the same results."""
+    """Keep only each layer's input in the forward pass and recompute the rest in the backward pass. It costs about a third more
+    compute and saves most activation memory; results do not change."""
 
 
 class EvalConfig(Section):
     """pass@1 on the held-out tasks."""
 
     every: Positive = 10
-    """Steps between evaluations; the first and the last step are always evaluated."""
+    """Evaluate every this many steps; the first and the last step are always evaluated."""
     samples: Positive = 4
-    """Rollouts per held-out task."""
+    """Roll out each held-out task this many times."""
 
 
 class TeacherConfig(Section):
-    """An outside model asked over HTTP."""
+    """An external model asked over HTTP."""
 
     name: str
-    """Yours, for terminal, ledger and report."""
+    """Show the teacher under this name in the terminal, ledger and report."""
     model: str
-    """The endpoint's name of the model."""
+    """Ask the endpoint for this model, by the endpoint's name for it."""
     base_url: str = "https://openrouter.ai/api/v1"
-    """Any OpenAI-compatible endpoint."""
+    """Send requests to this OpenAI-compatible endpoint."""
     api_key_env: str | None = "OPENROUTER_API_KEY"
-    """Environment variable with the key; an empty string for an endpoint without keys."""
+    """Read the key from this environment variable. Set an empty string for an endpoint without keys."""
     family: str = ""
-    """Teachers of one family have one vote together; empty is a family of its own."""
+    """Give all teachers of one family a single vote together. An empty name makes the teacher its own family."""
     usd_per_million_input: Weight | None = None
-    """Price of a million prompt tokens; without prices a spending cap cannot be kept and the run is refused."""
+    """Price a million prompt tokens at this many US dollars. Without prices a spending cap cannot be enforced and the run is
+    refused."""
     usd_per_million_output: Weight | None = None
-    """Price of a million answer tokens."""
+    """Price a million answer tokens at this many US dollars."""
     usd_per_million_cache_read: Weight | None = None
-    """Price of a million prompt tokens from the endpoint's cache; by default that of any other."""
+    """Price a million prompt tokens read from the endpoint's cache. Defaults to `usd_per_million_input`."""
     usd_per_million_cache_write: Weight | None = None
-    """Price of a million prompt tokens put into it; by default that of any other."""
+    """Price a million prompt tokens written to the endpoint's cache. Defaults to `usd_per_million_input`."""
     mark_cache: bool = False
-    """Mark how far a prompt may be cached, as Anthropic's models need; other endpoints may refuse the marks."""
+    """Mark how much of a prompt may be cached, as Anthropic's models need; other endpoints may reject the marks."""
     temperature: Weight | Literal["endpoint"] = 0.0
-    """Of sampling; `endpoint` leaves it to the endpoint, as models that refuse the field need."""
+    """Sample answers at this temperature. `endpoint` omits the field, for models that reject it."""
     max_tokens: Positive = 4096
-    """Of one answer."""
+    """Limit each answer to this many tokens."""
     max_concurrency: Positive = 8
-    """Requests in flight at a time."""
+    """Keep at most this many requests in flight."""
     requests_per_minute: Annotated[float, Field(gt=0.0)] | None = None
-    """Most requests a minute, evenly spaced."""
+    """Send at most this many requests per minute, evenly spaced. No limit by default."""
     timeout_s: Annotated[float, Field(gt=0.0)] = 120.0
-    """Seconds one request may take. One that reaches this limit may be billed: it counts, and is not sent again by itself."""
+    """Give up on a request after this many seconds. Such a request may have been billed, so it counts towards the cap and is not
+    retried automatically."""
     max_retries: Annotated[int, Field(ge=0)] = 4
-    """Further attempts after failures that cost nothing: rate limits, server errors, refused connections."""
+    """Retry this many times after failures that cost nothing: rate limits, server errors, refused connections."""
 
 
 class TeachersFile(Section):
-    """Teachers without a run: `composer replay --teachers FILE`."""
+    """A file of teachers without a run: `composer replay --teachers FILE`."""
 
     teachers: Annotated[tuple[TeacherConfig, ...], Field(min_length=1)]
-    """Whom to ask."""
+    """List the teachers to ask."""
 
 
 class RunConfig(Section):
     """One run: `composer train RUN.toml`."""
 
     name: Name = "run"
-    """Letters, digits, `_`, `-` and `.`."""
+    """Name the run. Use letters, digits, `_`, `-` and `.`."""
     out: Path = Path("runs")
-    """The run directory is `out/name`."""
+    """Write the run directory to `out/name`."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    """Decides every draw."""
+    """Seed every random draw with this."""
     steps: Positive = 100
-    """Optimizer steps of an arm."""
+    """Train each arm for this many optimizer steps."""
     checkpoint_every: Positive = 10
-    """Steps between checkpoints; the newest two are kept."""
+    """Save a checkpoint every this many steps; the newest two are kept."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of torch; 0 leaves torch's choice. With 1 a resumed run is bit-identical to an uninterrupted one."""
+    """Give torch this many CPU threads; 0 keeps torch's default. With 1 a resumed run is bit-identical to an uninterrupted
+    one."""
     model: ModelConfig
     tasks: TasksConfig = TasksConfig()
     env: EnvConfig = EnvConfig()
@@ -288,11 +297,11 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     diloco: DilocoConfig = DilocoConfig()
     teachers: tuple[TeacherConfig, ...] = ()
-    """Whom the replay channel asks."""
+    """List the teachers that the replay channel asks."""
     arms: Annotated[dict[Name, Annotated[_Override, BeforeValidator(flat)]], Field(min_length=1)] = {"main": {}}  # noqa: RUF012 - copied
-    """Variants trained one after the other from the same start: a name and the dotted keys in which it differs. What the arms
-    share (`name`, `out`, `threads`, `model`, `tasks`, `env`, `substrate`, `sandbox`, `diloco`, `rollout.env_workers`) cannot
-    differ."""
+    """Train these variants one after the other from the same start: a name and the dotted keys in which each differs. The keys
+    all arms share (`name`, `out`, `threads`, `model`, `tasks`, `env`, `substrate`, `sandbox`, `diloco`,
+    `rollout.env_workers`) cannot differ."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -1,4 +1,4 @@
-"""What the sections of a run file share."""
+"""Building blocks of the run file's sections."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ReadBy:
-    """Metadata of a field that means something only where another field of its section, `chooser`, has one of `choices`."""
+    """Metadata of a field that is read only if another field of its section, `chooser`, has one of `choices`."""
 
     def __init__(self, chooser: str, *choices: str | bool) -> None:
         self.chooser, self.choices = chooser, choices
 
 
 class Section(BaseModel):
-    """A frozen table. An unknown key is an error, and so is a field that the choices made leave unread, unless at its default.
-    A field's docstring is its description."""
+    """A frozen table. Unknown keys are errors, and so are fields the section's choices leave unread, unless at their default. A
+    field's docstring is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False, allow_inf_nan=False)
 
     @classmethod
     def readers(cls, field: str) -> tuple[ReadBy, ...]:
-        """What has to be chosen for a field to be read."""
+        """Return the conditions under which a field is read."""
         return tuple(rule for rule in cls.model_fields[field].metadata if isinstance(rule, ReadBy))
 
     @model_validator(mode="after")
@@ -52,12 +52,12 @@ class Section(BaseModel):
 
 
 def refuse(message: str, fix: str) -> NoReturn:
-    """In a validator of a section: what is wrong with its fields together, beginning with the name of one, and what to do."""
+    """Reject a combination of fields from a section's validator. The message begins with the name of one of them."""
     raise PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
 
 
 def flat(table: Any) -> Any:
-    """TOML reads an unquoted `loss.hint.weight = 0` as nested tables: the same table, with such keys in one piece."""
+    """Flatten nested tables into dotted keys: TOML reads an unquoted `loss.hint.weight = 0` as nested tables."""
     if not isinstance(table, dict):
         return table
     found: dict[str, Any] = {}
@@ -67,12 +67,12 @@ def flat(table: Any) -> Any:
 
 
 def _written(value: object) -> str:
-    """As a run file has it, but for the quotes of a text."""
+    """Format a value as in a run file, without the quotes of a string."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_name(text: str) -> bool:
-    """Whether a run, an arm or a teacher may have this name."""
+    """Return whether a run, an arm or a teacher may have this name."""
     return re.fullmatch(_NAME, text) is not None

@@ -1,4 +1,4 @@
-"""What runs the optimizer."""
+"""The framework that runs the optimizer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _IN_A_MESH = ReadBy("type", "monarch", "ray")
 
 
 class SubstrateConfig(Section):
-    """What runs the optimizer, and where rollouts are made; `composer doctor --substrate TYPE` says what each needs."""
+    """The framework that runs the optimizer and collects rollouts. `composer doctor --substrate TYPE` says what each needs."""
 
     type: SubstrateType = "local"
-    """`local` is one process; `trl`, `verl` and `prime_rl` are those frameworks' trainers; `monarch` and `ray` are meshes of
-    actors, in which rollouts go on while the optimizer works."""
+    """Choose `local` for one process, `trl`, `verl` or `prime_rl` for those frameworks' trainers, or `monarch` or `ray` for a
+    mesh of actors in which rollouts continue while the optimizer works."""
     generators: Annotated[Positive, _IN_A_MESH] = 2
-    """Actors that sample."""
+    """Start this many actors that sample."""
     trainers: Annotated[Positive, ReadBy("type", "monarch")] = 1
-    """Processes that share the optimizer's steps, each with the whole policy (DDP)."""
+    """Share each optimizer step among this many processes, each with the whole policy (DDP)."""
     max_staleness: Annotated[int, Field(ge=0), _IN_A_MESH] = 1
-    """Optimizer steps by which the policy that sampled a trajectory may lie behind the one it teaches; 0 is synchronous."""
+    """Allow the policy that sampled a trajectory to lag the one being trained by at most this many optimizer steps. 0 is
+    synchronous."""
     options: Annotated[dict[str, str | int | float | bool], BeforeValidator(flat), ReadBy("type", "trl", "verl", "prime_rl")] = {}  # noqa: RUF012 - copied
-    """Settings of the framework itself, by its own dotted names, over those that follow from this file."""
+    """Set options of the framework itself, by its own dotted names. They override those derived from this file."""

@@ -39,7 +39,7 @@ _HOME = {
     "Store": "store",
     "Traffic": "store",
     "make_codec": "codecs",
-    "make_diloco_outer_loop": "outer_loop",  # needs an extra, and so is no part of `import *`
+    "make_diloco_outer_loop": "outer_loop",  # needs an extra, and so is not part of `import *`
     "open_store": "store",
 }
 

@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 class AllReduceState(TypedDict):
-    """What a replica has to keep to go on where it was: tensors and integers only."""
+    """The state a replica must keep to continue where it was: tensors and integers only."""
 
     rounds: dict[str, int]
     """By fragment, the number of its next round."""
@@ -48,7 +48,7 @@ class AllReduceState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What became of a round."""
+    """The result of a round."""
 
     name: str
     round: int
@@ -57,21 +57,21 @@ class RoundOutcome:
     refused: Mapping[int, str]
     """Members whose contribution does not count, wholly or in part, and why: `damaged`, `norm`, `nothing`."""
     counted: bool
-    """Whether this replica's contribution is in the mean, all of it; else the next round carries it, unless `norm` refused it."""
+    """Whether this replica's whole contribution is in the mean; else the next round carries it, unless `norm` refused it."""
     bytes_up: int
     """Payload and headers, to the store."""
     bytes_down: int
     requests: int
     seconds: float
-    """From the start to the mean."""
+    """Seconds from the start to the mean."""
     waited: float
-    """Of these, seconds that the caller spent in `wait`."""
-    owed: float
+    """Seconds of these that the caller spent in `wait`."""
+    residual: float
     """L2 norm of what the next round carries."""
 
 
 class Pending:
-    """A round that is being held in the background."""
+    """A round in progress in the background."""
 
     def __init__(self, tensors: Sequence[Tensor], work: Callable[[], tuple[Tensor, RoundOutcome]]) -> None:
         self._tensors = tuple(tensors)
@@ -82,11 +82,11 @@ class Pending:
         self._thread.start()
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
         return not self._thread.is_alive()
 
     def wait(self) -> RoundOutcome:
-        """Write the means into the tensors that the round was started with, and say what became of it.
+        """Write the means into the tensors that the round was started with, and return the round's outcome.
 
         Raises:
             RoundError: too few replicas came in time, or what fixes the outcome is damaged. The tensors stay as they were, and
@@ -136,12 +136,12 @@ class ObjectStoreAllReduce:
         world_size: how many places for replicas the run has.
         timeout_s: most for one round, and for one request.
         quorum: the fewest replicas that a round is held with, all by default.
-        deadline_s: after so many seconds a round is held without those that have not come; needed with a quorum.
+        deadline_s: seconds after which a round is held without the missing replicas; required with a quorum.
         codec: `fp32`, `bf16`, `int8`, `int4`, `topk`, `pulse`, `auto`, or a codec of one's own.
         fingerprint: what must be equal in all replicas (a hash of run file and model), if anything.
-        takeover_s: after so many seconds without a chunk of the mean, others than its owner make it.
+        takeover_s: seconds without a chunk of the mean after which another replica computes it.
         poll_s: longest pause between two looks at the store.
-        norm_gate: of three members and more, who has more than so many times their median norm is refused; None refuses none.
+        norm_gate: with three members or more, refuse one whose norm is more than this many times their median; None refuses none.
         keep_rounds: rounds of each fragment that stay in the store; None removes nothing.
         clock: what deadlines are measured with.
 
@@ -191,7 +191,7 @@ class ObjectStoreAllReduce:
         self._rounds: dict[str, int] = {}
         self._latest: dict[str, Pending] = {}
         self.store = uri if isinstance(uri, Store) else open_store(uri, timeout_s=timeout_s)
-        """Where everything is; it counts requests and bytes."""
+        """The store of all objects; it counts requests and bytes."""
         if world_size > 1:
             check_conditional_writes(self.store)
             facts = {"format": _FORMAT, "fingerprint": fingerprint, "world_size": world_size, "codec": made.name}
@@ -200,7 +200,7 @@ class ObjectStoreAllReduce:
     def allreduce(
         self, tensor: Tensor, name: str, *, weight: float = 1.0, reference: Tensor | None = None, number: int | None = None
     ) -> Tensor:
-        """The mean of `tensor` over the replicas of this round, written into it and returned.
+        """Write the mean of `tensor` over the replicas of this round into it, and return it.
 
         Args: as `start` takes them.
 
@@ -252,11 +252,11 @@ class ObjectStoreAllReduce:
 
     @property
     def needs_everyone(self) -> bool:
-        """Whether no round is held without every replica."""
+        """Whether every round needs every replica."""
         return self._setting.quorum == self.world_size
 
     def newest_round(self, name: str) -> int | None:
-        """The newest round of a fragment that replicas have agreed to hold; None before the first."""
+        """Return the newest round of a fragment that replicas have agreed to hold; None before the first."""
         return newest_round(self.store, name)
 
     def follow(self, tensors: Sequence[Tensor], name: str, number: int) -> RoundOutcome:
@@ -279,12 +279,12 @@ class ObjectStoreAllReduce:
         """
         _tidy(self.store, name, floor)
 
-    def owed(self, name: str) -> float:
-        """L2 norm of what this replica's next contribution to a fragment carries over."""
+    def residual_norm(self, name: str) -> float:
+        """Return the L2 norm of the residual that the next contribution to a fragment carries over."""
         return self._feedback.norm(name)
 
     def state_dict(self) -> AllReduceState:
-        """What this replica has to save to go on where it is. Not while a round is pending."""
+        """Return what this replica has to save to continue. Not while a round is pending."""
         return {"rounds": dict(self._rounds), "owed": self._feedback.state_dict()}
 
     def load_state_dict(self, state: AllReduceState) -> None:
@@ -295,7 +295,7 @@ class ObjectStoreAllReduce:
     def _after(
         self, earlier: Pending | None, name: str, number: int | None, flat: Tensor, weight: float, reference: Tensor | None
     ) -> tuple[Tensor, RoundOutcome]:
-        """Hold the round once the one before has ended: it says what is owed, and which number is next."""
+        """Hold the round once the previous one has ended: that one determines the residual and the next number."""
         if earlier is not None:
             earlier.settle()
         at = self._rounds.get(name, 0) if number is None else number
@@ -322,7 +322,7 @@ class ObjectStoreAllReduce:
         try:
             found = exchange(setting, place, sent, watch)
         except RoundError:
-            check()  # what is missing in a round that has been removed is no fault
+            check()  # objects missing from a removed round are not an error
             raise
         check()
         if sent is not None or found.rounding:
@@ -341,12 +341,12 @@ class ObjectStoreAllReduce:
             requests=store.traffic.requests,
             seconds=watch.passed,
             waited=0.0,
-            owed=self._feedback.norm(name),
+            residual=self._feedback.norm(name),
         )
         return found.mean, outcome
 
     def _settle(self, name: str, wanted: Tensor | None, sent: Published | None, found: Exchanged) -> None:
-        """What this replica owes after a round: what it wanted to give, less what counted, and what it rounded for all."""
+        """Store the residual after a round: what was to be sent, less what counted, plus what was rounded off for all."""
         size = found.mean.numel()
         codec = self._setting.codec
         if wanted is None or sent is None:
@@ -364,7 +364,7 @@ class ObjectStoreAllReduce:
 
 
 def _tidy(store: Store, name: str, floor: int) -> None:
-    """`collect`, of which nothing depends on: a store that fails here must not make a round that was held look lost."""
+    """Remove old rounds as `collect` does, ignoring errors: a store that fails here must not make a completed round look lost."""
     try:
         collect(store, name, floor)
     except ObjectStoreError as error:
@@ -372,7 +372,7 @@ def _tidy(store: Store, name: str, floor: int) -> None:
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """(n,) float32 on the CPU, of its own memory."""
+    """Return (n,) float32 on the CPU, in separate memory."""
     if not tensors:
         return torch.empty(0)
     return torch.cat([tensor.detach().to("cpu", torch.float32).reshape(-1) for tensor in tensors]).clone()

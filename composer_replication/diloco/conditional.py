@@ -1,4 +1,4 @@
-"""Before a run: does this store refuse to create what is there already? The protocol stands on it."""
+"""Check before a run that the store refuses to create an existing object; the protocol depends on it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One round: contributions go up, the mean comes down, and all replicas decode the same bytes.
 
 With owners (`scatter`): each chunk of the mean is made by one member, from that chunk of every member, and put once; what it left
-out it names. Without (`flat`): everyone reads whole contributions, whoever has read and checked them all first writes the seal,
-and the sum is a function of what the seal names. Either way the outcome is fixed by objects that are created once.
+out it names. Without (`flat`): every replica reads whole contributions, and the first to have read and checked them all writes
+the seal; the sum is a function of what the seal names. Either way the outcome is fixed by objects that are created once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Exchanged:
     """By chunk: whether this replica's contribution is in it."""
     refused: dict[int, str] = field(default_factory=dict)
     rounding: list[tuple[int, int, Tensor]] = field(default_factory=list)
-    """Where this replica rounded chunks of the mean (begin, end), and what it cut off, in shares of its own contribution."""
+    """Chunks of the mean that this replica rounded (begin, end), and what it cut off, in shares of its own contribution."""
 
 
 def exchange(setting: Setting, place: RoundStore, sent: Published | None, watch: Stopwatch) -> Exchanged:
@@ -67,7 +67,7 @@ def exchange(setting: Setting, place: RoundStore, sent: Published | None, watch:
 
 
 def _mean(parts: Iterable[tuple[float, Tensor]], size: int) -> Tensor:
-    """In the order given, each operation rounded by itself: the same bits on every machine."""
+    """Return the weighted mean in the order given, each operation rounded separately: the same bits on every machine."""
     total, mean = 0.0, torch.zeros(size)
     for weight, values in parts:
         mean += values * weight
@@ -82,7 +82,7 @@ class _Flat:
         self._damaged: set[int] = set()
 
     def run(self) -> Exchanged:
-        sealed = agree(self._setting, self._place, self._watch, self._look)
+        sealed = agree(self._setting, self._place, self._watch, self._read_and_vote)
         refused = dict(sealed.refused)
         members = [rank for rank in sealed.members if rank not in refused]
         self._watch.until(lambda: self._all_read(members), lambda: self._unread(members))
@@ -90,15 +90,15 @@ class _Flat:
         parts = ((self._read[rank][0].weight, self._setting.codec.decode(self._read[rank][1], size)) for rank in members)
         return Exchanged(sealed, _mean(parts, size), [self._setting.rank in members], refused)
 
-    def _look(self, keys: Collection[str]) -> Present:
+    def _read_and_vote(self, keys: Collection[str]) -> Present:
         here = ranks_of(keys, self._setting.world_size)
         for rank in here:
             if rank not in self._read and rank not in self._damaged:
                 try:
-                    self._read[rank] = reread(partial(self._whole, rank))
+                    self._read[rank] = reread(partial(self._read_whole, rank))
                 except DamagedError:
                     self._damaged.add(rank)
-                self._vote(rank)
+                self._vote_on(rank)
         own, others = self._setting.rank, set(here) - {self._setting.rank}
         vouched = any(f"v/{own}/{other}-good" in keys for other in others)
         condemned = not vouched and any(f"v/{own}/{other}-bad" in keys for other in others)
@@ -111,17 +111,17 @@ class _Flat:
         settled = own not in here or not others or vouched or condemned
         return Present(tuple(sorted({*self._read, *self._damaged})), tuple(sorted(refused.items())), settled)
 
-    def _vote(self, rank: int) -> None:
-        """Say of another's contribution whether it can be read: its author, who has it at hand, would not notice."""
+    def _vote_on(self, rank: int) -> None:
+        """Publish whether another replica's contribution can be read: its author, who has it in memory, would not notice."""
         if rank != self._setting.rank:
             self._place.store.create(f"v/{rank}/{self._setting.rank}-{'bad' if rank in self._damaged else 'good'}", b"")
 
     def _all_read(self, members: Sequence[int]) -> bool | None:
-        """True once all are here: the seal vouches for them, so that what cannot be read is asked for again."""
+        """Return True once all are here: the seal vouches for them, so reads that fail are repeated."""
         for rank in members:
             if rank not in self._read:
                 try:
-                    self._read[rank] = self._whole(rank)
+                    self._read[rank] = self._read_whole(rank)
                 except DamagedError:
                     return None
         return True
@@ -130,7 +130,7 @@ class _Flat:
         first = next(rank for rank in members if rank not in self._read)
         return f"{self._place.store.where(key_of(first))}, which others have read and which cannot be read here"
 
-    def _whole(self, rank: int) -> tuple[Contribution, bytes]:
+    def _read_whole(self, rank: int) -> tuple[Contribution, bytes]:
         """Header and payload. Raises DamagedError."""
         if self._sent is not None and rank == self._setting.rank:
             return self._sent.header, b"".join(self._sent.chunks)
@@ -152,34 +152,34 @@ class _Scatter:
         self._made: dict[int, Reduced] = {}
         self._rounding: list[tuple[int, int, Tensor]] = []
         self._ahead: dict[Range, bytes | None] = {}
-        """What was read before it was asked for."""
+        """Ranges read before they are requested."""
 
     def run(self) -> Exchanged:
-        sealed = agree(self._setting, self._place, self._watch, self._look)
+        sealed = agree(self._setting, self._place, self._watch, self._read_headers)
         members = self._members = sealed.members
         self._headers = {rank: header for rank, header in self._headers.items() if header is not None}  # it may be there by now
         sealed_at = self._watch.passed
         parts = [part for part, (begin, end) in enumerate(self._bounds) if end > begin]
         for part in parts:
             if members[part % len(members)] == self._setting.rank:
-                self._make(part)
+                self._publish_chunk(part)
 
         def gather() -> bool | None:
             keys = set(self._place.store.list("o"))
             missing = [part for part in parts if part not in self._made]
-            self._read_ahead(self._put_range(part) for part in missing if _made_key(part) in keys)
+            self._read_ahead(self._stored_range(part) for part in missing if _chunk_key(part) in keys)
             for part in missing:
-                if _made_key(part) in keys:
-                    self._take(part)
-                elif self._watch.passed - sealed_at > self._patience(part, members):
-                    self._make(part)
+                if _chunk_key(part) in keys:
+                    self._fetch_chunk(part)
+                elif self._watch.passed - sealed_at > self._takeover_delay(part, members):
+                    self._publish_chunk(part)
             return True if len(self._made) == len(parts) else None
 
         self._watch.until(gather, lambda: f"chunks {[part for part in parts if part not in self._made]} of the mean")
         return self._outcome(sealed)
 
-    def _look(self, keys: Collection[str]) -> Present:
-        """Who is there; their headers are read while others are waited for."""
+    def _read_headers(self, keys: Collection[str]) -> Present:
+        """Return the members present, and read their headers while waiting for others."""
         here = ranks_of(keys, self._setting.world_size)
         self._headers_of(here)
         return Present(tuple(here))
@@ -189,31 +189,31 @@ class _Scatter:
         refused = {rank: reason for made in self._made.values() for rank, reason in made.refused}
         return Exchanged(sealed, self._mean, counted, refused, self._rounding)
 
-    def _patience(self, part: int, members: Sequence[int]) -> float:
-        """How long to wait for a chunk: one replica after the other may take over from its owner."""
+    def _takeover_delay(self, part: int, members: Sequence[int]) -> float:
+        """Return the seconds to wait for a chunk: one replica after the other may take over from its owner."""
         owner = part % len(members)
         rank = self._setting.rank
         turn = (members.index(rank) - owner) % len(members) if rank in members else len(members)
         return self._setting.takeover_s * (1 + turn / len(members))
 
-    def _make(self, part: int) -> None:
+    def _publish_chunk(self, part: int) -> None:
         """Reduce a chunk and put it, or take what another replica has put meanwhile."""
-        found, refused = self._readable(part)
+        found, refused = self._read_contributions(part)
         header, payload, values = self._reduce(part, found, refused)
         block = pack(header, header_length(self._setting.world_size))
-        if not self._place.store.create(_made_key(part), block + payload):
-            return self._take(part)
+        if not self._place.store.create(_chunk_key(part), block + payload):
+            return self._fetch_chunk(part)
         begin, end = self._bounds[part]
         decoded = self._setting.codec.decode(payload, end - begin)
-        self._accept(part, header, decoded)
-        return self._book(part, found, values - decoded)
+        self._store_in_mean(part, header, decoded)
+        return self._record_rounding(part, found, values - decoded)
 
-    def _book(self, part: int, found: Mapping[int, tuple[float, Tensor]], cut: Tensor) -> None:
-        """What this replica has rounded for all is its own to make good."""
-        self._rounding.append((*self._bounds[part], cut * self._share(found)))
+    def _record_rounding(self, part: int, found: Mapping[int, tuple[float, Tensor]], cut: Tensor) -> None:
+        """Record what this replica rounded off for all, as its own residual."""
+        self._rounding.append((*self._bounds[part], cut * self._rounding_factor(found)))
 
-    def _share(self, found: Mapping[int, tuple[float, Tensor]]) -> float:
-        """What this replica's contribution must be multiplied with to count once in the mean."""
+    def _rounding_factor(self, found: Mapping[int, tuple[float, Tensor]]) -> float:
+        """Return the factor that makes this replica's contribution count exactly once in the mean."""
         total = math.fsum(weight for weight, _ in found.values())
         own = found[self._setting.rank][0] if self._setting.rank in found else total / max(1, len(found))
         return total / own if own > 0 else 0.0
@@ -238,7 +238,7 @@ class _Scatter:
         )
         return header, payload, mean
 
-    def _readable(self, part: int) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
+    def _read_contributions(self, part: int) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
         """Weight and values of a chunk by rank, and who does not count and why."""
         headers = self._headers_of(self._members)
         too_large = gated(self._setting, [header for header in headers.values() if header is not None])
@@ -262,7 +262,7 @@ class _Scatter:
         return found, refused
 
     def _headers_of(self, ranks: Iterable[int]) -> dict[int, Contribution | None]:
-        """By rank; None for one that is damaged or missing."""
+        """Return headers by rank; None for one that is damaged or missing."""
         ranks = list(ranks)
         self._read_ahead(self._header_range(rank) for rank in ranks if rank not in self._headers and not self._is_own(rank))
         return {rank: self._header(rank) for rank in ranks}
@@ -279,14 +279,14 @@ class _Scatter:
         return self._headers[rank]
 
     def _chunk(self, rank: int, header: Contribution, part: int) -> Tensor:
-        """Raises DamagedError."""
+        """Return a chunk of a contribution. Raises DamagedError."""
         begin, end = self._bounds[part]
         if self._sent is not None and self._is_own(rank):
             return self._setting.codec.decode(self._sent.chunks[part], end - begin)
         return checked(self._setting, self._read(self._range(rank, header, part)), header.chunks[part], end - begin)
 
     def _is_own(self, rank: int) -> bool:
-        """Whether this replica has a contribution at hand and need not read it."""
+        """Return whether this replica has the contribution in memory and need not read it."""
         return self._sent is not None and rank == self._setting.rank
 
     def _header_range(self, rank: int) -> Range:
@@ -296,55 +296,55 @@ class _Scatter:
         start = header_length(self._setting.world_size) + sum(chunk.length for chunk in header.chunks[:part])
         return key_of(rank), start, header.chunks[part].length
 
-    def _put_range(self, part: int) -> Range:
+    def _stored_range(self, part: int) -> Range:
         begin, end = self._bounds[part]
-        return _made_key(part), 0, header_length(self._setting.world_size) + most_bytes(end - begin)
+        return _chunk_key(part), 0, header_length(self._setting.world_size) + most_bytes(end - begin)
 
     def _read_ahead(self, asked: Iterable[Range]) -> None:
-        """Read at once what is asked for one by one next."""
+        """Read in one batch the ranges that are requested one by one next."""
         asked = list(asked)
         self._ahead.update(zip(asked, self._place.store.get_many(asked), strict=True))
 
     def _read(self, asked: Range) -> bytes | None:
-        """What was read ahead, the first time; then what is in the store."""
+        """Return what was read ahead, the first time; then what is in the store."""
         return self._ahead.pop(asked) if asked in self._ahead else self._place.store.get_range(*asked)
 
-    def _take(self, part: int) -> None:
+    def _fetch_chunk(self, part: int) -> None:
         """Read a chunk that has been put.
 
         Raises:
             RoundError: it is damaged, and making it again gives other bytes.
         """
         try:
-            header, values = reread(partial(self._put_chunk, part))
+            header, values = reread(partial(self._stored_chunk, part))
         except DamagedError as error:
-            header, values = self._again(part, error)
-        self._accept(part, header, values)
+            header, values = self._rebuild_chunk(part, error)
+        self._store_in_mean(part, header, values)
         if self._sent is not None and header.by == self._setting.rank:
-            self._book_again(part, header, values)
+            self._record_earlier_rounding(part, header, values)
 
-    def _book_again(self, part: int, header: Reduced, decoded: Tensor) -> None:
-        """This replica has made the chunk, its own or another's, in an attempt at this round that did not come to an end."""
-        found = self._counted(part, header)
+    def _record_earlier_rounding(self, part: int, header: Reduced, decoded: Tensor) -> None:
+        """Record the rounding of a chunk that this replica reduced in an earlier, unfinished attempt at this round."""
+        found = self._contributions_in(part, header)
         if found is not None:
             mean = _mean([found[rank] for rank in sorted(found)], decoded.numel())
-            self._book(part, found, mean - decoded)
+            self._record_rounding(part, found, mean - decoded)
 
-    def _counted(self, part: int, header: Reduced) -> dict[int, tuple[float, Tensor]] | None:
-        """The contributions in a chunk of the mean; None where one of them cannot be read any more."""
-        found, _ = self._readable(part)
+    def _contributions_in(self, part: int, header: Reduced) -> dict[int, tuple[float, Tensor]] | None:
+        """Return the contributions in a chunk of the mean; None where one of them can no longer be read."""
+        found, _ = self._read_contributions(part)
         return {rank: found[rank] for rank in header.members} if set(header.members) <= set(found) else None
 
-    def _put_chunk(self, part: int) -> tuple[Reduced, Tensor]:
-        """Raises DamagedError."""
-        header, payload = self._put_header(part)
+    def _stored_chunk(self, part: int) -> tuple[Reduced, Tensor]:
+        """Return a stored chunk of the mean. Raises DamagedError."""
+        header, payload = self._stored_header(part)
         begin, end = self._bounds[part]
         return header, checked(self._setting, payload, header.payload, end - begin)
 
-    def _put_header(self, part: int) -> tuple[Reduced, bytes]:
+    def _stored_header(self, part: int) -> tuple[Reduced, bytes]:
         begin, end = self._bounds[part]
         length = header_length(self._setting.world_size)
-        found = self._read(self._put_range(part)) or b""
+        found = self._read(self._stored_range(part)) or b""
         header = read_reduced(found[:length])
         mine = (self._setting.run, self._place.name, self._place.round, part, self._setting.codec.name, end - begin)
         if (header.run, header.name, header.round, header.chunk, header.codec, header.size) != mine:
@@ -353,12 +353,12 @@ class _Scatter:
             raise DamagedError(f"it names {header.members} of the members {self._members}, and refuses {header.refused}")
         return header, found[length:]
 
-    def _again(self, part: int, error: DamagedError) -> tuple[Reduced, Tensor]:
-        """A damaged chunk, made once more from the same contributions: taken if it has the checksum that the header names."""
+    def _rebuild_chunk(self, part: int, error: DamagedError) -> tuple[Reduced, Tensor]:
+        """Reduce a damaged chunk again from the same contributions; accept it if it has the checksum that the header names."""
         begin, end = self._bounds[part]
         try:
-            header = reread(partial(self._put_header, part))[0]
-            found = self._counted(part, header)
+            header = reread(partial(self._stored_header, part))[0]
+            found = self._contributions_in(part, header)
             if found is not None:
                 made, payload, _ = self._reduce(part, found, {})
                 if made.payload == header.payload:
@@ -366,16 +366,16 @@ class _Scatter:
         except DamagedError:
             pass
         raise RoundError(
-            f"{self._place.store.where(_made_key(part))} is damaged: {error}",
+            f"{self._place.store.where(_chunk_key(part))} is damaged: {error}",
             fix="start all replicas again from their last state, in another folder of the store",
         ) from error
 
-    def _accept(self, part: int, header: Reduced, values: Tensor) -> None:
+    def _store_in_mean(self, part: int, header: Reduced, values: Tensor) -> None:
         begin, end = self._bounds[part]
         self._mean[begin:end] = values
         self._made[part] = header
 
 
-def _made_key(part: int) -> str:
-    """Of a chunk of the mean, within its round."""
+def _chunk_key(part: int) -> str:
+    """Return the key of a chunk of the mean, within its round."""
     return f"o/{part}"

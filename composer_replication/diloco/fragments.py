@@ -32,7 +32,7 @@ class Fragment(nn.Module):
 
 
 def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
-    """Every trainable parameter of the model in exactly one of `n` fragments, in an order that depends on the model alone.
+    """Put every trainable parameter of the model in exactly one of `n` fragments, in an order that depends on the model alone.
 
     A parameter that is tied to another counts once. Frozen parameters and buffers are in none: they are not synchronised.
 
@@ -48,7 +48,7 @@ def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
     blocks = list(blocks_of(model))
     if n > len(blocks):
         raise ConfigError(
-            f"diloco: fragments = {n}, but the model has {len(blocks)} blocks with trainable parameters of their own",
+            f"diloco: fragments = {n}, but the model has {len(blocks)} blocks with own trainable parameters",
             fix=f"set fragments = {len(blocks)} or lower" if blocks else "set fragments = 1",
         )
     parts: list[dict[str, nn.Parameter]] = [{} for _ in range(n)]
@@ -62,7 +62,7 @@ def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
 
 
 def blocks_of(model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
-    """The trainable parameters of each block, by their names in the model; a block without any of its own is left out.
+    """Yield the trainable parameters of each block, by their names in the model; a block that adds none is left out.
 
     Blocks are the members of the model's outermost `ModuleList`s, or, in a model without one, of its outermost `Sequential`s.
     """

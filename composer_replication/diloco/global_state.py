@@ -1,4 +1,4 @@
-"""What all replicas agree on: the parameters as of the last synchronisation and the outer optimizers' momentum.
+"""The state all replicas agree on: the parameters as of the last synchronisation and the outer optimizers' momentum.
 
 After `s` rounds it is a pure function of what it was after an earlier round and of what the rounds since have decided. A replica
 that joins late, or has fallen behind, gets there by applying those results one after the other.
@@ -28,15 +28,15 @@ _ORIGINALS, _OUTER = "original_parameters", "outer_optimizer"
 
 @dataclass(frozen=True, slots=True)
 class RoundKey:
-    """Where a round is in the store."""
+    """Position of a round in the store."""
 
     fragment: int
     number: int
-    """Of the round among those of its fragment, from 0."""
+    """Number of the round within its fragment, from 0."""
 
     @property
     def name(self) -> str:
-        """Of the fragment."""
+        """Name of the fragment."""
         return f"fragment{self.fragment}"
 
 
@@ -68,7 +68,7 @@ class GlobalState:
         return RoundKey(round % len(self._parts), round // len(self._parts))
 
     def floors(self, round: int) -> list[RoundKey]:  # noqa: A002
-        """The first place of each fragment that is not before this round."""
+        """Return the first round of each fragment that is not before this round."""
         n = len(self._parts)
         return [RoundKey(fragment, (round - fragment + n - 1) // n) for fragment in range(n)]
 
@@ -77,11 +77,11 @@ class GlobalState:
         return self._part(round).fragment.size
 
     def originals(self, round: int) -> Tensor:  # noqa: A002
-        """The global parameters of the round's fragment, [size] on the CPU."""
+        """Return the global parameters of the round's fragment, [size] on the CPU."""
         return torch.cat([p.reshape(-1) for p in self._part(round).save()[_ORIGINALS].values()]).cpu()
 
     def progress(self, round: int) -> Tensor:  # noqa: A002
-        """The pseudo-gradient of the round's fragment as it is now: global minus local parameters, [size] on the CPU."""
+        """Return the current pseudo-gradient of the round's fragment: global minus local parameters, [size] on the CPU."""
         part = self._part(round)
         originals = part.save()[_ORIGINALS]
         with torch.no_grad():
@@ -102,7 +102,7 @@ class GlobalState:
             part.load({_ORIGINALS: dict(part.fragment.named_parameters()), _OUTER: part.outer.state_dict()})
 
     def tree(self) -> Tree:
-        """Copies of all of it."""
+        """Return copies of the whole state."""
         return [part.save() for part in self._parts]
 
     def load(self, tree: Tree) -> None:
@@ -133,7 +133,7 @@ class GlobalState:
                     p.copy_(originals[name])
 
     def local(self) -> Tree:
-        """Copies of the local parameters that differ from the global ones."""
+        """Return copies of the local parameters that differ from the global ones."""
         found: list[dict[str, Tensor]] = []
         for part in self._parts:
             originals = part.save()[_ORIGINALS]

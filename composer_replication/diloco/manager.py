@@ -30,7 +30,7 @@ class RoundReport:
     round: int
     fragment: int
     members: tuple[int, ...]
-    """Ranks that the mean is of; empty where the round was not held."""
+    """Ranks averaged in the mean; empty where the round was not held."""
     held: bool
     """Whether there was a quorum."""
     counted: bool
@@ -38,12 +38,12 @@ class RoundReport:
     stall_s: float = 0.0
     """Seconds in which the replica did nothing but wait for the round."""
     seconds: float = 0.0
-    """From the start of the all-reduce to its result."""
+    """Seconds from the start of the all-reduce to its result."""
     bytes_up: int = 0
     bytes_down: int = 0
     requests: int = 0
     caught_up: bool = False
-    """Whether the round was over before this replica came to it."""
+    """Whether the round was over before this replica reached it."""
 
 
 @dataclass(slots=True)
@@ -66,18 +66,18 @@ class _QueuedWork:
         self._manager = manager
 
     def wait(self, timeout: object = None) -> bool:  # noqa: ARG002 - torch's signature; a round has limits of its own
-        """Block until the round is over; whether it was held."""
+        """Block until the round is over; return whether it was held."""
         return self._manager.finish()
 
 
 class ObjectStoreManager:
-    """The part of torchft's `Manager` that its `DiLoCo` calls, over an all-reduce through objects.
+    """The part of torchft's `Manager` that its `DiLoCo` calls, over an object-store all-reduce.
 
     Args:
         all_reduce: this replica's.
         retries: rounds in a row that may fail (no quorum in time) before the error is raised. After a failed round the fragment
             goes back to the global parameters; what it had contributed stays in the store for the round's repetition.
-        report: is told of every round.
+        report: called with every round.
     """
 
     _use_async_quorum = False  # DiLoCo looks at it
@@ -88,7 +88,7 @@ class ObjectStoreManager:
         self.all_reduce = all_reduce
         self.report = report
         self.registered: dict[str, tuple[Load, Save]] = {}
-        """How DiLoCo loads and saves the state of each fragment."""
+        """Functions by which DiLoCo loads and saves the state of each fragment."""
         self.last_members: tuple[int, ...] = ()
         self.heal: Callable[[], None] | None = None
         """Loads the newest global state; called when this replica has fallen behind the results that are kept."""
@@ -96,14 +96,14 @@ class ObjectStoreManager:
         self._failures = 0
         self._round = 0
         self._in_step = False
-        """Whether the round before was held here, in this life of the replica."""
+        """Whether this process held the previous round."""
         self._carried: dict[int, Tensor] = {}
-        """By fragment, what was learnt here and left out of rounds that others held without this replica."""
+        """By fragment, local progress left out of rounds that others held without this replica."""
         self._flight = _Flight()
         self._state: GlobalState | None = None
 
     def attach(self, state: GlobalState) -> None:
-        """Say what the rounds change. Before, no round can be held."""
+        """Set the state that the rounds change. Before, no round can be held."""
         self._state = state
 
     def go_to(self, round: int) -> None:  # noqa: A002 - the term of the field
@@ -130,7 +130,7 @@ class ObjectStoreManager:
             result = torch.empty(state.size_of(self._round))
             outcome = self.all_reduce.follow([result], place.name, place.number)
             if keep_progress and self.all_reduce.rank in outcome.members:
-                break  # it was there before it was started again, and is on its way there from its own saved state
+                break  # it reached that point before its restart, and is returning there from its own saved state
             if keep_progress and place.fragment not in kept:
                 kept.add(place.fragment)
                 self._carry(place.fragment, state.progress(self._round))
@@ -160,7 +160,7 @@ class ObjectStoreManager:
             self.all_reduce.collect(place.name, place.number)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this replica owes to rounds to come: tensors and integers. Not while a round is under way."""
+        """Return this replica's residuals for coming rounds: tensors and integers. Not while a round is in progress."""
         return {"all_reduce": self.all_reduce.state_dict(), "carried": dict(self._carried)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -173,10 +173,10 @@ class ObjectStoreManager:
         self.registered[key] = (load_state_dict, state_dict)
 
     def start_quorum(self, allow_heal: bool = True, shrink_only: bool = False, timeout: object = None) -> None:  # noqa: ARG002
-        """A round begins; one that is behind first takes the steps it has missed."""
+        """Begin a round; a replica that is behind first takes the steps it has missed."""
         self._flight = _Flight()
         if self._in_step and self.all_reduce.needs_everyone:
-            return  # what waits for this replica is not over; a look would be a request in the foreground, every round
+            return  # a round that waits for this replica is not over; checking would cost a foreground request every round
         try:
             self.catch_up(keep_progress=True)
         except RoundExpiredError:
@@ -202,7 +202,7 @@ class ObjectStoreManager:
         return _QueuedWork(self)
 
     def finish(self) -> bool:
-        """Block until the round under way is over, and hand out the mean. Whether it was held."""
+        """Block until the current round is over, and hand out the mean. Return whether it was held."""
         flight = self._flight
         if flight.outcome is None and flight.error is None:
             if flight.pending is None or flight.flat is None:
@@ -219,10 +219,10 @@ class ObjectStoreManager:
         return flight.error is None
 
     def should_commit(self, timeout: object = None) -> bool:  # noqa: ARG002 - torchft's signature
-        """Whether the round was held; the next one is counted then.
+        """Return whether the round was held; it then counts towards the step.
 
-        A round that the others have left so far behind that its objects are removed is no failure where there is a newer state to
-        load: the next `start_quorum` does.
+        A round that the others have left so far behind that its objects are removed is not a failure where there is a newer state
+        to load: the next `start_quorum` does.
 
         Raises:
             RoundError: it was not, and neither were as many before it as may fail.
@@ -249,7 +249,7 @@ class ObjectStoreManager:
             )
         if outcome is None:
             if isinstance(flight.error, RoundExpiredError) and self.heal is not None:
-                self._carried.pop(fragment, None)  # nobody can tell any more whether the others counted it
+                self._carried.pop(fragment, None)  # it can no longer be determined whether the others counted it
                 return False
             self._failures += 1
             if self._failures > self._retries and flight.error is not None:
@@ -263,7 +263,7 @@ class ObjectStoreManager:
         return True
 
     def current_step(self) -> int:
-        """Rounds held so far."""
+        """Return the number of rounds held so far."""
         return self._round
 
     def num_participants(self) -> int:
@@ -271,7 +271,7 @@ class ObjectStoreManager:
         return len(self.last_members)
 
     def disallow_state_dict_read(self) -> None:
-        """Nobody reads this replica's state while it changes: others are healed from the store."""
+        """Do nothing: no other replica reads this replica's state; late ones are restored from the store."""
 
     def allow_state_dict_read(self) -> None:
         """See `disallow_state_dict_read`."""
@@ -281,8 +281,8 @@ class ObjectStoreManager:
         with torch.no_grad():
             flight.flat = torch.cat([t.reshape(-1) for t in flight.queued]).to(device="cpu", dtype=torch.float32)
         place = state.place(self._round)
-        if (owed := self._carried.get(place.fragment)) is not None:
-            flight.flat += owed
+        if (residual := self._carried.get(place.fragment)) is not None:
+            flight.flat += residual
         flight.pending = self.all_reduce.start(
             [flight.flat], place.name, number=place.number, reference=[state.originals(self._round)]
         )
@@ -295,7 +295,7 @@ class ObjectStoreManager:
                 start += tensor.numel()
 
     def _is_over(self, place: RoundKey) -> bool:
-        """Whether the others have agreed on the members of a round already."""
+        """Return whether the others have already agreed on the members of a round."""
         newest = self.all_reduce.newest_round(place.name) if self.all_reduce.world_size > 1 else None
         return newest is not None and newest >= place.number
 

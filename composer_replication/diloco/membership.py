@@ -1,4 +1,4 @@
-"""Who takes part in a round: whoever writes the seal first decides, and everyone else reads it."""
+"""Membership of a round: the first replica to write the seal decides, and the others read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Present", "RoundStore", "agree", "among", "key_of", "ranks_of"]
 
 SEAL = "seal"
 _MANY = 16
-"""Looks after which it may be that nobody else will ever come to this round."""
+"""Polls after which it is likely that no other replica will come to this round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class RoundStore:
     round: int
     size: int
     before: Store | None
-    """Of the same fragment's round before."""
+    """Store of the same fragment's previous round."""
     check: Callable[[], None]
     """Raises RoundExpiredError once the round may have been removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Who has come so far."""
+    """The replicas that have come so far."""
 
     members: tuple[int, ...]
     refused: tuple[tuple[int, str], ...] = ()
@@ -42,23 +42,23 @@ class Present:
 
 
 def ranks_of(keys: Collection[str], world_size: int) -> list[int]:
-    """The ranks whose contributions are among the keys of a round; what else lies there is nobody's."""
+    """Return the ranks whose contributions are among the keys of a round; other objects there are ignored."""
     there = set(keys)
     return [rank for rank in range(world_size) if key_of(rank) in there]
 
 
 def among(found: Sequence[int], whole: Collection[int]) -> bool:
-    """Whether these are some of those, ascending and each once."""
+    """Return whether these are some of those, ascending and each once."""
     return list(found) == sorted(set(found) & set(whole))
 
 
 def key_of(rank: int) -> str:
-    """Of a contribution, within its round."""
+    """Return the key of a contribution, within its round."""
     return f"p/{rank}"
 
 
 def agree(setting: Setting, place: RoundStore, watch: Stopwatch, look: Callable[[Collection[str]], Present]) -> Seal:
-    """The seal of the round, written here if nobody has.
+    """Return the seal of the round, writing it if there is none yet.
 
     Args:
         look: says who is present, given the keys of the round.
@@ -109,7 +109,7 @@ def _complete(setting: Setting, place: RoundStore, passed: float, present: Prese
 
 
 def _gone(setting: Setting, place: RoundStore, here: Collection[int]) -> bool:
-    """Whether those who are missing sent nothing in the round before either, not even too late."""
+    """Return whether the missing replicas sent nothing in the previous round either, not even too late."""
     if place.before is None:
         return False
     keys = place.before.list()
@@ -125,7 +125,7 @@ def _read(setting: Setting, place: RoundStore) -> Seal:
         if here != there:
             raise ConfigError(
                 f"round {place.round} of {place.name!r}: {what} is {there} at rank {sealed.by}, {here} at rank {setting.rank}",
-                fix="give every replica the same run file and the same model, and every run a folder of its own",
+                fix="give every replica the same run file and the same model, and every run a separate folder",
             )
     return sealed
 

@@ -62,7 +62,7 @@ class OuterLoop:
             self._recovery.close()
 
     def join(self) -> Joined:
-        """Before the first step: begin the job, or come to where it is (`Recovery.join`).
+        """Begin the job, or catch up with it, before the first step (`Recovery.join`).
 
         Raises:
             ConfigError: the loop has no store, or the job was begun with other settings.
@@ -87,7 +87,7 @@ class OuterLoop:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the last inner step ended a round, so that nothing is on its way."""
+        """Whether the last inner step ended a round, so that nothing is in flight."""
         return bool(self._diloco._local_step == 0)
 
     def _saving(self, what: str) -> Recovery:
@@ -116,7 +116,7 @@ def make_diloco_outer_loop(
     snapshot_every: int = 10,
     state_every: int = 1,
 ) -> OuterLoop:
-    """The outer loop of one replica's model.
+    """Make the outer loop of one replica's model.
 
     Round `s` synchronises fragment `s % fragments`: the mean over the replicas of `global - local` is the gradient of an SGD step
     with Nesterov momentum on the global parameters, which then become the local ones.
@@ -130,8 +130,8 @@ def make_diloco_outer_loop(
         outer_lr: of the outer SGD.
         outer_momentum: of the outer SGD.
         nesterov: whether the momentum is Nesterov's.
-        delay: tau, inner steps that go on while a round is under way.
-        mix: alpha, share of the local parameters in what a fragment goes on with; 0 takes the global ones.
+        delay: tau, inner steps that go on while a round is in progress.
+        mix: alpha, share of the local parameters in what a fragment continues with; 0 takes the global ones.
         backup_device: where the global parameters are kept; the CPU by default.
         store: what `join` and `save` use, with an `ObjectStoreManager`.
         snapshot_every: rounds between snapshots of the global state.
@@ -150,7 +150,7 @@ def make_diloco_outer_loop(
         outers,
         sync_every,
         backup_device=backup_device,
-        use_bucketization=False,  # with more than one bucket, torchft hands out the last one's values only
+        use_bucketization=False,  # with more than one bucket, torchft returns only the last one's values
         fragment_sync_delay=delay,
         fragment_update_alpha=mix,
     )
@@ -186,7 +186,7 @@ def make_diloco_outer_loop(
 def _check(
     sync_every: int, fragments: int, delay: int, mix: float, outer_lr: float, outer_momentum: float, nesterov: bool
 ) -> None:
-    """What torchft asserts or leaves to chance, said before anything is made."""
+    """Check up front what torchft asserts or leaves to chance."""
     if sync_every < 1 or sync_every % fragments:
         raise ConfigError(f"diloco: sync_every = {sync_every}", fix=f"set a multiple of fragments = {fragments}")
     if not 0 <= delay < sync_every // fragments:

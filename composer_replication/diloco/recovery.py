@@ -1,4 +1,4 @@
-"""How a job outlives its machines: what is in the store, and how a replica gets from there to where the others are.
+"""Recovery of a job across machines: the state in the store, and how a replica catches up with the others.
 
     global/ROUND/       the global state after ROUND rounds, written every `snapshot_every` rounds by the first of its members
     replicas/RANK/ROUND/    what only that replica knows: local parameters, inner optimizer, error feedback, random numbers
@@ -32,13 +32,13 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """How a replica came into its job."""
+    """How a replica joined its job."""
 
     how: Literal["began", "resumed", "healed"]
     """`began`: the job is new. `resumed`: this replica's own state. `healed`: the global state; local progress was lost."""
     round: int
     extra: Tree
-    """What the replica's last `save` was given; None unless it resumed."""
+    """The argument of the replica's last `save`; None unless it resumed."""
 
 
 class Recovery:
@@ -133,7 +133,7 @@ class Recovery:
             self._writer.shutdown()
 
     def _resume(self) -> Joined | None:
-        """From this replica's own newest state; None where there is none, or results since are not kept any more."""
+        """Resume from this replica's own newest state; None where there is none, or results since then are no longer kept."""
         found = self._own.rounds()
         before = [r for r in self._snapshots.rounds() if found and r <= found[-1]]
         if not before:
@@ -211,8 +211,8 @@ class Recovery:
 
 
 def _all(work: list[Callable[[], None]]) -> None:
-    for deed in work:
-        deed()
+    for task in work:
+        task()
 
 
 def _random() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a folder of the store belongs to, and which of its rounds are still there."""
+"""The run that a folder of the store belongs to, and the rounds still in it."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def claim(store: Store, facts: Mapping[str, object]) -> None:
     differing = [key for key in facts if theirs.get(key) != facts[key]]
     if differing:
         said = "; ".join(f"{key} is {theirs.get(key)!r} there and {facts[key]!r} here" for key in differing)
-        raise ConfigError(f"{store.uri} belongs to another run: {said}", fix="name a folder of its own for each run")
+        raise ConfigError(f"{store.uri} belongs to another run: {said}", fix="name a separate folder for each run")
 
 
 def round_key(name: str, number: int) -> str:
-    """The folder of a round."""
+    """Return the folder of a round."""
     return f"rounds/{name}/{number:08d}"
 
 
 def newest_round(store: Store, name: str) -> int | None:
-    """The newest sealed round of a fragment; None where there is none."""
+    """Return the newest sealed round of a fragment; None where there is none."""
     there = _numbered(_ROUND, store.list(f"rounds/{name}"))
     return max((number for key, number in there.items() if key == f"{round_key(name, number)}/seal"), default=None)
 
@@ -87,5 +87,5 @@ def _floor(store: Store, name: str) -> int:
 
 
 def _numbered(ours: re.Pattern[str], keys: Iterable[str]) -> dict[str, int]:
-    """The round that each key is of; what others have put there is passed over."""
+    """Return the round of each key; unknown objects are ignored."""
     return {key: int(found[1]) for key in keys if (found := ours.fullmatch(key)) is not None}

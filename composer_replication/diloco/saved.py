@@ -25,7 +25,7 @@ class SavedStates:
     folder: str
 
     def rounds(self) -> list[int]:
-        """Those with a complete state, ascending."""
+        """Return the rounds with a complete state, ascending."""
         keys = [key.rsplit("/", 2) for key in self.store.list(self.folder)]
         return sorted(int(key[-2]) for key in keys if key[-1] == "manifest.json" and _ROUND.fullmatch(key[-2]))
 
@@ -45,7 +45,7 @@ class SavedStates:
         return self.store.create(self._manifest(round), json.dumps(manifest).encode())
 
     def read(self, round: int) -> Tree:  # noqa: A002
-        """The state after `round` rounds, which is one of `rounds()`; tensors are on the CPU.
+        """Read the state after `round` rounds, which is one of `rounds()`; tensors are on the CPU.
 
         Raises:
             CheckpointError: it is not what was saved.

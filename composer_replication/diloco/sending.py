@@ -29,14 +29,14 @@ __all__ = ["Published", "bounds", "check_header", "checked", "gated", "most_byte
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What stands in the store in this replica's name."""
+    """The objects stored in this replica's name."""
 
     header: Contribution
     chunks: tuple[bytes, ...]
 
 
 def bounds(setting: Setting, size: int) -> list[tuple[int, int]]:
-    """Where the chunks of a vector begin and end: one for each replica, or the whole."""
+    """Return the begin and end of each chunk of a vector: one chunk for each replica, or the whole."""
     if setting.flat:
         return [(0, size)]
     step = -(-size // setting.world_size)
@@ -45,7 +45,7 @@ def bounds(setting: Setting, size: int) -> list[tuple[int, int]]:
 
 
 def most_bytes(size: int) -> int:
-    """More than any codec makes of so many values: what is longer is not read."""
+    """Return a size that no codec exceeds for this many values: longer objects are not read."""
     return 8 * size + 1024
 
 
@@ -95,12 +95,12 @@ def _earlier(setting: Setting, place: RoundStore, header: Contribution, chunks: 
             if digest(parts[-1]) != chunk.digest:
                 raise DamagedError("its payload is damaged")
         return Published(found, tuple(parts))
-    except DamagedError:  # so that it counts for nobody
+    except DamagedError:  # so that no replica counts it
         return Published(header, chunks)
 
 
 def read_header(setting: Setting, place: RoundStore, rank: int) -> Contribution:
-    """The header of a rank's contribution.
+    """Read the header of a rank's contribution.
 
     Raises:
         DamagedError: it is missing or damaged, or of another run, rank, round, fragment, size or codec.
@@ -110,7 +110,7 @@ def read_header(setting: Setting, place: RoundStore, rank: int) -> Contribution:
 
 
 def check_header(setting: Setting, place: RoundStore, rank: int, block: bytes | None) -> Contribution:
-    """The header that an object starts with. Raises DamagedError, as `read_header` does."""
+    """Check the header that an object starts with. Raises DamagedError, as `read_header` does."""
     found = read_contribution(block)
     mine = (setting.run, place.name, place.round, rank, setting.codec.name, place.size)
     theirs = (found.run, found.name, found.round, found.rank, found.codec, found.size)
@@ -124,7 +124,7 @@ def check_header(setting: Setting, place: RoundStore, rank: int, block: bytes | 
 
 
 def checked(setting: Setting, payload: bytes | None, chunk: Chunk, size: int) -> Tensor:
-    """The values of a chunk. Raises DamagedError: they are not what its header says, or not finite."""
+    """Return the values of a chunk. Raises DamagedError when they do not match the header, or are not finite."""
     if payload is None or len(payload) != chunk.length or digest(payload) != chunk.digest:
         raise DamagedError("its payload does not have the checksum that its header names")
     try:
@@ -137,7 +137,7 @@ def checked(setting: Setting, payload: bytes | None, chunk: Chunk, size: int) ->
 
 
 def gated(setting: Setting, headers: Sequence[Contribution]) -> set[int]:
-    """The ranks whose norm is beyond the gate: a function of the headers alone, so the same for everyone."""
+    """Return the ranks whose norm is beyond the gate: a function of the headers alone, so the same on every replica."""
     if setting.norm_gate is None:
         return set()
     usual = median([header.norm for header in headers if header.chunks] or [0.0])

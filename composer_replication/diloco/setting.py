@@ -1,4 +1,4 @@
-"""What does not change from round to round, and the clock that deadlines are measured with."""
+"""Settings that stay the same from round to round, and the clock for deadlines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class Monotonic:
-    """The clock of this machine that nobody sets."""
+    """The machine's monotonic clock, which is never adjusted."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -51,13 +51,13 @@ class Setting:
     quorum: int
     """The fewest replicas that a round is held with."""
     deadline_s: float
-    """After so long a round is held without those that have not come."""
+    """Seconds after which a round is held without the missing replicas."""
     takeover_s: float
-    """After so long without a chunk of the mean, others than its owner make it."""
+    """Seconds without a chunk of the mean after which another replica computes it."""
     poll_s: float
     """Longest pause between two looks."""
     norm_gate: float | None
-    """A contribution whose norm is more than so many times the members' median is refused."""
+    """A contribution whose norm is more than this many times the members' median is refused."""
     clock: Clock = field(default_factory=Monotonic)
 
     @property
@@ -79,7 +79,7 @@ class Stopwatch:
         return self._setting.clock.now() - self._start
 
     def until(self, look: Callable[[], T | None], waiting_for: Callable[[], str]) -> T:
-        """What `look` finds, once it finds something.
+        """Poll `look` until it returns something, and return that.
 
         Raises:
             RoundError: it has not within the time of a round.
@@ -95,6 +95,6 @@ class Stopwatch:
                     f"after {self._setting.timeout_s:g} s rank {self._setting.rank} still waits for {waiting_for()}",
                     fix="see what became of these replicas, or allow a lower quorum and a deadline",
                 )
-            pause = min(max(pause, self.passed - began), self._setting.poll_s)  # a slow store is asked less often
+            pause = min(max(pause, self.passed - began), self._setting.poll_s)  # a slow store is polled less often
             self._setting.clock.sleep(pause)
             pause *= _SLOWER

@@ -38,7 +38,7 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY",
 }
-"""Where the client of a bucket looks for them."""
+"""Environment variables in which a bucket's client finds its credentials."""
 _MEMORY: dict[str, MemoryStore] = {}
 """The stores of this process, by name."""
 _PAGE = 1000
@@ -56,7 +56,7 @@ class Traffic:
     up: int = 0
     down: int = 0
     parent: Traffic | None = None
-    """What is counted here is counted there too."""
+    """Traffic that also counts what is counted here."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, *, up: int = 0, down: int = 0) -> None:
@@ -83,19 +83,19 @@ class Store:
         self.traffic = Traffic()
 
     def at(self, prefix: str) -> Store:
-        """The objects whose keys start with `prefix/`, counted by themselves as well as here."""
+        """Return the objects whose keys start with `prefix/`, with a traffic count that also adds to this one's."""
         there = self.counting()
         there._prefix = f"{self._prefix}{prefix}/"
         return there
 
     def counting(self) -> Store:
-        """The same objects, counted by themselves as well as here."""
+        """Return the same objects with a separate traffic count that also adds to this one's."""
         same = copy.copy(self)
         same.traffic = Traffic(parent=self.traffic)
         return same
 
     def where(self, key: str) -> str:
-        """The whole address of an object."""
+        """Return the whole address of an object."""
         return f"{self.uri.rstrip('/')}/{self._prefix}{key}"
 
     def put(self, key: str, data: bytes) -> None:
@@ -126,7 +126,7 @@ class Store:
         return True
 
     def get(self, key: str) -> bytes | None:
-        """The whole object; None where there is none."""
+        """Return the whole object; None where there is none."""
         return self._read(key, lambda path: obstore.get(self._backend, path).bytes().to_bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes | None:
@@ -168,7 +168,7 @@ class Store:
             return asyncio.run(read_all())
 
     def list(self, prefix: str = "") -> list[str]:
-        """The keys under the folder `prefix`, sorted; all of them without one."""
+        """Return the keys under the folder `prefix`, sorted; all of them without one."""
         skip = len(self._prefix)
         with self._understood("listed", prefix):
             pages = obstore.list(self._backend, self._prefix + prefix or None, chunk_size=_PAGE)
@@ -177,7 +177,7 @@ class Store:
         return sorted(keys)
 
     def exists(self, key: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether there is such an object."""
         self.traffic.add()
         with self._understood("looked at", key):
             try:
@@ -204,15 +204,16 @@ class Store:
         return data
 
     @contextmanager
-    def _understood(self, deed: str, key: str) -> Iterator[None]:
+    def _understood(self, action: str, key: str) -> Iterator[None]:
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
-            raise ObjectStoreError(f"{self.where(key)} cannot be {deed}: {_said(error)}", fix=_fix(error)) from error
+            raise ObjectStoreError(f"{self.where(key)} cannot be {action}: {_said(error)}", fix=_fix(error)) from error
 
 
 def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
-    """The store at an address: a path or `file://` (made where it is missing), `s3://`, `gs://`, `az://`, `memory://NAME`.
+    """Open the store at an address: a path or `file://` (created where it is missing), `s3://`, `gs://`, `az://`,
+    `memory://NAME`.
 
     Keys, region and endpoint of S3 come from the usual `AWS_*` environment (`AWS_ENDPOINT_URL` for a server of one's own),
     those of the others from theirs (`GOOGLE_*`, `AZURE_STORAGE_*`).
@@ -280,7 +281,7 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def _unless_absent() -> Iterator[None]:
-    """Passes over that there is no such object, or that a range starts where it has ended already."""
+    """Ignore that an object does not exist, or that a range starts where it has ended already."""
     try:
         yield
     except FileNotFoundError:

@@ -22,7 +22,7 @@ _Stored: TypeAlias = list[Any]
 
 
 def pack(tree: Tree) -> bytes:
-    """The tree as bytes. A tensor that occurs twice is stored once; tensors may be on any device.
+    """Serialize the tree. A tensor that occurs twice is stored once; tensors may be on any device.
 
     Raises:
         TypeError: it holds something else than `Tree` says.
@@ -49,7 +49,7 @@ def unpack(data: bytes, name: str) -> Tree:
 
 
 def copied(tree: Tree) -> Tree:
-    """The same tree, with copies of its tensors on the CPU."""
+    """Return the same tree, with copies of its tensors on the CPU."""
     match tree:
         case Tensor():
             return tree.detach().to("cpu", copy=True)
@@ -80,7 +80,7 @@ def _outline(tree: Tree, found: _Tensors) -> _Stored:
 
 
 class _Tensors:
-    """Those found so far: each once, on the CPU, contiguous and with storage of its own, as the file format has it."""
+    """Tensors found so far: each once, on the CPU, contiguous and with separate storage, as the file format requires."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Tensor] = {}

@@ -41,7 +41,7 @@ _FIXED, _PER_CHUNK = 512, 80
 
 
 class DamagedError(ValueError):
-    """An object is not what its checksum says, or says what cannot be."""
+    """An object does not match its checksum, or holds impossible values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ class Contribution:
     size: int
     """Values in all."""
     weight: _Amount
-    """Its share in the mean; 0 for a replica that has nothing to give and only says that it lives."""
+    """Its weight in the mean; 0 for a replica that has nothing to contribute and only reports that it is alive."""
     norm: _Amount
-    """Of the values as sent, L2."""
+    """L2 norm of the values as sent."""
     chunks: tuple[Chunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Who takes part in a round."""
+    """Membership of a round."""
 
     run: str
     name: str
@@ -101,7 +101,7 @@ class Reduced:
     """Values of the chunk."""
     by: int
     members: tuple[int, ...]
-    """Whose values are in it."""
+    """Ranks whose values are in it."""
     refused: tuple[tuple[int, str], ...]
     payload: Chunk
 
@@ -110,17 +110,17 @@ _CONTRIBUTION, _SEAL, _REDUCED = TypeAdapter(Contribution), TypeAdapter(Seal), T
 
 
 def digest(data: bytes) -> str:
-    """The checksum of bytes, in hexadecimal."""
+    """Return the checksum of bytes, in hexadecimal."""
     return hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
 
 
 def header_length(world_size: int) -> int:
-    """Bytes that a header takes in a run of so many replicas."""
+    """Return the bytes that a header takes in a run of this many replicas."""
     return _START + _FIXED + _PER_CHUNK * world_size
 
 
 def pack(facts: Contribution | Seal | Reduced, length: int | None = None) -> bytes:
-    """The block of some facts, filled up to `length` bytes.
+    """Serialize facts into a block, filled up to `length` bytes.
 
     Raises:
         ValueError: they take more.
@@ -134,7 +134,7 @@ def pack(facts: Contribution | Seal | Reduced, length: int | None = None) -> byt
 
 
 def parsed(kind: TypeAdapter[T], text: bytes) -> T:
-    """What JSON says, type by type and without conversions; keys that are not asked for are passed over. Raises DamagedError."""
+    """Parse JSON, type by type and without conversions; unknown keys are ignored. Raises DamagedError."""
     try:
         return kind.validate_json(text, strict=True)
     except ValidationError as error:
@@ -144,7 +144,7 @@ def parsed(kind: TypeAdapter[T], text: bytes) -> T:
 
 
 def _unpack(kind: TypeAdapter[T], block: bytes | None) -> T:
-    """The facts of a block.
+    """Read the facts of a block.
 
     Raises:
         DamagedError: it is missing, is of another kind, or is not whole.
@@ -160,22 +160,22 @@ def _unpack(kind: TypeAdapter[T], block: bytes | None) -> T:
 
 
 def read_contribution(block: bytes | None) -> Contribution:
-    """The header of a contribution. Raises DamagedError."""
+    """Read the header of a contribution. Raises DamagedError."""
     return _unpack(_CONTRIBUTION, block)
 
 
 def read_seal(block: bytes | None) -> Seal:
-    """A seal. Raises DamagedError."""
+    """Read a seal. Raises DamagedError."""
     return _unpack(_SEAL, block)
 
 
 def read_reduced(block: bytes | None) -> Reduced:
-    """The header of a chunk of the mean. Raises DamagedError."""
+    """Read the header of a chunk of the mean. Raises DamagedError."""
     return _unpack(_REDUCED, block)
 
 
 def reread(read: Callable[[], T]) -> T:
-    """What `read` returns; it is asked again before damage is believed to be in the store and not on the way.
+    """Return what `read` returns; repeat it before concluding that the damage is in the store and not in transit.
 
     Raises:
         DamagedError: it is.

@@ -14,20 +14,20 @@ __all__ = ["check_above_zero", "check_choice", "check_within", "log_probs", "mas
 
 
 def check_within(name: str, value: float, low: float, high: float = math.inf) -> None:
-    """Raises ValueError unless low <= value <= high; NaN is in no range."""
+    """Raise ValueError unless low <= value <= high; NaN is in no range."""
     if not low <= value <= high:
         span = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
         raise ValueError(f"{name} must be {span}, got {value}")
 
 
 def check_above_zero(name: str, value: float) -> None:
-    """Raises ValueError unless value > 0."""
+    """Raise ValueError unless value > 0."""
     if not value > 0.0:
         raise ValueError(f"{name} must be above 0, got {value}")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raises ValueError unless value is one of the choices."""
+    """Raise ValueError unless value is one of the choices."""
     if value not in choices:
         raise ValueError(f"unknown {name} {value!r}: expected {' or '.join(map(repr, choices))}")
 
@@ -42,7 +42,7 @@ def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def masked_rows(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows [n, V] of student and (detached) teacher whose `mask` [...] is not zero, and their weights [n].
+    """Return the rows [n, V] of student and (detached) teacher whose `mask` [...] is not zero, and their weights [n].
 
     Rows are gathered, not multiplied by zero: 0 * NaN is NaN. Without a mask every row has weight 1.
     Raises ValueError when the shapes disagree.

@@ -1,5 +1,5 @@
-"""What the hint channel's student is compared with its teacher by: each form of the loss as a small value. A bad option is a
-ValueError where the value is made, so that no path to the loss has to look again.
+"""The hint channel's loss forms, each as a small value object. A bad option raises ValueError when the value is made, so the
+paths to the loss need no further checks.
 
 `per_token` is plain and differentiable, on logits [..., V]. `fused.py` forms the same values and gradients from hidden states,
 without the logits.
@@ -30,7 +30,7 @@ class Divergence(Protocol):
     """A loss between a student's and a teacher's distribution over the vocabulary."""
 
     name: ClassVar[str]
-    """Of its metric."""
+    """Name of its metric."""
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Loss [...] of student and teacher logits [..., V]; no gradient goes to the teacher."""

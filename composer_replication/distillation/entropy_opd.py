@@ -41,7 +41,7 @@ def entropy_aware_opd_per_token(student_logits: Tensor, teacher_logits: Tensor, 
 
 
 def check_h_max(h_max: float | None) -> None:
-    """Raises ValueError unless h_max is above 0 nats or None."""
+    """Raise ValueError unless h_max is above 0 nats or None."""
     if h_max is not None:
         check_above_zero("h_max", h_max)
 

@@ -59,8 +59,8 @@ def fused_divergence(
 
 
 class WeightedRows:
-    """What the `RowKernel`s of losses against a teacher share: each row counts by its weight, and one of weight 0 not at all, be
-    its loss infinite."""
+    """Shared base of the `RowKernel`s of losses against a teacher. Each row counts by its weight; a row of weight 0 does not
+    count at all, even if its loss is infinite."""
 
     def __init__(self, head: Head, weights: Tensor, temperature: float) -> None:
         self.head, self.temperature = head, temperature

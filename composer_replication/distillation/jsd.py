@@ -64,7 +64,7 @@ def generalized_jsd_per_token(
 
 
 def check_jsd(beta: float, scale: JsdScale = "trl", token_clip: float | None = None) -> None:
-    """Raises ValueError on a beta outside [0, 1], an unknown scale and a token_clip that is not above 0."""
+    """Raise ValueError on a beta outside [0, 1], an unknown scale and a token_clip that is not above 0."""
     check_within("jsd beta", beta, 0.0, 1.0)
     check_choice("jsd scale", scale, get_args(JsdScale))
     if token_clip is not None:
@@ -166,7 +166,7 @@ def _terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
 
 
 def _plain_terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
-    """The textbook terms [..., V]: t d at b = 0, -s d at b = 1, b t log(t / m) + (1 - b) s log(s / m) between."""
+    """Return the textbook terms [..., V]: t d at b = 0, -s d at b = 1, b t log(t / m) + (1 - b) s log(s / m) between."""
     s, t = log_s.exp(), log_t.exp()
     d, no_s, no_t = _log_ratio(log_s, log_t)
     if beta == 0.0:
@@ -185,8 +185,8 @@ def _plain_terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
 
 
 def _clipped_terms(log_s: Tensor, log_t: Tensor, beta: float, clip: float) -> Tensor:
-    """The textbook terms, each at most `clip`. Those of the reverse KL that would be infinite are constants: clamping them would
-    leave 0 * inf in the gradient."""
+    """Return the textbook terms, each at most `clip`. Terms of the reverse KL that would be infinite are constants: clamping them
+    would leave 0 * inf in the gradient."""
     if beta < 1.0:
         return _plain_terms(log_s, log_t, beta).clamp(max=clip)
     infinite = (log_t == -torch.inf) & (log_s != -torch.inf)

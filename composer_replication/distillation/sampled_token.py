@@ -25,7 +25,7 @@ __all__ = ["EntropyGatedOPD", "SampledToken", "sampled_token_per_token"]
 
 def sampled_token_per_token(student_logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
     """(log s - log t).detach() * log s of the sampled tokens: [...] and [...] -> [...]. No gradient goes to the teacher; the
-    value is no divergence, only the gradient has a meaning."""
+    value is not a divergence, only the gradient has a meaning."""
     return (student_logprobs - teacher_logprobs).detach() * student_logprobs
 
 
@@ -44,7 +44,7 @@ class EntropyGatedOPD:
     name: ClassVar[str] = "entropy_gated"
 
     tau: float = 0.8
-    """In nats."""
+    """Entropy threshold in nats."""
     k: int = 16
     alpha: float = 1.0
     """Weight of the added term."""

@@ -42,7 +42,7 @@ class TeacherPart(NamedTuple):
     """Entered while the model is run."""
 
     def is_live(self, student_model: nn.Module) -> bool:
-        """Whether this part is the student as it is, so that what one has read the other need not read again."""
+        """Return whether this part is the student itself, so that a forward pass of one can be reused for the other."""
         return self.model is student_model and self.context is nullcontext
 
 
@@ -50,7 +50,7 @@ class SelfTeacher(Protocol):
     """Gives the distribution that the hint channel's student is pulled towards."""
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
-        """The models to run, without gradient and with dropout off; their shares sum to 1."""
+        """Return the models to run, without gradient and with dropout off; their shares sum to 1."""
         ...
 
     def update(self, student_model: nn.Module) -> None:
@@ -83,12 +83,12 @@ class LiveTeacher:
 
 
 class FrozenTeacher:
-    """The weights the student had when this object was made: a copy of its own, whole on every rank."""
+    """The weights the student had when this object was made: a separate copy, whole on every rank."""
 
     kind: SelfTeacherKind = "frozen"
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises ValueError for a model that FSDP2 has sharded, which cannot be copied: make the teacher before."""
+        """Raise ValueError for a model that FSDP2 has sharded, which cannot be copied: make the teacher before sharding."""
         if any(_is_sharded(parameter) for parameter in model.parameters()):
             raise ValueError(f"a {self.kind} self-teacher is a copy of the policy: make it before `fully_shard`")
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -134,7 +134,7 @@ class EMATeacher(FrozenTeacher):
     kind: SelfTeacherKind = "ema"
 
     def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
-        """Raises ValueError unless 0 < rate <= 1."""
+        """Raise ValueError unless 0 < rate <= 1."""
         _check_rate(rate)
         super().__init__(model)
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in self._model.parameters()):
@@ -158,7 +158,7 @@ class TrustRegionTeacher(FrozenTeacher):
     kind: SelfTeacherKind = "trust_region"
 
     def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
-        """Raises ValueError unless 0 < rate <= 1."""
+        """Raise ValueError unless 0 < rate <= 1."""
         _check_rate(rate)
         super().__init__(model)
         self.rate = rate
@@ -168,8 +168,8 @@ class TrustRegionTeacher(FrozenTeacher):
 
 
 def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 0.05) -> SelfTeacher:
-    """The self-teacher of a configuration's name; `rate` is read by `ema` and `trust_region`. The `frozen` one of a peft model is
-    an AdaptersOffTeacher.
+    """Make the self-teacher of this kind; `rate` is read by `ema` and `trust_region`. The `frozen` one of a peft model is an
+    AdaptersOffTeacher.
 
     Raises ValueError on an unknown kind.
     """
@@ -185,18 +185,18 @@ def make_self_teacher(kind: SelfTeacherKind, model: nn.Module, *, rate: float = 
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, whose module takes long to import."""
+    """Return whether it is a DTensor, without importing DTensor's slow module."""
     return hasattr(tensor, "full_tensor")
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered on every rank; others as they are."""
+    """Gather a sharded tensor on every rank; return others unchanged."""
     gathered: Tensor = getattr(tensor, "full_tensor", tensor.detach)()
     return gathered
 
 
 def _with_adapters(model: nn.Module) -> Any:
-    """The peft model inside wrappers that keep it as `.module`, or None."""
+    """Return the peft model inside wrappers that keep it as `.module`, or None."""
     inner: Any = model
     while not hasattr(inner, "disable_adapter") and isinstance(getattr(inner, "module", None), nn.Module):
         inner = inner.module
@@ -205,7 +205,8 @@ def _with_adapters(model: nn.Module) -> Any:
 
 @contextmanager
 def _adapters_off(model: nn.Module) -> Iterator[None]:
-    """What requires a gradient goes on doing so: peft freezes the adapters inside and thaws all of them afterwards."""
+    """Disable the adapters inside, then restore which parameters require a gradient: peft freezes the adapters and thaws all of
+    them afterwards."""
     required = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
 
     def restore() -> None:

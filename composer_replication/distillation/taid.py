@@ -39,7 +39,7 @@ def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) 
 
 
 def check_t(t: float) -> None:
-    """Raises ValueError unless 0 <= t <= 1."""
+    """Raise ValueError unless 0 <= t <= 1."""
     check_within("TAID's t", t, 0.0, 1.0)
 
 
@@ -69,7 +69,7 @@ class TAIDScheduler:
         beta: float = 0.99,
         disable_adaptive: bool = False,
     ) -> None:
-        """Raises ValueError unless num_train_steps >= 1, 0 <= t_start <= t_end <= 1, alpha >= 0 and 0 <= beta < 1."""
+        """Raise ValueError unless num_train_steps >= 1, 0 <= t_start <= t_end <= 1, alpha >= 0 and 0 <= beta < 1."""
         if num_train_steps < 1 or not 0.0 <= t_start <= t_end <= 1.0 or alpha < 0.0 or not 0.0 <= beta < 1.0:
             raise ValueError(
                 "TAIDScheduler needs num_train_steps >= 1, 0 <= t_start <= t_end <= 1, alpha >= 0 and 0 <= beta < 1, got "
@@ -115,7 +115,7 @@ class TAIDScheduler:
         return self._t
 
     def state_dict(self) -> dict[str, float | None]:
-        """What `load_state_dict` needs to go on as if nothing had happened; plain floats."""
+        """Return the state that `load_state_dict` needs to continue exactly; plain floats."""
         return {"t": self._t, "previous_loss": self._previous_loss, "momentum": self._momentum}
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:

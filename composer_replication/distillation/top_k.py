@@ -56,14 +56,14 @@ def gated_forward_kl_per_token(student_logits: Tensor, teacher_logits: Tensor, *
 
 
 def check_top_k(k: int, beta: float, support: Support) -> None:
-    """Raises ValueError when k is below 1, beta outside [0, 1] or the support unknown."""
+    """Raise ValueError when k is below 1, beta outside [0, 1] or the support unknown."""
     check_within("k of a top-k divergence", k, 1)
     check_jsd(beta)
     check_choice("support", support, get_args(Support))
 
 
 def check_gate(tau: float, k: int) -> None:
-    """Raises ValueError when tau is negative or k below 1."""
+    """Raise ValueError when tau is negative or k below 1."""
     check_within("tau", tau, 0.0)
     check_within("k of a gated forward KL", k, 1)
 

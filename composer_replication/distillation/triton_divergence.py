@@ -147,7 +147,7 @@ def _load_teacher(
     t: tl.tensor,
     FORM: tl.constexpr,
 ) -> tl.tensor:
-    """The teacher's logits over the temperature, or TAID's mixture of them with the student's x; -inf where not `within`."""
+    """Load the teacher's logits over the temperature, or TAID's mixture of them with the student's x; -inf where not `within`."""
     y = tl.load(teacher + columns, mask=within, other=float("-inf")) * cooler
     if FORM == "taid":  # no products at the ends: 0 * -inf is NaN
         y = tl.where(t == 1.0, 0.0, (1.0 - t) * x) + tl.where(t == 0.0, 0.0, t * y)

@@ -1,4 +1,4 @@
-"""What the agent talks to: the coding environment, its tools, and the scripts that prove a task sound."""
+"""The agent's environment: the coding environment, its tools, and the scripts that prove a task sound."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _MOST_RUNS = 1024
 
 
 class TaskOfEnv(Protocol):
-    """What the environment needs of a task (`composer_replication.tasks.store.Task` has it)."""
+    """The part of a task that the environment uses (`composer_replication.tasks.store.Task` has it)."""
 
     @property
     def spec(self) -> TaskSpec: ...
@@ -53,7 +53,7 @@ class TestCache:
         self._runs: SingleFlightCache[tuple[str, str], TestRun] = SingleFlightCache(most)
 
     def get_or_run(self, key: tuple[str, str], run: Callable[[], TestRun]) -> TestRun:
-        """The run stored under `key`, or what `run` gives; of equal runs at once one happens."""
+        """Return the run stored under `key`, or run it; of equal concurrent runs only one executes."""
 
         def make() -> tuple[TestRun, bool]:
             made = run()
@@ -63,7 +63,7 @@ class TestCache:
 
 
 class CodingEnv:
-    """An `Env` over one task. Everything it says is deterministic in the calls made.
+    """An `Env` over one task. Its output is a deterministic function of the calls made.
 
     Args:
         python: the interpreter that runs the tests.
@@ -150,7 +150,7 @@ class CodingEnv:
 
     @property
     def submission(self) -> dict[str, bytes | None]:
-        """What is graded: the agent's changes by path, None for a deleted file."""
+        """The changes to be graded, by path; None for a deleted file."""
         return {path: content for path, content in self.workspace.changes.items() if path not in self._shown}
 
     def grade(self) -> GradeReport:
@@ -258,7 +258,7 @@ class CodingEnv:
         return "ok", f"patched {', '.join(patch.path for patch in patches)}", {}
 
     def _writable(self, given: str) -> str | None:
-        """The path an agent named, when it may write there."""
+        """Return the path an agent named, if it may write there."""
         path = normalized(given)
         return path if path and is_editable(self._task.spec, path) and not self.workspace.blocks(path) else None
 
@@ -293,7 +293,7 @@ class CodingEnv:
 
 
 def _failure_lines(tests: TestRun, failed: list[str]) -> list[str]:
-    """What is shown of failing tests: files that could not be imported, then the first tests by name."""
+    """Return the lines shown for failing tests: files that could not be imported, then the first tests by name."""
     lines = list(tests.collect_errors) or [
         f"{i.partition('::')[2] or i}: {tests.failures[i]}" for i in failed if i in tests.failures
     ]

@@ -1,4 +1,4 @@
-"""When two actions leave the same state behind: each is carried out in a fork of the environment where the student stood."""
+"""Equality of actions by their effects: each is carried out in a fork of the environment where the student stood."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BROKE_OFF = frozenset({"timeout", "out_of_memory"})
 
 
 class WorkspaceFiles(Mapping[str, str | None]):
-    """All text files of a workspace, which is asked for when the first of them is."""
+    """All text files of a workspace, read when first needed."""
 
     def __init__(self, workspace: Callable[[], Workspace]) -> None:
         self._workspace = workspace
@@ -56,7 +56,7 @@ def same_state(env: CodingEnv, one: Sequence[Call], other: Sequence[Call]) -> Ac
     count.
 
     Raises:
-        SandboxError: the box broke, so there is no verdict.
+        SandboxError: the sandbox broke, so there is no verdict.
     """
     runs = [[_carried_out(env, calls) for _ in range(2 if any(c.name == "bash" for c in calls) else 1)] for calls in (one, other)]
     left, right = runs[0][0], runs[1][0]
@@ -104,7 +104,7 @@ def _same_files(one: Workspace, other: Workspace) -> bool:
 
 
 def _tests(env: CodingEnv) -> tuple[frozenset[str], frozenset[str]] | None:
-    """Ids that failed and that passed; None when the run did not come to an end."""
+    """Return the ids that failed and that passed; None when the run did not finish."""
     result = env.step(ToolCall(call_id="t", name="run_tests", arguments={}))
     if result.status not in ("ok", "tests_failed"):
         return None

@@ -23,7 +23,7 @@ class SolvedTask(TaskOfEnv, Protocol):
     """A task that knows its own solution."""
 
     def gold_files(self) -> Mapping[str, bytes]:
-        """The deleted code's files as they were, by POSIX path."""
+        """Return the original files of the deleted code, by POSIX path."""
         ...
 
 
@@ -32,7 +32,7 @@ def prove_solution(task: SolvedTask, *, sandbox: Sandbox, python: Path, limits: 
 
     Raises:
         TaskError: it does not score 1; names the task, the interpreter and the first reason.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     report = grade(task.spec, task.repo, task.gold_files(), sandbox=sandbox, python=python, limits=limits)
     if isinstance(report.reward, Unscored):
@@ -72,7 +72,8 @@ def oracle_script(task: SolvedTask) -> list[Message]:
 
 
 def _edits(text: str, gold: str) -> list[tuple[str, str]] | None:
-    """Replacements that turn `text` into `gold` in order, each `old` unique at its turn; None when there are none such."""
+    """Return replacements that turn `text` into `gold` in order, each `old` unique when it is applied; None when there are
+    none."""
     before, after = text.splitlines(keepends=True), gold.splitlines(keepends=True)
     edits = []
     for old_at, old_end, new_at, new_end in _changed_regions(before, after):
@@ -91,7 +92,7 @@ def _changed_regions(before: list[str], after: list[str]) -> Iterator[tuple[int,
 
 
 def _unique_edit(text: str, before: list[str], after: list[str], region: tuple[int, int, int, int]) -> tuple[str, str] | None:
-    """The region with the fewest equal lines around it that make it occur once in `text`."""
+    """Return the region with the fewest equal lines around it that make it unique in `text`."""
     old_at, old_end, new_at, new_end = region
     for above, below in sorted(
         ((a, b) for a in range(_MOST_CONTEXT) for b in range(_MOST_CONTEXT)), key=lambda c: (sum(c), c[1])

@@ -1,4 +1,4 @@
-"""A command of the agent's own: run in a box of its own over the workspace, whose changed files become the workspace's."""
+"""A shell command of the agent: run in a separate sandbox over the workspace, which takes over the changed files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def run_command(
 ) -> tuple[str, str, dict[str, Any]]:
     """Status, content and details of a `bash` call; the workspace takes the changed files, also when the command failed.
 
-    Nothing of the box lives on but these files: no process, no variable, no working directory, no mode of a file. What a command
-    says is the agent's business and need not be deterministic.
+    Nothing of the sandbox lives on but these files: no process, no variable, no working directory, no mode of a file. What a
+    command says is the agent's business and need not be deterministic.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     paths = ":".join(f'"$PWD"/{shlex.quote(path)}' for path in spec.python_path)
     script = f"exec 2>&1\nexport PYTHONPATH={paths}\n{command}"
@@ -73,7 +73,7 @@ def _ending(result: ExecResult, limits: Limits) -> tuple[str, str]:
 
 
 def _shown(output: bytes) -> str:
-    """The first and the last of what was said: errors stand at the end."""
+    """Return the first and the last of the output: errors stand at the end."""
     text = output.decode(errors="replace").rstrip("\n")
     if len(text) <= _SHOWN_CHARS:
         return text

@@ -18,7 +18,7 @@ __all__ = ["TaskSuite", "shared_suite"]
 
 
 class TaskSuite:
-    """What every face opens first: tasks, one sandbox, one interpreter, and caches so that equal workspaces run once.
+    """The shared state of every integration: tasks, one sandbox, one interpreter, and caches so that equal workspaces run once.
 
     Args:
         folder: as `composer tasks build` writes it.
@@ -29,7 +29,7 @@ class TaskSuite:
         ConfigError: there is no such toolset.
         TaskError: there are no tasks, one is damaged, or the interpreter does not solve the first possible one with its own
             solution.
-        SandboxError: no sandbox is available, it is none for a shell, or the box broke.
+        SandboxError: no sandbox is available, it cannot run a shell, or the sandbox broke.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class TaskSuite:
             prove_solution(task, sandbox=self.sandbox, python=self.python)
 
     def task(self, task_id: str) -> Task:
-        """The task of that id. Raises ConfigError when there is none."""
+        """Return the task of that id. Raises ConfigError when there is none."""
         if task_id not in self._by_id:
             raise ConfigError(f"there is no task {task_id}", fix=one_of(task_id, self._by_id))
         return self._by_id[task_id]
 
     def env(self, task: Task) -> CodingEnv:
-        """A fresh environment over one of the tasks."""
+        """Make a fresh environment over one of the tasks."""
         return CodingEnv(
             task,
             sandbox=self.sandbox,
@@ -68,7 +68,7 @@ class TaskSuite:
 def shared_suite(
     folder: Path, sandbox: SandboxKind = "auto", python: Path | None = None, toolset: Toolset = "basic"
 ) -> TaskSuite:
-    """The suite of a folder, opened once per process: what is pickled is its address, never its locks."""
+    """Return the suite of a folder, opened once per process: its address can be pickled, its locks cannot."""
     return _opened(Path(folder).absolute(), sandbox, python, toolset)
 
 

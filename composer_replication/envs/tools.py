@@ -84,10 +84,10 @@ _DECLARED: tuple[ToolSchema, ...] = (
 )
 
 CODING_TOOLS = tuple(tool for tool in _DECLARED if tool["function"]["name"] not in ("apply_patch", "bash"))
-"""What needs nothing but the workspace and the task's tests."""
+"""Tools that need nothing but the workspace and the task's tests."""
 
 TOOLSETS: Mapping[Toolset, tuple[ToolSchema, ...]] = {"basic": CODING_TOOLS, "shell": _DECLARED}
-"""What an env may offer; `shell` adds patches over several files and commands of the agent's own."""
+"""The sets of tools an env may offer; `shell` adds multi-file patches and shell commands."""
 
 _VALIDATORS = {t["function"]["name"]: Draft202012Validator(t["function"]["parameters"]) for t in _DECLARED}
 
@@ -155,7 +155,7 @@ def list_files(workspace: Workspace, folder: str) -> str | None:
 
 
 def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None = None) -> str | None:
-    """The file's lines `start` to `end` (1-based, inclusive), verbatim; None when there is no such text file."""
+    """Return the file's lines `start` to `end` (1-based, inclusive), verbatim; None when there is no such text file."""
     text = workspace.read(path)
     if text is None:
         return None
@@ -163,9 +163,9 @@ def read_file(workspace: Workspace, path: str, start: int = 1, end: int | None =
 
 
 def search(workspace: Workspace, pattern: str, path: str) -> str | None:
-    """Matching lines as `path:line: text`, each after up to two lines before it as `path-line- text`.
+    """Return matching lines as `path:line: text`, each after up to two lines before it as `path-line- text`.
 
-    A pattern that is no regular expression is looked for as it is. None when `path` names nothing.
+    A pattern that is not a regular expression is looked for as it is. None when `path` names nothing.
 
     Args:
         pattern: one that `argument_error` lets pass.
@@ -200,7 +200,7 @@ def search(workspace: Workspace, pattern: str, path: str) -> str | None:
 
 
 def _compiled(pattern: str) -> Any:
-    """The expression, not kept after its search: some are large."""
+    """Compile the expression without caching it: some are large."""
     try:
         return regex.compile(pattern, cache_pattern=False)
     except (regex.error, ValueError, RecursionError):  # ValueError: flags that contradict each other
@@ -208,7 +208,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _capped(lines: list[str]) -> str:
-    """The lines joined, as many as one call may show, and how many are left."""
+    """Join as many lines as one call may show, and say how many are left."""
     kept: list[str] = []
     room = MAX_CHARS
     for line in lines[:MAX_LINES]:

@@ -28,7 +28,7 @@ class Workspace:
 
     @property
     def tree(self) -> Tree:
-        """What a sandbox command sees."""
+        """The tree that a sandbox command sees."""
         return Tree(base=self._base, changes=dict(self.changes))
 
     def files(self) -> list[str]:
@@ -38,7 +38,7 @@ class Workspace:
         return sorted((set(_files_of(self._base)) - gone) | written)
 
     def read(self, path: str) -> str | None:
-        """A file's text, or None when there is no such text file. `path` must be `normalized`."""
+        """Return a file's text, or None when there is no such text file. `path` must be `normalized`."""
         if path in self.changes:
             content = self.changes[path]
         elif path in _files_of(self._base):
@@ -66,7 +66,7 @@ class Workspace:
             del self.changes[path]
 
     def blocks(self, path: str) -> bool:
-        """Whether `path` cannot be a file: it is a folder, or one of its folders is a file."""
+        """Return whether `path` cannot be a file: it is a folder, or one of its folders is a file."""
         files = self.files()
         return any(f.startswith(path + "/") or path.startswith(f + "/") for f in files)
 

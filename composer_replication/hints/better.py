@@ -1,4 +1,4 @@
-"""What would have been better at an error turn: a successful sibling's action in the same place, or the teachers' choice."""
+"""Better actions at an error turn: a successful sibling's action in the same place, or the teachers' choice."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Better:
     source: str
     """`sibling` or `consensus`."""
     text: str
-    """As `actions.render_action` writes it."""
+    """The action as `actions.render_action` writes it."""
     calls: tuple[Call, ...]
     turn: TranscriptTurn | None = None
     """The sibling's."""
 
 
 def better_actions(transcript: Transcript, turn: int, context: HintContext) -> Iterator[Better]:
-    """What is known to be better at turn `turn`, siblings first; only what differs from the action taken.
+    """Yield the actions known to be better at turn `turn`, siblings first; only those that differ from the action taken.
 
     A sibling's turn stands in the same place when all turns before it are, in canonical form, the same actions.
     """

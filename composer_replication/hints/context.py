@@ -1,4 +1,4 @@
-"""What hints about one task may be made of."""
+"""The material that hints about one task may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HintContext"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintContext:
-    """What hints about one task may be made of."""
+    """The material that hints about one task may use."""
 
     tools: tuple[ToolSchema, ...] = ()
     documentation: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the project's own documentation says about the terms in the function that fails its tests."""
+"""Hints from the project's own documentation about the terms in the function that fails its tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DocumentationHint"]
 
 @dataclass(frozen=True, slots=True)
 class DocumentationHint:
-    """For failing tests: what the documentation says about the project's own terms in the function being written.
+    """A hint for failing tests: what the documentation says about the project's own terms in the function being written.
 
     The terms are those mentioned in the instruction or in what the agent had been shown of that function (its signature,
     docstring and comments); when no function can be told, in everything it had been shown except the documentation itself.

@@ -1,4 +1,4 @@
-"""What to tell the self-teacher about an error turn: from the tool schemas, the error text, a better action or a judge.
+"""Generators of hints about an error turn: from the tool schemas, the error text, a better action or a judge.
 
 Every source is something the agent's environment holds, another attempt has done or a teacher says. The deleted code is not among
 them, and `leaks_gold` checks that.
@@ -52,7 +52,7 @@ _ERROR_LINE = re.compile(r"^E\s|\b\w*(?:Error|Exception|Timeout|Interrupt)\b|^FA
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentErrorHint:
-    """For any finding with an observation: its last lines that name an error, or its last lines when none does."""
+    """A hint for any finding with an observation: its last lines that name an error, or its last lines when none does."""
 
     source: str = "environment"
     max_lines: int = 3
@@ -72,7 +72,7 @@ def _error_lines(finding: Finding, max_lines: int, max_chars: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BetterActionHint:
-    """What was done instead, in the same place, by a sibling that passed the tests or by the teachers who agree.
+    """A hint from a better action in the same place, by a sibling that passed the tests or by the teachers who agree.
 
     It says which tool was called on what; the action itself only when the context asks for a demonstration (`HintContext.demo`).
     """
@@ -116,7 +116,7 @@ What is wrong ({kind}):
 
 @dataclass(frozen=True, slots=True)
 class JudgeHint:
-    """What a teacher says who is shown the turn and what is wrong with it, cut to two sentences."""
+    """A hint by a teacher that is shown the turn and what is wrong with it, cut to two sentences."""
 
     ask: Ask
     source: str = "judge"
@@ -154,10 +154,10 @@ BUILTIN_GENERATORS: Mapping[str, HintGenerator] = MappingProxyType(
         "consensus": BetterActionHint("consensus"),
     }
 )
-"""By the name a run file calls them; `judge` is one more, which needs somebody to ask."""
+"""Generators by their run-file name; `judge` is one more, which needs a teacher to ask."""
 
 DEFAULT_GENERATORS = ("documentation", "template", "environment")
-"""Asked in this order, and the first that has something to say is used."""
+"""The default generators, tried in this order; the first that has something to say is used."""
 
 GROUP = "composer_replication.hints"
 
@@ -175,17 +175,17 @@ def _known() -> Mapping[str, HintGenerator]:
 
 
 def generators_named(names: Sequence[str], ask: Ask | None = None) -> tuple[HintGenerator, ...]:
-    """The generators of these names, in this order.
+    """Return the generators of these names, in this order.
 
     Raises:
-        ConfigError: there is none of that name, or `judge` is named and there is nobody to ask.
+        ConfigError: there is none of that name, or `judge` is named and there is no teacher to ask.
     """
     known = dict(_known())
     if ask is not None:
         known["judge"] = JudgeHint(ask)
     for name in names:
         if name == "judge" and ask is None:
-            raise ConfigError("the hint generator 'judge' has nobody to ask", fix="name [[teachers]], or leave 'judge' out")
+            raise ConfigError("the hint generator 'judge' has no teacher to ask", fix="name [[teachers]], or leave 'judge' out")
         if name not in known:
             raise ConfigError(f"there is no hint generator {name!r}", fix=f"choose among: {', '.join([*known, 'judge'])}")
     return tuple(known[name] for name in names)

@@ -1,4 +1,4 @@
-"""What a project's own documentation defines: terms and the line that says what each one means."""
+"""Terms that a project's own documentation defines, each with the line that defines it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Definition:
 
 
 def definitions(documentation: Mapping[str, str]) -> list[Definition]:
-    """Every definition in the prose files (`.md`, `.rst`, `.txt`), in order of path and line; the first of a term wins.
+    """Find every definition in the prose files (`.md`, `.rst`, `.txt`), in order of path and line; the first of a term wins.
 
     Read are `term: text` and `term - text` lines (bulleted, marked up or bare), `term means text`, two-column table rows,
     definition lists (a term above an indented or `:` line), and headings whose first sentence says what the heading's term is.
@@ -100,7 +100,7 @@ def _parse(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_code(text: str) -> list[str]:
-    """The lines with fenced code blocks blanked out."""
+    """Return the lines with fenced code blocks blanked out."""
     lines, fenced = [], False
     for line in text.splitlines():
         fence = bool(_FENCE.match(line))
@@ -126,7 +126,7 @@ def _heading(line: str, following: str) -> str | None:
 
 
 def _headed(term: str, rest: list[str]) -> tuple[str, str] | None:
-    """The first sentence under a heading, when it defines the heading's term: `A zind is ...`, `Zind means ...`."""
+    """Return the first sentence under a heading, when it defines the heading's term: `A zind is ...`, `Zind means ...`."""
     body = next((line for line in rest if line.strip() and not _UNDERLINE.match(line)), "")
     plain = re.sub(r"[*_`]", "", body.strip())
     match = re.match(

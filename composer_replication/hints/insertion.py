@@ -1,4 +1,4 @@
-"""Where a hint goes: a user message of its own just before the error turn, in the self-teacher's context only."""
+"""Insertion of hints: a separate user message just before the error turn, in the self-teacher's context only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Insertion", "insert_hint", "insert_hints"]
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What became of a batch of hints."""
+    """The result of inserting a batch of hints."""
 
     hinted: tuple[HintedTurn, ...]
     dropped: Mapping[str, int]
     """Number of hints not inserted, by reason; `len(hinted)` plus these is the number of hints given."""
-    untold: tuple[Hint, ...] = ()
+    dropped_hints: tuple[Hint, ...] = ()
     """The hints not inserted, each with its reason (`Hint.dropped`)."""
 
 
@@ -66,18 +66,18 @@ def insert_hints(
     """
     by_id = {t.trajectory_id: t for t in trajectories}
     hinted: list[HintedTurn] = []
-    untold: list[Hint] = []
+    dropped_hints: list[Hint] = []
     for hint in hints:
         placed = _place(by_id[hint.trajectory_id], hint, renderer, context_window)
         if isinstance(placed, HintedTurn):
             hinted.append(placed)
         else:
-            untold.append(dataclasses.replace(hint, dropped=placed))
-    return Insertion(tuple(hinted), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+            dropped_hints.append(dataclasses.replace(hint, dropped=placed))
+    return Insertion(tuple(hinted), dict(Counter(str(hint.dropped) for hint in dropped_hints)), tuple(dropped_hints))
 
 
 def _place(trajectory: Trajectory, hint: Hint, renderer: ChatRenderer, context_window: int | None) -> HintedTurn | str:
-    """The aligned turn, or why there is none."""
+    """Return the aligned turn, or the reason why there is none."""
     if not trajectory.turns[hint.turn].action_ids:
         return "the turn sampled no tokens"
     try:

@@ -24,7 +24,7 @@ _OLD = ("old", "old_string", "old_str", "path", "file_path")
 
 
 def leaks_gold(hint_text: str, gold_sources: Iterable[str]) -> bool:
-    """True when the hint shares `NGRAM` code tokens in a row, a statement, its value, or an operation with a gold source.
+    """Return True when the hint shares `NGRAM` code tokens in a row, a statement, its value, or an operation with a gold source.
 
     Args:
         gold_sources: the deleted bodies, and no more: what is still in the agent's tree may be quoted.
@@ -37,7 +37,7 @@ def leaks_gold(hint_text: str, gold_sources: Iterable[str]) -> bool:
 
 
 def leaks_action(hint_text: str, calls: Iterable[Call]) -> bool:
-    """True when the hint gives away what a better action writes or runs: `leaks_gold` on the texts among its arguments.
+    """Return True when the hint gives away what a better action writes or runs: `leaks_gold` on the texts among its arguments.
 
     Paths, patterns and other short texts do not count: to name the place is what a hint is for.
     """
@@ -46,7 +46,7 @@ def leaks_action(hint_text: str, calls: Iterable[Call]) -> bool:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """The texts of an argument, however deep; of a patch what it adds."""
+    """Yield the texts of an argument at any depth; of a patch, the text it adds."""
     if isinstance(value, str):
         added = [line[1:] for line in value.splitlines() if line.startswith("+")]
         yield from (value, "\n".join(added))
@@ -75,7 +75,7 @@ def _shares(hint: list[str], source: str) -> bool:
 
 
 def _expressions(tree: ast.AST) -> Iterator[list[str]]:
-    """The tokens of what is returned or assigned, but for mere names, and of longer operations."""
+    """Yield the tokens of returned or assigned values, except bare names, and of longer operations."""
     for node in ast.walk(tree):
         shown, least = None, MIN_OPERATION
         if isinstance(node, ast.Return | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Yield):
@@ -96,7 +96,7 @@ def _contains(tokens: list[str], part: list[str]) -> bool:
 
 
 def _parsed(source: str) -> ast.Module | None:
-    """The source without docstrings; a bare function body is understood too. None when it is no Python."""
+    """Return the source without docstrings; a bare function body parses too. None when it is not Python."""
     dedented = textwrap.dedent(source)
     for text in (dedented, "def _():\n" + textwrap.indent(dedented, "    ")):
         try:

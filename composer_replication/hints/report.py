@@ -1,4 +1,4 @@
-"""From trajectories to hints, with an account of every finding that led to none; and the control arm that shuffles them."""
+"""Hints from trajectories, with a reason for every finding that led to none, and the control arm that shuffles them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HintReport:
     hints: tuple[Hint, ...]
     dropped: Mapping[str, int]
     """Number of findings without a hint, by reason; `len(hints)` plus these is the number of findings."""
-    untold: tuple[Hint, ...] = ()
+    dropped_hints: tuple[Hint, ...] = ()
     """One for each of these findings, with its reason (`Hint.dropped`) and, where something would have been said, that."""
 
 
@@ -41,7 +41,7 @@ def find_hints(
     generators: Sequence[HintGenerator] | None = None,
     demo: bool = False,
 ) -> HintReport:
-    """Hints for the earliest error turns of each trajectory that something can be said about.
+    """Find hints for the earliest error turns of each trajectory that something can be said about.
 
     Args:
         contexts: what hints may be made of, by task id; a task without one has its trajectory's tools only. Trajectories of the
@@ -58,8 +58,8 @@ def find_hints(
     for one in trajectories:
         if one.reward == 1.0 and one.task_id:
             solved[one.task_id] = (*solved.get(one.task_id, ()), one)
-    told: list[Hint] = []
-    untold: list[Hint] = []
+    selected: list[Hint] = []
+    dropped_hints: list[Hint] = []
     for trajectory in trajectories:
         context = contexts.get(trajectory.task_id, HintContext(tools=trajectory.tools))
         siblings = (*context.siblings, *solved.get(trajectory.task_id, ()))
@@ -68,8 +68,8 @@ def find_hints(
         for _, hint in explain(
             trajectory, context, secrets, max_hints=max_per_trajectory, detectors=detectors, generators=generators
         ):
-            (told if hint.dropped is None else untold).append(hint)
-    return HintReport(tuple(told), dict(Counter(str(hint.dropped) for hint in untold)), tuple(untold))
+            (selected if hint.dropped is None else dropped_hints).append(hint)
+    return HintReport(tuple(selected), dict(Counter(str(hint.dropped) for hint in dropped_hints)), tuple(dropped_hints))
 
 
 def explain(
@@ -81,7 +81,7 @@ def explain(
     detectors: Sequence[Detector],
     generators: Sequence[HintGenerator],
 ) -> list[tuple[Finding, Hint]]:
-    """Every finding of one trajectory and what is said about it: a hint, or one with the reason why it is not told."""
+    """Return a hint for every finding of one trajectory, or a dropped one with its reason."""
     written = [(one, _write(one, trajectory, context, gold, generators)) for one in detect(trajectory, detectors)]
     kept = first_error([finding for finding, hint in written if hint.dropped is None], limit=max_hints)
 
@@ -95,7 +95,7 @@ def explain(
 def _write(
     finding: Finding, trajectory: Transcript, context: HintContext, secrets: Sequence[str], generators: Sequence[HintGenerator]
 ) -> Hint:
-    """The first generator's hint that gives nothing away; one with the reason why it is dropped when there is none."""
+    """Return the first generator's hint that gives nothing away; a dropped one with its reason when there is none."""
     blank = Hint(trajectory_id=trajectory.trajectory_id, turn=finding.turn, kind=finding.kind, text="", source="")
     dropped = dataclasses.replace(blank, dropped=f"nothing to say about {finding.kind}")
     better: list[Call] | None = None
@@ -117,7 +117,7 @@ def _write(
 
 
 def shuffle_hints(hints: Sequence[Hint], trajectories: Sequence[Trajectory], seed: int) -> tuple[Hint, ...]:
-    """The control arm: every hint keeps its place and gets the text of another task's hint that says something else.
+    """Shuffle hints for the control arm: every hint keeps its place and gets the text of another task's different hint.
 
     Tasks often share a fault and so its hint: another task alone would leave many hints right. A hint for which there is no other
     text is left out.

@@ -15,7 +15,7 @@ __all__ = ["TemplateHint", "template_hint"]
 
 @dataclass(frozen=True, slots=True)
 class TemplateHint:
-    """For most kinds of finding: one fixed sentence per kind, filled from the tool schemas and the evidence."""
+    """A hint for most kinds of finding: one fixed sentence per kind, filled from the tool schemas and the evidence."""
 
     source: str = "template"
 
@@ -24,7 +24,7 @@ class TemplateHint:
 
 
 def template_hint(kind: str, evidence: Mapping[str, Any], tools: Sequence[ToolSchema]) -> str | None:
-    """The fixed sentence for a kind of finding, None when there is none.
+    """Fill the fixed sentence for a kind of finding; None when there is none.
 
     Args:
         evidence: of the finding: `tool`, `arguments`, `error`, `occurrences` as far as the kind has them.

@@ -1,5 +1,5 @@
-"""The coding environment as other frameworks want it, one thin adapter per framework.
+"""The coding environment in the forms other frameworks expect, one thin adapter per framework.
 
-Each module imports its framework and is imported by nobody else here: `import composer_replication.integrations.trl` and so on.
+Each module imports its framework and no other module imports it: `import composer_replication.integrations.trl` and so on.
 What an agent may do is declared once, in `envs/tools.py`, and every face shows that declaration.
 """

@@ -83,7 +83,7 @@ class CodingTasksEnv(gymnasium.Env[dict[str, str], dict[str, str]]):
         return {"status": "ok", "content": user["content"]}, info
 
     def step(self, action: dict[str, str]) -> tuple[dict[str, str], float, bool, bool, dict[str, Any]]:
-        """Carry out one tool call. Raises ValueError before `reset` and after `submit`, SandboxError when the box broke."""
+        """Carry out one tool call. Raises ValueError before `reset` and after `submit`, SandboxError when the sandbox broke."""
         if self._env is None:
             raise ValueError("reset the environment first")
         result = self._env.step(_call(action))

@@ -38,12 +38,12 @@ class CodingAction(Action):
     @field_validator("tool", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """A model may write half a surrogate pair, which pydantic neither takes nor, in its answer, writes."""
+        """Replace half surrogate pairs, which a model may write and pydantic can neither accept nor serialize."""
         return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 class CodingObservation(Observation):
-    """What came of it. `reward` is set when `done` is, and stays None when the sandbox failed, which `unscored` then tells.
+    """The result of one call. `reward` is set when `done` is, and stays None when the sandbox failed; `unscored` then says why.
 
     Nothing in it is a secret of the task's before it is done; which task it is, `CodingState` says.
     """
@@ -52,7 +52,7 @@ class CodingObservation(Observation):
     status: str = "ok"
     """`ok` or the kind of error, as in `ToolResult.status`."""
     messages: list[dict[str, Any]] = Field(default_factory=list)
-    """After a reset: what the policy is told, system and user."""
+    """The system and user messages for the policy, after a reset."""
     tools: list[dict[str, Any]] = Field(default_factory=list)
     """After a reset: the declared tools, in the OpenAI form."""
     reasons: list[str] = Field(default_factory=list)
@@ -63,7 +63,7 @@ class CodingObservation(Observation):
 
 
 class CodingState(State):
-    """Where a session is."""
+    """The state of a session."""
 
     task_id: str | None = None
     """Not for the agent: it names what was deleted."""
@@ -72,7 +72,7 @@ class CodingState(State):
 
 
 class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
-    """One websocket's environment. Nothing of it outlives the session: every command runs in a box of its own.
+    """One websocket's environment. Nothing outlives the session: every command runs in a fresh sandbox.
 
     Args:
         turns: numbers shared by all sessions of a server, so that those that ask for no task get one after the other.
@@ -112,7 +112,7 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
     def step(self, action: CodingAction, timeout_s: float | None = None, **_: Any) -> CodingObservation:
         """Carry out one tool call; `submit` is graded. Tests have the task's own time limit, whatever `timeout_s`.
 
-        Raises ValueError before a reset and after `submit`, SandboxError when the box broke.
+        Raises ValueError before a reset and after `submit`, SandboxError when the sandbox broke.
         """
         del timeout_s
         if self._env is None:
@@ -143,7 +143,7 @@ class CodingSession(Environment[CodingAction, CodingObservation, CodingState]):
         return CodingState(episode_id=self._episode, step_count=self._steps, task_id=task_id, changed=changed)
 
     def close(self) -> None:
-        """The session is over, also for a client that was silent for too long and comes back: its place is somebody else's."""
+        """End the session, also for a client that was silent too long and comes back: its slot is taken."""
         self._env, self._closed = None, True
 
 
@@ -167,7 +167,7 @@ class _OriginGuard:
 def coding_app(
     suite: TaskSuite, *, max_sessions: int, session_timeout_s: float | None = None, allowed_origins: Collection[str] = ()
 ) -> Any:
-    """The ASGI application: `/ws` for sessions, `/health`, `/schema`.
+    """Build the ASGI application: `/ws` for sessions, `/health`, `/schema`.
 
     Args:
         max_sessions: a client beyond that many is refused with `CAPACITY_REACHED`.

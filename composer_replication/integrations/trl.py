@@ -30,7 +30,7 @@ _NOT_SAID_BY_HINTS = ("minimum", "minLength")
 
 
 def _tool(schema: ToolSchema) -> _Method:
-    """A method with the name, signature and docstring of a declared tool."""
+    """Make a method with the name, signature and docstring of a declared tool."""
     function = schema["function"]
     name, parameters = function["name"], function["parameters"]
 
@@ -78,12 +78,12 @@ class CodingEnvironment:
 
     @property
     def task_id(self) -> str:
-        """Of the present rollout; empty before the first."""
+        """Task of the current rollout; empty before the first."""
         return "" if self._env is None else self._env.task_id
 
     @property
     def history(self) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """The calls of the present rollout that were carried out, in their order, and what came of each."""
+        """The calls carried out in the current rollout, in order, each with its result."""
         return tuple(self._history)
 
     @property
@@ -99,12 +99,12 @@ class CodingEnvironment:
         self._history = []
 
     async def get_reward(self) -> float | None:
-        """The grader's verdict; None, which TRL leaves out of the group, when the sandbox failed."""
+        """Return the grader's verdict; None, which TRL leaves out of the group, when the sandbox failed."""
         report = await self._graded()
         return None if report is None or isinstance(report.reward, Unscored) else report.reward
 
     async def _graded(self) -> GradeReport | None:
-        """The report on the workspace as it is, made once; None when the sandbox failed before."""
+        """Return the report on the current workspace, made once; None when the sandbox failed before."""
         if self._env is None or self._fault is not None:
             return None
         async with self._order:
@@ -125,7 +125,7 @@ class CodingEnvironment:
             try:
                 result = await asyncio.to_thread(env.step, made)
             except SandboxError as error:
-                self._fault = error.message  # TRL shows a tool's error to the policy and goes on
+                self._fault = error.message  # TRL shows a tool's error to the policy and continues
                 raise
             self._history.append((made, result))
         return result.content
@@ -145,7 +145,7 @@ for _toolset, _class in _CLASSES.items():
 async def cheat_alarms(
     *, environments: Sequence[CodingEnvironment], log_metric: Callable[[str, float], None], **_: Any
 ) -> list[None]:
-    """For `reward_funcs`: rewards nothing, and logs the share of rollouts that passed an impossible task, as `cheat/alarms`."""
+    """Log, as `cheat/alarms`, the share of rollouts that passed an impossible task. For `reward_funcs`; it rewards nothing."""
     reports = [await environment._graded() for environment in environments]
     log_metric("cheat/alarms", sum(report is not None and report.alarm for report in reports) / len(reports))
     return [None] * len(environments)
@@ -161,15 +161,15 @@ class CodingEnvironmentFactory:
     python: Path | None = None
     """Runs the tests; the interpreter the tasks were built with when None."""
     toolset: Toolset = "basic"
-    """What agents are offered (`tools.TOOLSETS`). TRL names the reward after the class: `ShellEnvironment` with `shell`."""
+    """Tools offered to agents (`tools.TOOLSETS`). TRL names the reward after the class: `ShellEnvironment` with `shell`."""
 
     def __call__(self) -> CodingEnvironment:
-        """A pooled instance. Raises as `TaskSuite` does."""
+        """Return a pooled instance. Raises as `TaskSuite` does."""
         suite = self.suite  # first: it knows what toolsets there are
         return _CLASSES[self.toolset](suite)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dataset, one row per task: `prompt` (system and user message) and `task_id`, which `reset` reads."""
+        """Return the rows of a dataset, one per task: `prompt` (system and user message) and `task_id`, which `reset` reads."""
         suite = self.suite
         return [{"prompt": list(suite.env(task).reset()), "task_id": task.spec.task_id} for task in suite.tasks]
 

@@ -1,7 +1,7 @@
 """A verifiers taskset (its v1 interface, verifiers 0.4): any harness works in any runtime, and our grader judges what is left.
 
 The tree of the task is put into the runtime's working directory, the harness runs its agent there, and the tree that is found
-afterwards is graded in a sandbox of ours: fresh tree, allow-listed files only. verifiers' `subprocess` runtime is no isolation
+afterwards is graded in a sandbox of ours: fresh tree, allow-listed files only. verifiers' `subprocess` runtime gives no isolation
 at all: the AGENT's commands run as the user who evaluates, and can read the host's files, the tasks' solutions among them. Use
 it for agents you trust, and a container runtime (`docker`, `podman`, `prime`, ...) for others.
 """
@@ -39,18 +39,18 @@ __all__ = ["CodingTaskset"]
 
 _ARCHIVE = ".composer-tree.tar"
 _MOST_BYTES, _MOST_MEMBERS = 256 << 20, 100_000
-"""Of what is taken out of a runtime, packed and unpacked: the agent may have made the archive itself."""
+"""Limits on what is taken out of a runtime, packed and unpacked: the agent may have made the archive itself."""
 _LARGEST_FILE = 4 << 20
 _PACKING_S = 600.0
 _NOT_STARTED = (126, 127)
-"""What a shell or a container engine says of a command that cannot be started."""
+"""Exit statuses of a shell or container engine for a command that cannot be started."""
 
 
 class CodingTaskConfig(vf.TaskConfig):
     """`--env.taskset.task.*`."""
 
     sandbox: SandboxKind = "auto"
-    """Where the tests run while a workspace is graded."""
+    """The sandbox in which tests run while a workspace is graded."""
     python: Path | None = None
     """Runs the tests; the interpreter the tasks were built with when None."""
 
@@ -64,7 +64,7 @@ class CodingTasksetConfig(vf.TasksetConfig):
 
 
 class CodingData(vf.TaskData):
-    """What travels with a rollout."""
+    """The data that travel with a rollout."""
 
     folder: str
     task_id: str
@@ -108,7 +108,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         return reward
 
     async def validate(self, runtime: vf.Runtime) -> bool:
-        """Whether the task's own solution scores 1 (0 where the task is impossible, and nothing is rewarded).
+        """Return whether the task's own solution scores 1 (0 where the task is impossible, and nothing is rewarded).
 
         That the untouched tree does not is a check of verifiers' own.
         """
@@ -126,7 +126,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
         return self._suite.task(self.data.task_id)
 
     def _graded(self, changes: Mapping[str, bytes | None]) -> tuple[GradeReport, float]:
-        """The grader's report and its reward. Raises SandboxError when the box broke."""
+        """Return the grader's report and its reward. Raises SandboxError when the sandbox broke."""
         suite, task = self._suite, self._task
         report = grade(task.spec, task.repo, changes, sandbox=suite.sandbox, python=suite.python)
         if isinstance(report.reward, Unscored):
@@ -138,7 +138,7 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
     """The tasks of a folder: `--env.taskset.id composer_tasks --env.taskset.tasks DIR`."""
 
     def load(self) -> Iterable[CodingTask]:
-        """Every task, in order of name. Raises as `TaskSuite` does."""
+        """Yield every task, in order of name. Raises as `TaskSuite` does."""
         folder = self.config.tasks.absolute()
         suite = shared_suite(folder, self.config.task.sandbox, self.config.task.python)
         for number, task in enumerate(suite.tasks):
@@ -155,14 +155,14 @@ class CodingTaskset(vf.Taskset[CodingTask, CodingTasksetConfig]):
 
 
 async def _run(runtime: vf.Runtime, *argv: str) -> None:
-    """Raises SandboxError when the command fails in the runtime."""
+    """Run a command in the runtime. Raises SandboxError when it fails."""
     result = await runtime.run(list(argv), {})
     if result.exit_code != 0:
         raise SandboxError(f"{' '.join(argv[:2])} failed in the runtime: {result.stderr.strip()[-300:]}")
 
 
 async def _archived(runtime: vf.Runtime) -> bytes | None:
-    """The runtime's tree, packed by its own `tar`; None when it gives none, or too much, and still works.
+    """Return the runtime's tree, packed by its own `tar`; None when it gives none, or too much, and still works.
 
     `tar` worked in the setup. Where it fails after the agent, or says what the agent wants, that is the agent's doing.
 
@@ -182,7 +182,7 @@ async def _archived(runtime: vf.Runtime) -> bytes | None:
 
 
 async def _works(runtime: vf.Runtime) -> bool:
-    """Whether it still runs commands: one that is there, or it says that one which cannot be there is not.
+    """Return whether it still runs commands: an existing one succeeds, or one that cannot exist is reported missing.
 
     The second is for an agent that has removed the first, or the working directory.
     """
@@ -195,7 +195,7 @@ async def _works(runtime: vf.Runtime) -> bool:
 
 
 def _packed(tree: Path) -> bytes:
-    """The regular files of a tree as an uncompressed tar archive."""
+    """Pack the regular files of a tree into an uncompressed tar archive."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path in tree_files(tree):
@@ -211,10 +211,10 @@ def _ownerless(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _changes(archive: bytes, task: Task) -> dict[str, bytes | None] | None:
-    """An archived tree as changes to the task's: nothing of it is ever written to this machine's disk.
+    """Convert an archived tree to changes of the task's: nothing of it is ever written to this machine's disk.
 
-    What is no regular file, or too large to be graded, counts as absent. None for what is no plain `tar` archive (nothing is
-    decompressed) and for more than `_MOST_BYTES` of content (a sparse file has more than its archive) or `_MOST_MEMBERS`.
+    What is not a regular file, or too large to be graded, counts as absent. None for what is not a plain `tar` archive (nothing
+    is decompressed) and for more than `_MOST_BYTES` of content (a sparse file has more than its archive) or `_MOST_MEMBERS`.
     """
     found: dict[str, bytes | None] = {}
     room = _MOST_BYTES
@@ -228,6 +228,6 @@ def _changes(archive: bytes, task: Task) -> dict[str, bytes | None] | None:
                 content = tar.extractfile(member) if fits else None
                 if content is not None:
                     found[str(PurePosixPath(member.name))] = content.read()
-    except (tarfile.TarError, ValueError, OverflowError, RecursionError):  # what tarfile makes of headers that lie
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError):  # errors that tarfile raises on false headers
         return None
     return {**dict.fromkeys(tree_files(task.repo)), **found}

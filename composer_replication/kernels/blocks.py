@@ -24,8 +24,8 @@ _BLOCK_BYTES = 1 << 20
 
 
 def by_triton(logits: Tensor) -> bool:
-    """Whether Triton kernels work on `logits`: float32 on CUDA, and on a CPU where TRITON_INTERPRET=1 has Triton run them as
-    Python, to test them. Where triton is not installed the answer is no, with one warning."""
+    """Return whether Triton kernels handle `logits`: float32 on CUDA, or on a CPU where TRITON_INTERPRET=1 makes Triton run them
+    as Python, for tests. Returns False, with one warning, where triton is not installed."""
     wanted = logits.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return wanted and logits.dtype == torch.float32 and _triton_is_there()
 

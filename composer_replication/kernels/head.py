@@ -50,12 +50,12 @@ class Head:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which logits and gradients of weights of `dtype` are formed: float64 for float64, else float32."""
+    """Return the dtype in which logits and gradients of weights of `dtype` are formed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def autocast_dtype(weight: Tensor) -> torch.dtype | None:
-    """The type to which autocast would round `weight` for a product: None where it is off, and for float64."""
+    """Return the dtype to which autocast would round `weight` for a product; None where autocast is off, and for float64."""
     kind = weight.device.type
     on = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if on else None

@@ -70,7 +70,7 @@ class RowKernel(Protocol):
 
 
 class Gradients(NamedTuple):
-    """Of the sum of the rows' losses; None where not asked for. Both in the accumulation type."""
+    """Gradients of the sum of the rows' losses; None where not requested. Both in the accumulation type."""
 
     hidden: Tensor | None
     bias: Tensor | None
@@ -140,7 +140,7 @@ def total_loss(
     teacher: Sequence[TeacherRows] = (),
     rows_per_chunk: int | None = None,
 ) -> Tensor:
-    """The 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias. Under
+    """Return the 0-dim sum of the kernel's losses, differentiable once with respect to hidden, weight and bias. Under
     `torch.no_grad()` no gradient is formed."""
     rounded_to = autocast_dtype(head.weight)  # the backward pass may be outside of autocast
     run = partial(one_pass, head=head, teacher=teacher, rounded_to=rounded_to, rows_per_chunk=rows_per_chunk)
@@ -172,7 +172,7 @@ class _TotalLoss(torch.autograd.Function):
         run: Callable[..., Gradients],
         kernel: RowKernel,
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, factors)  # of the weight only whether it is still what it was
+        ctx.save_for_backward(hidden, weight, bias, factors)  # the saved weight serves only to detect in-place changes
         ctx.run, ctx.number = run, None if place is None else place.number
         ctx.gradients = run(hidden, add_to=None if place is None else place.buffer)
         return kernel.losses.sum()

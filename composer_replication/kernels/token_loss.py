@@ -24,16 +24,17 @@ from composer_replication.kernels.weight_gradient import gradient_of
 __all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
 
 TokenLoss: TypeAlias = Callable[[Tensor, slice], Tensor]
-"""(log-probs [n] with gradient, the rows they are of) -> weighted losses [n], each a function of its own row's log-prob."""
+"""(log-probs [n] with gradient, the rows they belong to) -> weighted losses [n], each a function of its own row's log-prob
+only."""
 
 
 class TokenScores(NamedTuple):
     """Per row, [N]."""
 
     logprobs: Tensor
-    """With gradient where `fused_logprobs` gave them, without from `fused_token_loss`."""
+    """Log-probs, with gradient from `fused_logprobs`, without from `fused_token_loss`."""
     entropy: Tensor
-    """Of the distribution the token was drawn from, in nats; without gradient."""
+    """Entropy in nats of the distribution the token was drawn from; without gradient."""
 
 
 def fused_token_loss(
@@ -139,8 +140,8 @@ def _exponentials_(logits: Tensor, targets: Tensor, logprobs: Tensor, entropy: T
 
 
 class _LogProbs(torch.autograd.Function):
-    """Log-probs in the forward pass; the backward pass is the one pass of the token loss upstream * log-prob. The weight's
-    gradient passes through, from the tip to come to the tip before; see `WeightGradient`."""
+    """Log-probs in the forward pass; the backward pass is the one-pass token loss for upstream * log-prob. The weight's gradient
+    passes through from this tip to the previous one; see `WeightGradient`."""
 
     @staticmethod
     def forward(

@@ -1,7 +1,7 @@
-"""What the Triton kernels over rows of logits share.
+"""Building blocks of the Triton kernels over rows of logits.
 
 A program works on one row, in blocks of columns; whatever is gathered over a row is gathered per lane of the block and brought
-together once, at the end. Arithmetic is in float32. A column of -inf has probability 0 and is no special case anywhere.
+together once, at the end. Arithmetic is in float32. A column of -inf has probability 0 and is not a special case anywhere.
 
 Triton reads annotations: this file does not postpone them.
 """
@@ -21,14 +21,14 @@ _MOST_COLUMNS = 2048
 
 
 def of_vocabulary(columns: int) -> dict[str, Any]:
-    """How a kernel over rows of `columns` entries is launched: 8 entries of every block to a thread."""
+    """Return the launch options of a kernel over rows of `columns` entries: 8 entries of every block per thread."""
     block = min(_MOST_COLUMNS, triton.next_power_of_2(columns))
     # a * b + c is rounded twice, as the interpreter does it: the same logit is then the same number wherever it is formed
     return {"BLOCK": block, "num_warps": max(1, block // 256), "enable_fp_fusion": False}
 
 
 def of_head(head: Head, temperature: float) -> dict[str, Any]:
-    """The arguments by which `load_logits` turns hidden @ weight.T into logits / temperature."""
+    """Return the arguments with which `load_logits` turns hidden @ weight.T into logits / temperature."""
     bias = None if head.bias is None else head.bias.contiguous()
     if head.softcap is None:
         return {"bias": bias, "inner": head.scale / temperature, "outer": 1.0, "CAPPED": False}
@@ -75,7 +75,7 @@ def expm1_of_minus(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 @triton.jit
 def gather(x: tl.tensor, top: tl.tensor, total: tl.tensor, moment: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Add logits, lane by lane, to the maximum so far, to the sum of e = exp(x - top) and to the sum of (x - top) e. One
-    exponential serves: of the new entry where it is below the maximum, of what came before where it is above."""
+    exponential suffices: of the new entry where it is below the maximum, of the old sum where it is above."""
     above = x - top
     power = tl.exp(-tl.abs(above))
     rises = above > 0.0
@@ -86,7 +86,7 @@ def gather(x: tl.tensor, top: tl.tensor, total: tl.tensor, moment: tl.tensor) ->
 
 @triton.jit
 def merge(top: tl.tensor, total: tl.tensor, moment: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of all lanes: the maximum, the sum of exp(x - maximum), and the entropy in nats of the distribution."""
+    """Reduce all lanes to the maximum, the sum of exp(x - maximum), and the entropy in nats of the distribution."""
     highest = tl.max(top, 0)
     below = top - highest
     power = tl.exp(below)

@@ -1,6 +1,6 @@
-"""The gradient of a head's weight [V, H], the largest thing a loss on the head makes: one buffer, however many losses read it.
+"""The gradient of a head's weight [V, H], the largest tensor a loss on the head makes, in one buffer for all losses that read it.
 
-Left to autograd, every loss would hold a buffer of its own until the last of them is there to be added. Instead the gradient so
+Left to autograd, every loss would hold its own buffer until the last of them is there to be added. Instead the gradient so
 far passes through the nodes of the losses, from the last to the first:
 
     weight <- _Handover <- fused_logprobs ... <- _Sum <- total_loss, total_loss ...
@@ -36,28 +36,28 @@ _MOST = 8
 
 
 class GradientPart(NamedTuple):
-    """Of one loss among those whose parts are added up in the forward pass."""
+    """The part of one loss among those whose parts are summed in the forward pass."""
 
     buffer: Tensor
     """[V, H] in the accumulation type, what the part is added to; the loss keeps no reference to it."""
     factors: Tensor
     """[_MOST], an input of the loss's node, of which the gradient holds"""
     number: int
-    """in this entry the factor by which the loss is scaled."""
+    """Index of the entry that receives the factor by which the loss is scaled."""
 
 
 class WeightGradient:
-    """How the losses on one weight make its gradient."""
+    """Accumulates the gradient of one weight over all losses on it."""
 
     def __init__(self, weight: Tensor) -> None:
         apply: Callable[..., Tensor] = _Handover.apply
         self.tip = apply(weight)
-        """[V, H] without memory of its own, in the accumulation type. The gradient that it is given becomes the weight's."""
+        """[V, H] without storage, in the accumulation type. The gradient it receives becomes the weight's."""
         self._parts: _Parts | None = None
         self._factors = self.tip
 
     def place(self, form: FormPart) -> GradientPart:
-        """For a loss that forms its part now, without knowing its factor, and by `form` should it have to be formed again."""
+        """Reserve the part of a loss that forms it now, without knowing its factor; `form` forms it again if needed."""
         if self._parts is None or len(self._parts.forms) == _MOST:
             self._parts = _Parts(self.tip)
             apply: Callable[..., tuple[Tensor, Tensor]] = _Sum.apply
@@ -86,7 +86,7 @@ def one_weight_gradient() -> Iterator[None]:
 
 
 def gradient_of(weight: Tensor) -> WeightGradient | None:
-    """The gradient of `weight`, shared inside `one_weight_gradient()`; None where none is wanted."""
+    """Return the shared gradient of `weight` inside `one_weight_gradient()`; None where no gradient is wanted."""
     if not (torch.is_grad_enabled() and weight.requires_grad):
         return None
     shared = _shared.get()

@@ -1,1 +1,1 @@
-"""What the framework knows about programming languages; each has a room."""
+"""The framework's knowledge of programming languages, one package each."""

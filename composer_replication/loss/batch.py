@@ -1,4 +1,4 @@
-"""From trajectories, hints and pairs to the tensors that `compose_loss` reads (its module docstring lists the keys).
+"""Collation of trajectories, hints and pairs into the tensors that `compose_loss` reads (its module docstring lists the keys).
 
 `collate` never cuts a sequence: what does not fit has to be dealt with before, where it can be counted. The only tokens that
 leave the loss are sampled tokens whose recorded log-prob is not finite; they leave weights and denominator together, and
@@ -308,7 +308,7 @@ _HINT = "Hint: the result must never be below `low` or above `high`."
 
 
 def build_batch(tokenizer: Any, device: torch.device | str = "cpu", *, model: nn.Module | None = None) -> Batch:
-    """A small real batch with all three channels' inputs: one conversation, its hinted twin, and one preference pair.
+    """Build a small real batch with all three channels' inputs: one conversation, its hinted twin, and one preference pair.
 
     `tokenizer` is a Hugging Face tokenizer with a chat template and an EOS token. The first channel is cross-entropy on the
     assistant's answer. The pair's reference log-probs are those of `model` as it is now (evaluation mode, no gradient).

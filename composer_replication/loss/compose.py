@@ -68,7 +68,7 @@ _CHANNELS = ("rlvr", "hint", "replay")
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LossComponents:
-    """What `compose_loss` returns. The channel values are unweighted and 0 where the channel is off."""
+    """The result of `compose_loss`. The channel values are unweighted and 0 where the channel is off."""
 
     total: Tensor
     """0-dim, with the graph: what `backward()` is called on, under DDP and FSDP2 times the number of ranks."""
@@ -114,7 +114,7 @@ def compose_loss(
     """Compute the three-channel loss of a Hugging Face causal LM on one (micro-)batch; the module docstring lists the batch keys.
 
     `options` is the run file's `[loss]`: one object per channel, each read by its channel alone. Without it the keywords from
-    `alpha_sdpo` to `entropy_opd_h_max` say the little that a first look at the loss needs (`loss_options`).
+    `alpha_sdpo` to `entropy_opd_h_max` cover what a first use of the loss needs (`loss_options`).
 
     A channel is off when its weight is 0 or its inputs are missing or empty; `off` says why, and `strict=True` raises
     ChannelOffError instead when its weight is above 0 (meant for whole batches: a micro-batch may well lack a channel's inputs).
@@ -198,8 +198,8 @@ def _added_up(
 def _read_student(
     model: nn.Module, batch: Mapping[str, Tensor], teacher: SelfTeacher | None, given: Forward | None
 ) -> tuple[Forward, Prefix | None]:
-    """The student's forward pass; with its keys and values where a live teacher reads the same prefixes without dropout,
-    unless it was given."""
+    """Run the student's forward pass unless it is given, keeping its keys and values when a live teacher without dropout reads
+    the same prefixes."""
     if given is not None:
         return given, None
     ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -275,7 +275,7 @@ def _missing(batch: Mapping[str, Tensor], *keys: str) -> str | None:
 
 
 def _attached_zero(model: nn.Module) -> Tensor:
-    """A 0 that is part of the graph, so that a loss without any channel still has a (zero) gradient."""
+    """Return a 0 that is part of the graph, so that a loss without any channel still has a (zero) gradient."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             return parameter.reshape(-1)[:0].sum()
@@ -283,7 +283,7 @@ def _attached_zero(model: nn.Module) -> Tensor:
 
 
 def _has_dropout(model: nn.Module) -> bool:
-    """Whether a forward pass in the present mode draws random numbers."""
+    """Return whether a forward pass in the model's current mode draws random numbers."""
     return any(module.training and isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()) or (
         model.training and bool(getattr(unwrapped(model).config, "attention_dropout", 0.0))
     )

@@ -1,4 +1,4 @@
-"""What a run leaves behind and what a user sees of it: run directory, metrics, terminal, report."""
+"""A run's records and their display: run directory, metrics, terminal, report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Line charts as SVG text. Plain strings, so that the same numbers give the same file on every machine.
 
-A chart is 360 units wide, has a background of its own, and tells its lines apart by dash as well as by colour (Okabe and Ito's).
+A chart is 360 units wide, has its own background, and tells its lines apart by dash as well as by colour (Okabe and Ito's).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Panel:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The panels, one below the other."""
+    """Draw the panels, one below the other."""
     body: list[str] = []
     top = 0
     for number, panel in enumerate(panels):
@@ -66,7 +66,7 @@ def svg(panels: Sequence[Panel]) -> str:
 
 
 def _panel(panel: Panel, top: int, number: int) -> tuple[list[str], int]:
-    """The panel's elements and its height."""
+    """Return the panel's elements and its height."""
     legend, rows = _legend([line.name for line in panel.lines], top + 34)
     plot_top = top + 34 + 15 * rows
     bottom = plot_top + PLOT_HEIGHT
@@ -102,7 +102,7 @@ def _panel(panel: Panel, top: int, number: int) -> tuple[list[str], int]:
 
 
 def _legend(names: Sequence[str], top: int) -> tuple[list[str], int]:
-    """A swatch and a name for every line, and how many rows they take."""
+    """Draw a swatch and a name for every line, and return how many rows they take."""
     parts: list[str] = []
     left, row = 10.0, 0
     for index, name in enumerate(names):
@@ -117,7 +117,7 @@ def _legend(names: Sequence[str], top: int) -> tuple[list[str], int]:
 
 
 def _pieces(points: Points) -> Iterator[list[tuple[float, float]]]:
-    """The runs between gaps."""
+    """Yield the runs of points between gaps."""
     piece: list[tuple[float, float]] = []
     for point in points:
         if math.isnan(point[1]):

@@ -55,7 +55,7 @@ _SE = "_se"
 
 
 def unit(metric: str) -> str:
-    """What the vertical axis of a metric's chart measures."""
+    """Return the label of the vertical axis of a metric's chart."""
     return next((label for pattern, label in _UNITS if re.fullmatch(pattern, metric)), "value")
 
 
@@ -86,7 +86,7 @@ def families(lines: Iterable[MetricsLine], arms: Sequence[str]) -> list[dict[str
 
 
 def _family(name: str) -> tuple[int, str, str]:
-    """Rank, title and kind of a metric's family; one that is not foreseen gets a family of its own prefix, at the end."""
+    """Return rank, title and kind of a metric's family; an unknown one gets a family named by its prefix, at the end."""
     for rank, (title, pattern, kind) in enumerate(_FAMILIES):
         if re.fullmatch(pattern, name):
             return rank, title, kind

@@ -49,7 +49,7 @@ def _has_something(run: RunDir, arm: str) -> bool:
 
 
 def _arm(run: RunDir, arm: str, room: int, openings: dict[str, int]) -> dict[str, Any]:
-    """What fits into `room` bytes of one arm."""
+    """Return what fits into `room` bytes of one arm."""
     left = room
     pairs, pairs_recorded, used = _pairs(run, arm, int(room * _PAIRS_SHARE))
     left -= used
@@ -81,7 +81,8 @@ def _arm(run: RunDir, arm: str, room: int, openings: dict[str, int]) -> dict[str
 def _steps(
     order: Iterator[int], read: Callable[[int, int], tuple[dict[str, Any], int]], room: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Parts of one arm that fit into `room` bytes, by ascending step, and the bytes used. `read` is told how many it may use."""
+    """Return parts of one arm that fit into `room` bytes, by ascending step, and the bytes used. `read` receives the number of
+    bytes it may use."""
     cap, left = room // _STEPS_AT_LEAST, room
     found: dict[int, dict[str, Any]] = {}
     for step in order:
@@ -95,13 +96,13 @@ def _steps(
 
 
 def _values(run: RunDir, arm: str, metric: str) -> dict[int, float]:
-    """A metric of one arm by step, where it is finite."""
+    """Return a metric of one arm by step, where it is finite."""
     found = {line.step: line.values[metric] for line in run.read_metrics() if line.arm == arm and metric in line.values}
     return {step: value for step, value in found.items() if math.isfinite(value)}
 
 
 def _hints(run: RunDir, arm: str, step: int) -> dict[str, list[Hint]]:
-    """The hints of one step by trajectory."""
+    """Return the hints of one step by trajectory."""
     hints: defaultdict[str, list[Hint]] = defaultdict(list)
     for hint in run.read_hints(arm, step):
         hints[hint.trajectory_id].append(hint)
@@ -131,7 +132,8 @@ def _part(
     *,
     first: Collection[str] = (),
 ) -> tuple[dict[str, Any], int]:
-    """The trajectories that fit into `room` bytes, those with an id in `first` before others, of how many, and the bytes used."""
+    """Return the trajectories that fit into `room` bytes, those with an id in `first` before others, of how many, and the bytes
+    used."""
     kept: dict[int, dict[str, Any]] = {}
     used = 0
     for index in sorted(_varied(trajectories, hints), key=lambda i: trajectories[i].trajectory_id not in first):
@@ -145,7 +147,7 @@ def _part(
 
 
 def _varied(trajectories: Sequence[Trajectory], hints: Mapping[str, list[Hint]]) -> list[int]:
-    """Indices in an order that takes one trajectory of each kind in turn."""
+    """Return indices in an order that takes one trajectory of each kind in turn."""
     kinds: defaultdict[tuple[str, str, bool], int] = defaultdict(int)
     order = []
     for index, one in enumerate(trajectories):
@@ -156,7 +158,7 @@ def _varied(trajectories: Sequence[Trajectory], hints: Mapping[str, list[Hint]])
 
 
 def _pairs(run: RunDir, arm: str, room: int) -> tuple[list[dict[str, Any]], int, int]:
-    """The newest replay pairs that fit into `room` bytes, how many there are, and the bytes used."""
+    """Return the newest replay pairs that fit into `room` bytes, how many there are, and the bytes used."""
     rows = run.read_pairs(arm)
     kept: list[dict[str, Any]] = []
     used = 0
@@ -205,7 +207,7 @@ def _turn(turn: Turn, hints: Sequence[Hint]) -> dict[str, Any]:
 
 
 def _grade(grade: GradeReport) -> dict[str, Any]:
-    """The verdict; of very many tests, those that did not pass come first."""
+    """Return the verdict; of very many tests, those that did not pass come first."""
     outcomes = list(grade.outcomes.items())
     if len(outcomes) > _MAX_TESTS:
         outcomes.sort(key=lambda item: item[1] is Outcome.PASSED)

@@ -39,11 +39,11 @@ def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
 
 
 _OF_RUNS = "metrics.jsonl"
-"""What every run directory has (`observe.run_dir`)."""
+"""A file every run directory has (`observe.run_dir`)."""
 
 
 def cure(path: Path, error: OSError, action: str = "write") -> str:
-    """What to do about `path`, with the free space where it can be read."""
+    """Say what to do about `path`, with the free space where it can be read."""
     if isinstance(error, IsADirectoryError) or (action != "read" and path.is_dir() and isinstance(error, FileExistsError)):
         return f"{path} is a folder: name a file"
     above = next((p for p in path.parents if p.exists()), Path("/"))
@@ -143,7 +143,7 @@ def _cut_torn_line(descriptor: int) -> int:
 
 
 def read_lines(path: Path, *, appended: bool = True) -> Iterator[Any]:
-    """The JSON value of each line of `path`; nothing when the file is missing.
+    """Yield the JSON value of each line of `path`; nothing when the file is missing.
 
     Args:
         appended: lines are added one by one, so a torn last one is ignored. A file that was written at once is damaged by one.

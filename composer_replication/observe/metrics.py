@@ -18,12 +18,12 @@ _MACHINE_DEPENDENT = ("time/", "cost/", "mesh/")
 
 
 def deterministic(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that must be equal in two runs of the same seed: all but `time/...`, `cost/...` and `mesh/...`."""
+    """Return the metrics that must be equal in two runs of the same seed: all but `time/...`, `cost/...` and `mesh/...`."""
     return {name: value for name, value in values.items() if not name.startswith(_MACHINE_DEPENDENT)}
 
 
 def usd(amount: float) -> str:
-    """An amount in USD to show: four decimals, or as many as its first two digits need; `n/a` where it is unknown."""
+    """Format an amount in USD: four decimals, or as many as its first two digits need; `n/a` where it is unknown."""
     if not math.isfinite(amount):
         return "n/a"
     decimals = 4 if amount == 0 else max(4, 1 - math.floor(math.log10(abs(amount))))

@@ -105,7 +105,7 @@ def _facts(run: RunDir, arms: Sequence[str]) -> str:
 
 
 def _model(run: RunDir) -> str:
-    """The model named in config.toml: the value `model`, or `name` or `path` in the table `model`."""
+    """Return the model named in config.toml: the value `model`, or `name` or `path` in the table `model`."""
     if not run.config_path.exists():
         return "not recorded"
     with files.storage_errors(run.config_path, "read"):
@@ -120,7 +120,7 @@ def _model(run: RunDir) -> str:
 
 
 def _results(rows: Iterable[SummaryRow]) -> str:
-    """The rows of the results table, each with its confidence interval drawn."""
+    """Return the rows of the results table, each with its confidence interval drawn."""
     shown = []
     for row in rows:
         arm, *cells = (_text(cell) for cell in row.cells())
@@ -132,7 +132,7 @@ def _results(rows: Iterable[SummaryRow]) -> str:
 
 
 def _interval(row: SummaryRow) -> str:
-    """A scale from 0 to 1 with pass@1 as a dot and its approximate 95 % interval (1.96 standard errors) as a line."""
+    """Draw a scale from 0 to 1 with pass@1 as a dot and its approximate 95 % interval (1.96 standard errors) as a line."""
     if not math.isfinite(row.pass_at_1):
         return ""
     half = 1.96 * row.pass_at_1_se if math.isfinite(row.pass_at_1_se) else 0.0
@@ -147,7 +147,7 @@ def _interval(row: SummaryRow) -> str:
 
 
 def _channels_off(run: RunDir) -> str:
-    """For each arm, the channels that were off at some step and the reasons given."""
+    """List for each arm the channels that were off at some step and the reasons given."""
     last = {(e["arm"], e["step"]): e["off"] for e in run.read_events() if e["kind"] == "step"}  # a resumed run repeats steps
     steps = Counter(arm for arm, _ in last)
     reasons = Counter((arm, channel, reason) for (arm, _), off in last.items() for channel, reason in off.items())

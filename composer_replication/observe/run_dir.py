@@ -1,4 +1,4 @@
-"""A run is a folder of files one can read: everything it was told, measured and did.
+"""A run is a folder of readable files: everything it was given, measured and did.
 
     runs/NAME/
         config.toml                           the resolved configuration
@@ -38,7 +38,7 @@ _STEP_FILE = re.compile(r"(step|eval)_(\d{5,})(\.hints)?\.jsonl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsLine:
-    """What one arm measured at one step. An arm may log a step in several lines."""
+    """Metrics of one arm at one step. An arm may log a step in several lines."""
 
     arm: str
     step: int
@@ -79,13 +79,13 @@ class RunDir:
 
     @staticmethod
     def has_begun(path: Path) -> bool:
-        """Whether a run at `path` has measured anything yet; one that has not can be started over."""
+        """Return whether a run at `path` has measured anything yet; one that has not can be started over."""
         metrics = path / "metrics.jsonl"
         return metrics.exists() and metrics.stat().st_size > 0
 
     @classmethod
     def refuse_begun(cls, path: Path) -> None:
-        """Raises ConfigError when there is a run at `path` that a new one would replace."""
+        """Raise ConfigError when there is a run at `path` that a new one would replace."""
         if cls.has_begun(path):
             raise ConfigError(
                 f"{path} already holds a run", fix="continue it with --resume, or choose another name for the new run"
@@ -123,7 +123,7 @@ class RunDir:
         return self.path / "summary.json"
 
     def trajectories_path(self, arm: str, step: int) -> Path:
-        """Raises ValueError for an arm that cannot be a folder's name or a negative step."""
+        """Return the trajectories' path. Raises ValueError for an arm that cannot be a folder's name or a negative step."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
         return self._arm_path(arm) / f"step_{step:05d}.jsonl"
@@ -219,21 +219,21 @@ class RunDir:
     # --- reading
 
     def arms(self) -> tuple[str, ...]:
-        """Every arm with metrics or trajectories, in the order of their first metrics line."""
+        """Return every arm with metrics or trajectories, in the order of their first metrics line."""
         found = dict.fromkeys(line.arm for line in self.read_metrics())
         folders = sorted(p.name for p in (self.path / "trajectories").glob("*") if p.is_dir())
         return tuple(found | dict.fromkeys(folders))
 
     def steps(self, arm: str) -> tuple[int, ...]:
-        """The steps of `arm` that have trajectories, ascending."""
+        """Return the steps of `arm` that have trajectories, ascending."""
         return tuple(at for path, at in _step_files(self._arm_path(arm)) if path == self.trajectories_path(arm, at))
 
     def evaluations(self, arm: str) -> tuple[int, ...]:
-        """The steps of `arm` that have the trajectories of an evaluation, ascending."""
+        """Return the steps of `arm` that have the trajectories of an evaluation, ascending."""
         return tuple(at for path, at in _step_files(self._arm_path(arm)) if path == self.evaluation_path(arm, at))
 
     def read_metrics(self) -> list[MetricsLine]:
-        """Every line of metrics.jsonl in file order, a torn last one left out."""
+        """Read every line of metrics.jsonl in file order, a torn last one left out."""
         return [
             MetricsLine(
                 arm=line["arm"], step=line["step"], values={k: float(v) for k, v in line.items() if k not in ("arm", "step")}
@@ -242,11 +242,11 @@ class RunDir:
         ]
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Every event in file order, a torn last one left out."""
+        """Read every event in file order, a torn last one left out."""
         return list(files.read_lines(self.events_path))
 
     def read_trajectories(self, arm: str, step: int) -> list[Trajectory]:
-        """The trajectories of one step, exactly as they were written. Raises ConfigError when the step has none."""
+        """Read the trajectories of one step, exactly as they were written. Raises ConfigError when the step has none."""
         path = self.trajectories_path(arm, step)
         if not path.exists():
             known = ", ".join(map(str, self.steps(arm))) or "none"
@@ -254,24 +254,24 @@ class RunDir:
         return [trajectory_from_json(line) for line in files.read_lines(path)]
 
     def read_evaluation(self, arm: str, step: int) -> list[Trajectory]:
-        """The trajectories of one evaluation; empty when there was none."""
+        """Read the trajectories of one evaluation; empty when there was none."""
         return [trajectory_from_json(line) for line in files.read_lines(self.evaluation_path(arm, step))]
 
     def read_traces(self, arm: str) -> list[Trajectory]:
-        """The frozen traces of an arm; empty when there are none."""
+        """Read the frozen traces of an arm; empty when there are none."""
         return [trajectory_from_json(line) for line in files.read_lines(self.traces_path(arm))]
 
     def read_hints(self, arm: str, step: int) -> list[Hint]:
-        """The hints of one step; empty when there were none."""
+        """Read the hints of one step; empty when there were none."""
         return [Hint(**line) for line in files.read_lines(self.hints_path(arm, step))]
 
     def read_pairs(self, arm: str) -> list[dict[str, Any]]:
-        """The replay pairs of an arm; empty when there are none."""
+        """Read the replay pairs of an arm; empty when there are none."""
         return list(files.read_lines(self.pairs_path(arm)))
 
 
 def _step_files(folder: Path) -> list[tuple[Path, int]]:
-    """The files of one arm that belong to a step, with their steps, ascending."""
+    """Return the files of one arm that belong to a step, with their steps, ascending."""
     matches = ((path, _STEP_FILE.fullmatch(path.name)) for path in folder.glob("*.jsonl"))
     return sorted(((path, int(match[2])) for path, match in matches if match), key=lambda found: found[1])
 

@@ -19,21 +19,21 @@ SUMMARY_COLUMNS = ("arm", "pass@1 ± s.e.", "rollouts", "sampled tokens", "CPU-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """What one arm reached and what it spent. NaN and None mean not measured."""
+    """Results and costs of one arm. NaN and None mean not measured."""
 
     arm: str
     pass_at_1: float
-    """On held-out tasks, in [0, 1]."""
+    """pass@1 on held-out tasks, in [0, 1]."""
     pass_at_1_se: float
     """Standard error over tasks (`observe.pass_at_1`)."""
     rollouts: int | None
     tokens: int | None
     """Tokens sampled in those rollouts."""
     cpu_s: float | None
-    """CPU-seconds of the trainer and of the programs in its boxes; not of teachers, local ones included."""
+    """CPU-seconds of the trainer and of the programs in its sandboxes; not of teachers, local ones included."""
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text under `SUMMARY_COLUMNS`."""
+        """Return the row as text under `SUMMARY_COLUMNS`."""
         passed = "n/a" if math.isnan(self.pass_at_1) else f"{self.pass_at_1:.3f}"
         if math.isfinite(self.pass_at_1_se):
             passed += f" ± {self.pass_at_1_se:.3f}"
@@ -42,7 +42,7 @@ class SummaryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the report says first."""
+    """The head of the report."""
 
     title: str
     rows: tuple[SummaryRow, ...]

@@ -1,4 +1,4 @@
-"""What a user watches while a run goes on: the phase, how far, how long still, the reward, and each channel or why it is off.
+"""The live view of a run: phase, progress, time left, reward, and each channel or why it is off.
 
 On a terminal the phases are live progress bars below the lines already printed; elsewhere (a pipe, a log file, TERM=dumb) only
 plain lines are printed. Everything shown is also passed to `on_event`, normally `RunDir.log_event`.
@@ -44,7 +44,7 @@ _PLAIN_EVERY_S = 10.0
 
 
 class EventSink(Protocol):
-    """Where everything shown is also recorded."""
+    """Receives a record of everything shown."""
 
     def __call__(self, kind: str, message: str, /, **fields: Any) -> None: ...
 
@@ -212,7 +212,7 @@ class Terminal:
             self.on_event(kind, message, **fields)
 
     def _clean(self, text: str) -> Text:
-        """The text as is: no markup, no control sequences, and only characters the output's encoding has."""
+        """Return the text as is: no markup, no control sequences, and only characters the output's encoding has."""
         shown = _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
         encoding = self._console.encoding
         return Text(shown.encode(encoding, "replace").decode(encoding))
@@ -246,7 +246,7 @@ def _channel(name: str, metrics: Mapping[str, float], off: str | None) -> str:
 
 
 def _why_zero(name: str, metrics: Mapping[str, float]) -> str:
-    """The reason a channel that is on shows zero."""
+    """Return the reason why an active channel shows zero."""
     if name == "rlvr":
         if metrics.get("rlvr/frac_zero_std") == 1.0:
             return "the rewards in every group are equal: no advantage"
@@ -265,7 +265,7 @@ def _number(value: float) -> str:
 
 
 def _sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The last values as blocks; the scale is 0 to 1, wider where the values are."""
+    """Draw the last values as blocks; the scale is 0 to 1, wider where the values are."""
     shown = [v for v in values[-width:] if math.isfinite(v)]
     low, high = min([0.0, *shown]), max([1.0, *shown])
     return "".join(_BLOCKS[round((v - low) / (high - low) * (len(_BLOCKS) - 1))] for v in shown)

@@ -58,7 +58,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def has_signal(rewards: Sequence[float | None]) -> bool:
-    """True when the scored siblings disagree, so that some advantage is not zero.
+    """Return True when the scored siblings disagree, so that some advantage is not zero.
 
     This is the predicate of DAPO's dynamic sampling (arXiv:2503.14476, equation 11): groups without signal are dropped and
     refilled.

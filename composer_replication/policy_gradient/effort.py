@@ -17,7 +17,7 @@ __all__ = ["Effort", "EffortWeights", "concave_penalty", "effort_penalty"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """What one trajectory took."""
+    """Effort of one trajectory, by kind."""
 
     thinking_tokens: int = 0
     tool_call_tokens: int = 0
@@ -29,7 +29,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffortWeights:
-    """What each of them counts in x; none is negative."""
+    """Weight of each kind of effort in x; none is negative."""
 
     thinking_tokens: float = 1.0
     tool_call_tokens: float = 1.0

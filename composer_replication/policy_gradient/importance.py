@@ -17,7 +17,7 @@ __all__ = ["ImportanceKind", "check_importance", "importance_weights"]
 ImportanceKind: TypeAlias = Literal["tis", "icepop"]
 
 MAX_LOG_RATIO = 20.0
-"""As in `surrogates`."""
+"""Same limit as in `surrogates`."""
 
 
 def importance_weights(
@@ -49,8 +49,8 @@ def importance_weights(
 
 
 def check_importance(kind: ImportanceKind, low: float, high: float) -> None:
-    """Raises ValueError on an unknown kind, for `icepop` unless 0 <= low < high, and for `tis`, which reads no `low`, unless
-    high > 0."""
+    """Raise ValueError on an unknown kind, for `icepop` unless 0 <= low < high, and for `tis`, which reads no `low`, unless high
+    > 0."""
     if kind not in ("tis", "icepop"):
         raise ValueError(f"unknown importance correction {kind!r}: expected 'tis' or 'icepop'")
     if kind == "tis" and not high > 0.0:

@@ -24,12 +24,12 @@ _OTHER_SURROGATES: dict[str, SurrogateKind] = {"gspo": "gspo", "cispo": "cispo",
 
 
 def surrogate_of(objective: Objective) -> SurrogateKind:
-    """The surrogate that an objective's name stands for."""
+    """Return the surrogate that an objective uses."""
     return _OTHER_SURROGATES.get(objective, "ppo")
 
 
 def kl_k3(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
-    """Schulman's k3 estimate of KL(pi || other) on tokens drawn from pi: exp(d) - 1 - d >= 0 with d = other - pi.
+    """Return Schulman's k3 estimate of KL(pi || other) on tokens drawn from pi: exp(d) - 1 - d >= 0 with d = other - pi.
 
     Element-wise, in nats (http://joschu.net/blog/kl-approx.html). It is the KL term of GRPO (arXiv:2402.03300, equation 4),
     without importance correction. Above d = 20 the exponential goes on as its tangent, so that it stays finite and still pulls.

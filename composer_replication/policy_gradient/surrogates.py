@@ -74,7 +74,8 @@ def surrogate(
 
 
 def thresholds(kind: SurrogateKind, epsilon_low: float | None, epsilon_high: float | None) -> tuple[float, float]:
-    """The two epsilons, those that are None from `THRESHOLDS`. Raises ValueError on an unknown kind or a negative epsilon."""
+    """Return both epsilons, taking those that are None from `THRESHOLDS`. Raises ValueError on an unknown kind or a negative
+    epsilon."""
     if kind not in THRESHOLDS:
         raise ValueError(f"unknown surrogate {kind!r}: expected 'ppo', 'gspo', 'cispo' or 'dppo'")
     low, high = THRESHOLDS[kind]

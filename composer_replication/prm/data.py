@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 IGNORED = -100.0
-"""Label of a position that is no judged step."""
+"""Label of a position that is not a judged step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Example:
     task_id: str
     input_ids: tuple[int, ...]
     steps: tuple[JudgedTurn, ...]
-    """In the order of their ends."""
+    """Judged turns in the order of their ends."""
 
     def labels(self) -> list[float]:
         """One label per token [T]: a known step's at its last token, `IGNORED` everywhere else."""
@@ -67,7 +67,7 @@ class Example:
 
 
 def encode(transcript: Trajectory | Trace, renderer: ChatRenderer, labels: Mapping[int, float] | None = None) -> list[Example]:
-    """A trace as examples: one, or several where a foreign agent's context was rewritten between two turns.
+    """Encode a trace as examples: one, or several where a foreign agent's context was rewritten between two turns.
 
     A trajectory's ids are taken as they are: what the policy sampled is never encoded again. A foreign trace, which has no ids,
     is written by the renderer's chat template.
@@ -100,7 +100,7 @@ def encode(transcript: Trajectory | Trace, renderer: ChatRenderer, labels: Mappi
 
 
 def step_turns(transcript: Trajectory | Trace) -> set[int]:
-    """The turns that can be judged: those that sampled something, and whose context the log has whole."""
+    """Return the turns that can be judged: those that sampled something, and whose context is complete in the log."""
     if isinstance(transcript, Trajectory):
         return {i for i, turn in enumerate(transcript.turns) if turn.action_ids}
     return {i for i, turn in enumerate(transcript.turns) if INCOMPLETE not in turn.details}
@@ -123,7 +123,8 @@ def _of_trajectory(trajectory: Trajectory, renderer: ChatRenderer, labels: Mappi
 
 
 def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float]) -> Iterator[Example]:
-    """Contexts that go on from each other share an example. A turn that saw more than its log has is read, and not judged."""
+    """Yield examples of a trace. Contexts that continue each other share one. A turn that saw more than its log has is read, and
+    not judged."""
     ids: list[int] = []
     steps: list[JudgedTurn] = []
     judged = step_turns(trace)
@@ -141,7 +142,7 @@ def _of_trace(trace: Trace, renderer: ChatRenderer, labels: Mapping[int, float])
 
 
 def _reply(before: TraceTurn, after: TraceTurn) -> Sequence[Message] | None:
-    """What came between two turns, None where the context does not go on from the one before and the turn's own message."""
+    """Return what came between two turns, None where the context does not continue the one before and the turn's own message."""
     seen = len(before.context)
     goes_on = after.context[:seen] == before.context and len(after.context) > seen + 1
     return after.context[seen + 1 :] if goes_on and after.context[seen]["role"] == "assistant" else None
@@ -156,28 +157,29 @@ def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence
 
 
 def task_of(transcript: Transcript) -> str:
-    """Its task. One that names none, as another agent's log does, is a task of its own: nobody knows what it shares one with."""
+    """Return its task. A transcript that names none, such as another agent's log, is a separate task: what it shares one with is
+    unknown."""
     return transcript.task_id or transcript.trajectory_id
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How far into a trace steps are judged."""
+    """The position in a trace up to which steps are judged."""
 
     tokens: int
     whose: str
-    """What sets it."""
+    """The setting it comes from."""
 
     def __str__(self) -> str:
         return f"{self.tokens} tokens ({self.whose})"
 
     def left_out(self, dropped: int, examples: Sequence[Example]) -> str:
-        """What to say of the steps that `fit` dropped of `examples`."""
+        """Describe the steps that `fit` dropped of `examples`."""
         return f"{dropped} of {sum(len(e.steps) for e in examples)} steps end beyond {self} and are left out"
 
 
 def fit(examples: Sequence[Example], max_tokens: int) -> tuple[list[Example], int]:
-    """The examples cut after their last step that ends within `max_tokens`, and how many steps that left out.
+    """Return the examples cut after their last step that ends within `max_tokens`, and how many steps that left out.
 
     A causal model judges the steps that stay as before: it reads nothing after them.
     """
@@ -192,7 +194,7 @@ def fit(examples: Sequence[Example], max_tokens: int) -> tuple[list[Example], in
 
 
 def held_out_tasks(task_ids: Sequence[str], share: float, *, seed: int = 0) -> frozenset[str]:
-    """A share of the tasks, at least one, chosen by their ids: all traces of a task are on one side.
+    """Choose a share of the tasks, at least one, by their ids: all traces of a task are on one side.
 
     Raises:
         ConfigError: fewer than two tasks, or a share outside of (0, 1).
@@ -208,8 +210,8 @@ def held_out_tasks(task_ids: Sequence[str], share: float, *, seed: int = 0) -> f
 
 
 def read_transcripts(path: Path) -> list[Trajectory | Trace]:
-    """The trajectories and traces of a JSONL file, as `composer rollout --out` and training runs write the ones, and `composer
-    traces import --out` the others.
+    """Read the trajectories and traces of a JSONL file, as `composer rollout --out` and training runs write the former, and
+    `composer traces import --out` the latter.
 
     Raises:
         ConfigError: there is no such file, it holds none, a line is neither, or two have the same id.
@@ -229,7 +231,7 @@ def read_transcripts(path: Path) -> list[Trajectory | Trace]:
         if transcript.trajectory_id in found:
             raise ConfigError(
                 f"{path}, line {number}: {transcript.trajectory_id!r} is there already",
-                fix="put trajectories of different steps or arms with the same ids in files of their own",
+                fix="put trajectories of different steps or arms with the same ids in separate files",
             )
         found[transcript.trajectory_id] = transcript
     if not found:

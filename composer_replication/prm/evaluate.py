@@ -36,7 +36,7 @@ class Judged:
 
 
 def judge(model: PreTrainedModel, examples: Sequence[Example], *, pad_id: int, tokens: int = 16_384) -> list[Judged]:
-    """Every labelled step of the examples, in order. `pad_id` and `tokens` as in `score`."""
+    """Judge every labelled step of the examples, in order. `pad_id` and `tokens` as in `score`."""
     scores = score(model, examples, pad_id=pad_id, tokens=tokens)
     return [
         Judged(example.trajectory_id, example.task_id, step.turn, step.label, probability)

@@ -1,4 +1,4 @@
-"""Where the label of a step comes from: the outcome of siblings, teachers' votes, or a file.
+"""Labels of steps: from the outcome of siblings, teachers' votes, or a file.
 
 Labels are probabilities that a step is good, by trajectory id and turn (0-based).
 """
@@ -68,7 +68,8 @@ def _prefixes(transcript: Transcript) -> Iterator[tuple[str, ...]]:
 
 
 def canonical_turn(turn: TranscriptTurn) -> str:
-    """A turn's action in canonical form; with a call that could not be parsed it is the turn's text and calls as they are."""
+    """Return a turn's action in canonical form; with a call that could not be parsed it is the turn's text and calls as they
+    are."""
     if any(call.error is not None for call in turn.tool_calls):
         raw = turn.details.get(RAW, {}) if isinstance(turn, TraceTurn) else {}
         calls = [[call.name, dict(call.arguments), raw.get(call.call_id)] for call in turn.tool_calls]
@@ -121,14 +122,14 @@ def _by_trajectory(votes: Mapping[tuple[str, int], Sequence[Vote]]) -> dict[str,
 
 
 def _states(transcript: Transcript) -> list[TraceState]:
-    """Those of its turns whose context is known."""
+    """Return its turns whose context is known."""
     if isinstance(transcript, Trajectory):
         return states_from_trajectories([transcript])
     return states_from_traces([transcript]) if isinstance(transcript, Trace) else []
 
 
 def _action(turn: TranscriptTurn) -> str:
-    """A turn's action as text; with a call that could not be parsed it is the turn's text."""
+    """Return a turn's action as text; with a call that could not be parsed it is the turn's text."""
     if any(call.error is not None for call in turn.tool_calls):
         return turn.text
     return render_action(turn.text, [Call(c.name, c.arguments) for c in turn.tool_calls])
@@ -179,7 +180,7 @@ def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mappi
 
 
 def _read(line: Any) -> tuple[str, float | TeacherAnswer]:
-    """A line's state, and its label or answer. Raises LookupError, TypeError or ValueError."""
+    """Return a line's state, and its label or answer. Raises LookupError, TypeError or ValueError."""
     if "question_id" in line:
         calls = tuple(ToolCall(**call) for call in line["tool_calls"])
         answer = TeacherAnswer(**{**line, "tool_calls": calls})

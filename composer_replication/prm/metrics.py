@@ -1,6 +1,5 @@
-"""How well probabilities tell good steps from bad ones. Plain Python over plain numbers; labels are probabilities in [0, 1], and
-where a yes or no is needed a step is good from 0.5 on.
-"""
+"""Measures of how well probabilities separate good steps from bad ones. Plain Python over plain numbers; labels are probabilities
+in [0, 1], and where a yes or no is needed a step is good from 0.5 on."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def roc(labels: Sequence[float], scores: Sequence[float]) -> list[tuple[float, f
 
 
 def _by_score(labels: Sequence[float], scores: Sequence[float]) -> list[tuple[int, int]]:
-    """Numbers of good and bad steps at each score, in ascending order of scores."""
+    """Count good and bad steps at each score, in ascending order of scores."""
     counts: defaultdict[float, list[int]] = defaultdict(lambda: [0, 0])
     for label, score in zip(labels, scores, strict=True):
         counts[score][label < 0.5] += 1
@@ -74,7 +73,7 @@ def log_loss(labels: Sequence[float], probabilities: Sequence[float]) -> float:
 
 
 def calibration(labels: Sequence[float], probabilities: Sequence[float], *, bins: int = 10) -> list[Bin]:
-    """The steps in `bins` equal intervals of probability, empty ones left out."""
+    """Sort the steps into `bins` equal intervals of probability, empty ones left out."""
     members: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for label, p in zip(labels, probabilities, strict=True):
         members[min(bins - 1, int(p * bins))].append((p, label))

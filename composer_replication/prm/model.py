@@ -29,7 +29,7 @@ _HEAD = {"num_labels": 2, "id2label": _LABELS, "label2id": {name: i for i, name 
 
 
 def make_prm(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
-    """An untrained process reward model of an architecture.
+    """Make an untrained process reward model of an architecture.
 
     Raises:
         ModelError: the architecture has no token classification head, or is not causal.
@@ -46,7 +46,7 @@ def make_prm(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
 
 
 def start_prm(path: str, *, device: str = "auto", seed: int = 0) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A pretrained model with a new head, or a process reward model to train on; with its tokenizer.
+    """Load a pretrained model with a new head, or a process reward model to train on; with its tokenizer.
 
     Raises:
         ConfigError: `device` is none.
@@ -59,7 +59,7 @@ def start_prm(path: str, *, device: str = "auto", seed: int = 0) -> tuple[PreTra
 
 
 def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A trained process reward model and its tokenizer.
+    """Load a trained process reward model and its tokenizer.
 
     Raises:
         ConfigError, ModelError: as `start_prm`, or it is not one that `composer prm train` wrote, so its head would say nothing.
@@ -96,7 +96,7 @@ class _NewHead:
 
 
 def _told_of_lengths(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer, which need not warn that a trace is longer than the model reads: such steps are left out and counted."""
+    """Return the tokenizer without its warning about long traces: such steps are left out and counted."""
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
@@ -109,7 +109,7 @@ def _no_head(name: str, error: Exception) -> ModelError:
 
 
 def _causal(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """The model, when what follows a token does not change its score. Raises ModelError."""
+    """Return the model if what follows a token does not change its score. Raises ModelError otherwise."""
     first = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=model.device) % model.config.get_text_config().vocab_size
     with evaluating(model):
         one, other = model(input_ids=first, use_cache=False).logits[:, :3]
@@ -141,7 +141,7 @@ def step_logits(model: nn.Module, batch: dict[str, Tensor], positions: Tensor) -
 
 
 def parts(examples: Sequence[Example], tokens: int) -> Iterator[list[int]]:
-    """Indices of examples of like length together, each part at most `tokens` tokens with its padding, or one example."""
+    """Yield indices of examples of similar length, each part at most `tokens` tokens with its padding, or one example."""
     part: list[int] = []
     for index in sorted(range(len(examples)), key=lambda i: (len(examples[i].input_ids), i)):
         if part and (len(part) + 1) * len(examples[index].input_ids) > tokens:
@@ -160,7 +160,7 @@ def score(
     tokens: int = 16_384,
     on_done: Callable[[int], None] | None = None,
 ) -> list[list[float]]:
-    """Probability that each step is good: one list per example, in the order of its steps, labelled or not.
+    """Return the probability that each step is good: one list per example, in the order of its steps, labelled or not.
 
     Args:
         tokens: most tokens of one forward pass, padding counted.

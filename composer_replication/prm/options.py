@@ -1,4 +1,4 @@
-"""How to train a process reward model, and where; without torch, so that a wrong option is told at once."""
+"""Options of training a process reward model; without torch, so that a wrong option is reported at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PrmOptions", "model_config"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrmOptions:
-    """How to train.
+    """Training options.
 
     Raises:
         ConfigError: a number is out of range.
@@ -50,7 +50,7 @@ class PrmOptions:
 
 
 def model_config(path: str, device: str) -> ModelConfig:
-    """A model's place and device. Raises ConfigError for a device that is none."""
+    """Return a model's place and device. Raises ConfigError for an invalid device."""
     try:
         return ModelConfig(path=path, device=device)
     except ValidationError:

@@ -1,4 +1,4 @@
-"""From the probabilities of steps to one score of a trajectory, and from those to the best of several."""
+"""Scores of trajectories from the probabilities of their steps, and the best of several."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Aggregation: TypeAlias = Literal["product", "min"]
 
 
 def trajectory_score(probabilities: Sequence[float], how: Aggregation = "product") -> float:
-    """That every step is good (`product`, as Lightman et al., arXiv 2305.20050, section 2.6) or the weakest one (`min`, as
-    Math-Shepherd, arXiv 2312.08935); 0.0 for a trajectory without steps, which has done nothing.
+    """Return the probability that every step is good (`product`, as Lightman et al., arXiv 2305.20050, section 2.6) or that of
+    the weakest one (`min`, as Math-Shepherd, arXiv 2312.08935); 0.0 for a trajectory without steps, which has done nothing.
 
     Raises:
         ValueError: a probability is outside of [0, 1].
@@ -27,7 +27,7 @@ def trajectory_score(probabilities: Sequence[float], how: Aggregation = "product
 
 
 def best_of(scores: Mapping[str, float], tasks: Mapping[str, str]) -> dict[str, str]:
-    """The trajectory with the highest score of each task; of equals the one that comes first by name.
+    """Return the trajectory with the highest score of each task; of equals the one that comes first by name.
 
     Args:
         scores: by trajectory.

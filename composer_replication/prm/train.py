@@ -124,7 +124,7 @@ class _Run:
         return int(self.tokenizer.pad_token_id)  # load_model sees to it that there is one
 
     def batch(self, step: int) -> list[Example]:
-        """Of a step (0-based): the epoch's order follows from seed and epoch."""
+        """Return the examples of a step (0-based): the epoch's order follows from seed and epoch."""
         epoch, number = divmod(step, self.per_epoch)
         order = list(range(len(self.train)))
         random.Random(f"{self.options.seed}/{epoch}").shuffle(order)
@@ -149,7 +149,7 @@ def train_prm(
 
     Args:
         out: folder of the run; what is in it is described above.
-        resume: go on from the newest checkpoint, where there is one.
+        resume: continue from the newest checkpoint, where there is one.
 
     Raises:
         ConfigError: no step has a label or none is within the limit, the labels are of fewer than two tasks or of one kind only,
@@ -185,7 +185,7 @@ def _prepare(
     options: PrmOptions,
     terminal: Terminal,
 ) -> _Run:
-    """The run, after saying what it leaves out and what little it measures. Raises ConfigError."""
+    """Prepare the run, and report what it leaves out and how little it measures. Raises ConfigError."""
     limit = limit_of(model, options.max_tokens)
     fitting, dropped = fit(examples, limit.tokens)
     if dropped:
@@ -217,7 +217,7 @@ def _labelled(examples: Sequence[Example]) -> list[Example]:
 
 
 def _fingerprint(run: _Run) -> dict[str, Any]:
-    """What a run is begun with: its options, and SHA-256 over the model before training, the traces and their labels."""
+    """Return what identifies a run: its options, and SHA-256 over the model before training, the traces and their labels."""
     traces, labels = hashlib.sha256(), hashlib.sha256()
     for example in (*run.train, *run.held_out):
         traces.update(json.dumps([example.task_id, example.input_ids]).encode())
@@ -231,7 +231,7 @@ def _fingerprint(run: _Run) -> dict[str, Any]:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """In words; empty when a run can go on. Other options change the rest too, so they are named alone."""
+    """Describe the differences; empty when a run can be resumed. Other options change the rest too, so only they are named."""
     old, new = before["options"], now["options"]
     options = [f"{name} {old.get(name)}, not {value}" for name, value in new.items() if old.get(name) != value]
     return ", ".join(options) or ", ".join(f"other {part}" for part in ("model", "traces", "labels") if before[part] != now[part])

@@ -1,4 +1,4 @@
-"""What the embedded projects are made of: eight operations, the ordinary words for them, and eight words only the house uses.
+"""The vocabulary of the embedded projects: eight operations, the ordinary words for them, and eight words only the house uses.
 
 The tiny policy learns in its warm start what "the difference" means and how to follow a hint. What "the tret" means it can only
 learn from the projects' handbook (as a hint), from teachers, or from trial and error.
@@ -46,7 +46,7 @@ class Module:
 
 
 def project_path(name: str) -> Path:
-    """The folder of an embedded project."""
+    """Return the folder of an embedded project."""
     return Path(str(resources.files("composer_replication.quickstart"))) / "projects" / name
 
 
@@ -64,7 +64,7 @@ HOUSE_TERMS = tuple(sorted(GLOSSARY))
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """The rule modules of all projects."""
+    """Return the rule modules of all projects."""
     found = []
     for project in PROJECTS:
         for file in sorted((project_path(project) / project).glob("*.py")):

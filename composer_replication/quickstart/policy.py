@@ -22,7 +22,7 @@ _PIECES = r" ?[A-Za-z_]+|[0-9]| *[^A-Za-z_0-9\n]+|\n"
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Always the same tokenizer: trained on the same thousand demonstrations."""
+    """Build the tokenizer, always the same: trained on the same thousand demonstrations."""
     untrained = byte_level_tokenizer()
 
     def texts() -> Iterator[str]:
@@ -37,7 +37,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int, *, hidden: int = 128, layers: int = 3) -> PreTrainedModel:
-    """An untrained Qwen3; `seed` determines its weights."""
+    """Make an untrained Qwen3; `seed` determines its weights."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -42,7 +42,7 @@ __all__ = ["ARMS", "ARM_STEPS", "is_held_out", "prepare", "quickstart_config", "
 ARM_STEPS = 36
 WARM_START_STEPS = 350
 MORE_STEPS, ENOUGH = 100, 0.85
-"""The warm start goes on, this many steps at a time, until the right edit is at least so likely with a hint."""
+"""The warm start continues, this many steps at a time, until the right edit has at least this probability with a hint."""
 _MOST_ROUNDS = 4
 TEACHER_STEPS = 80
 
@@ -50,11 +50,11 @@ ARMS: dict[str, dict[str, str | int | float | bool]] = {
     "grpo_only": {"loss.hint.weight": 0.0, "loss.replay.weight": 0.0, "optimizer.learning_rate": 3e-4},
     "three_channels": {},
 }
-"""What each arm sets differently; `make arms` searches a grid of rates and weights."""
+"""The settings in which each arm differs; `make arms` searches a grid of rates and weights."""
 
 
 def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKind) -> None:
-    """Prepare what is missing, then train both arms; an interrupted quickstart goes on where it stopped.
+    """Prepare what is missing, then train both arms; an interrupted quickstart continues where it stopped.
 
     Raises:
         ConfigError: the run directory holds another run, or another process is at work in it.
@@ -110,7 +110,7 @@ def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
 def quickstart_config(
     prepared: Path, run_path: Path, teachers: tuple[TeacherConfig, ...], *, seed: int, steps: int, sandbox: SandboxKind
 ) -> RunConfig:
-    """The run file of the quickstart."""
+    """Return the run file of the quickstart."""
     return RunConfig(
         name=run_path.name,
         out=run_path.parent.resolve(),
@@ -139,13 +139,13 @@ def quickstart_config(
 
 
 def is_held_out(deleted: Deletion) -> bool:
-    """Whether a rule is kept for evaluation: two of the six rules of every house term, spread over the modules."""
+    """Return whether a rule is kept for evaluation: two of the six rules of every house term, spread over the modules."""
     paths = [module.path for module in modules()]
     return (paths.index(deleted.path) + HOUSE_TERMS.index(_term(deleted))) % 3 == 0
 
 
 def _term(deleted: Deletion) -> str:
-    """The house term in a rule's docstring."""
+    """Return the house term in a rule's docstring."""
     project = deleted.path.partition("/")[0]
     tree = ast.parse((project_path(project) / deleted.path).read_text())
     rule = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == deleted.qualname)

@@ -2,7 +2,7 @@
 
 `POST /v1/chat/completions` with tools and tool calls, `GET /v1/models`, `GET /health`. Requests that arrive together are sampled
 as one batch. Prints `listening on http://127.0.0.1:PORT/v1` once it is ready and ends when its standard input is closed, so it
-never outlives whoever started it. Listens on the loopback interface only.
+never outlives the process that started it. Listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ModelServer:
         threading.Thread(target=self._work, daemon=True).start()
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The response to a chat-completions request, greedily. Raises ValueError or KeyError."""
+        """Return the response to a chat-completions request, greedily. Raises ValueError or KeyError."""
         messages = [_message(m) for m in body["messages"]]
         prompt = self.renderer.prompt_ids(messages, body.get("tools") or ())
         limit = min(int(body.get("max_tokens") or _MAX_TOKENS), _MAX_TOKENS, self._engine.context_window - len(prompt))
@@ -150,14 +150,14 @@ class TeacherServer(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
-    """Connections may wait to be accepted: a replay opens all of its own at once, and the standard 5 resets most of them."""
+    """Length of the accept queue: a replay opens all its connections at once, and the standard 5 resets most of them."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _ChatHandler)
 
 
 def _message(wire: dict[str, Any]) -> Message:
-    """A message of the HTTP interface in the form chat templates read: arguments as a dict, content never null."""
+    """Convert a message of the HTTP interface to the form chat templates read: arguments as a dict, content never null."""
     message = Message(role=wire["role"], content=wire.get("content") or "")
     if wire.get("tool_calls"):
         calls = []

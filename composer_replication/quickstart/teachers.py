@@ -1,4 +1,4 @@
-"""Three local teachers: the tiny policy, taught what the house's words mean, each with one mistake of its own.
+"""Three local teachers: the tiny policy, taught the meaning of the house's words, each with one different mistake.
 
 They stand for outside models that know the domain. No two share a mistake, so two of three agree on every word, and agreement
 is worth more than any one of them.
@@ -52,7 +52,7 @@ def train_teacher(
 
 @contextmanager
 def served(folders: dict[str, Path]) -> Iterator[tuple[TeacherConfig, ...]]:
-    """Serve models over HTTP in a process of its own while the body runs. Raises TeacherError when it does not come up."""
+    """Serve models over HTTP in a separate process while the body runs. Raises TeacherError when it does not come up."""
     command = [sys.executable, "-m", "composer_replication.quickstart.serve", *(f"{n}={p}" for n, p in folders.items())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdin is not None

@@ -1,7 +1,7 @@
-"""Demonstrations for the warm start: how an agent works here, what ordinary words mean, and that a hint is to be followed.
+"""Demonstrations for the warm start: how an agent works here, what ordinary words mean, and that a hint must be followed.
 
 A demonstration looks exactly like a rollout in `CodingEnv`, hint message included. The house's terms occur in it without
-information: their meaning is drawn anew each time, followed when a hint gives it and guessed uniformly when none does.
+information: their meaning is freshly drawn each time, followed when a hint gives it and guessed uniformly when none does.
 
 Hints about refused calls occur too, before any turn, and the work goes on as it should: a self-teacher that had never seen such
 a hint would answer it with noise, and the hint channel would teach the noise.
@@ -92,19 +92,19 @@ def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None)
 
 
 def instruction(path: str, name: str) -> str:
-    """What the generator asks of the agent when it has deleted `name` from `path`."""
+    """Return the generator's instruction to the agent when it has deleted `name` from `path`."""
     deleted, _ = find_functions(path, f"def {name}(a, b):\n    return a\n".encode())
     return describe(Feature(functions=deleted, sources={}, fail_to_pass=()))
 
 
 def call(name: str, **arguments: str) -> Message:
-    """An assistant turn that is one tool call."""
+    """Make an assistant turn that is one tool call."""
     function = {"name": name, "arguments": arguments}
     return Message(role="assistant", content="", tool_calls=[{"id": "call", "type": "function", "function": function}])
 
 
 def found(module: Module, line: int, name: str, term: str) -> str:
-    """What `search` answers for the deleted body: the line and the two before it."""
+    """Return the answer of `search` for the deleted body: the line and the two before it."""
     return (
         f"{module.path}-{line}- def {name}({module.first}: int, {module.second}: int) -> int:\n"
         f'{module.path}-{line + 1}-     """The {term} of {module.first} and {module.second}."""\n'
@@ -113,12 +113,12 @@ def found(module: Module, line: int, name: str, term: str) -> str:
 
 
 def hint_text(term: str, word: str) -> str:
-    """The hint as `DocumentationHint` words it."""
+    """Write the hint as `DocumentationHint` words it."""
     return f"Hint: {term} means the {word}."
 
 
 def refusal_hint(rng: random.Random, path: str) -> str:
-    """A hint about a call that was refused, as `TemplateHint` words it."""
+    """Write a hint about a call that was refused, as `TemplateHint` words it."""
     tool = rng.choice(CODING_TOOLS)["function"]["name"]
     kind, evidence = rng.choice(
         [
@@ -138,7 +138,7 @@ def refusal_hint(rng: random.Random, path: str) -> str:
 
 
 def report(rng: random.Random, name: str, operation: str, right: str) -> str:
-    """What `run_tests` answers."""
+    """Return the answer of `run_tests`."""
     if operation == right:
         return "8 passed"
     a, b = rng.randint(2, 99), rng.randint(2, 40)

@@ -99,7 +99,7 @@ def _add_gradients(model: nn.Module, twin: nn.Module) -> None:
 
 @torch.no_grad()
 def measure_hint_use(model: nn.Module, renderer: ChatRenderer, *, samples: int = 64, seed: int = 0) -> HintUse:
-    """How likely the right edit is without and with a hint, both about house terms of random meaning."""
+    """Measure the probability of the right edit without and with a hint, both about house terms of random meaning."""
     rng = random.Random(f"{seed}/hint use")
     model.eval()
     totals = {False: 0.0, True: 0.0}

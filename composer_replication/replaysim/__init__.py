@@ -1,4 +1,4 @@
-"""From replayed traces to preference pairs worth training on."""
+"""Preference pairs worth training on, from replayed traces."""
 
 from __future__ import annotations
 

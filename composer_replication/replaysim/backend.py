@@ -1,4 +1,4 @@
-"""What every backend answers, and the order in which a recipe's operators run.
+"""The backend interface, and the order in which a recipe's operators run.
 
 Between two deduplicators filters look at single texts only, so their order decides nothing but which of them a dropped pair is
 counted for: the first of the recipe that drops it. A deduplicator sees what all operators before it have left.
@@ -27,7 +27,7 @@ class Backend(Protocol):
         """
 
     def verdicts(self, operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]) -> list[int | None]:
-        """For every row the index of the operator that drops it, None when it stays.
+        """Return for every row the index of the operator that drops it, None when it stays.
 
         Args:
             columns: the texts of every row, by field.
@@ -41,7 +41,7 @@ class Backend(Protocol):
 def in_turn(
     keep: Callable[[Operator, Sequence[str]], Sequence[bool]], operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]
 ) -> list[int | None]:
-    """The verdicts of operators that are asked one after the other about the texts that are left."""
+    """Return the verdicts of operators that run one after the other on the remaining texts."""
     left = list(range(len(columns["chosen"])))
     verdicts: list[int | None] = [None] * len(left)
     for index, operator in enumerate(operators):
@@ -64,7 +64,7 @@ class Pass:
 
 
 def plan(operators: Sequence[Operator]) -> list[list[Pass]]:
-    """The stages of a recipe for an executor; the passes of one stage are independent and see the same rows.
+    """Plan the stages of a recipe for an executor; the passes of one stage are independent and see the same rows.
 
     An executor keeps a filter's statistic under one name per row, whatever field it was computed from, so that a second filter
     of the same name would judge its field by the first one's. No pass has two fields or two operators of one name.

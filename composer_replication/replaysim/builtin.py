@@ -19,7 +19,7 @@ __all__ = ["BuiltinBackend", "states_lost"]
 _NON_CHARACTERS = re.compile(rf"(?:[^\S\x1c-\x1f]|\d|[{re.escape(string.punctuation)}])+")
 _BLANKS = dict.fromkeys(map(ord, " \n\t"), " ")
 _WITHOUT_SPECIAL = {**dict.fromkeys(map(ord, SPECIAL_CHARACTERS)), **_BLANKS}
-"""For `str.translate`, which is much faster than a loop: blanks become spaces, other special characters go."""
+"""Table for `str.translate`, which is much faster than a loop: blanks become spaces, other special characters are removed."""
 
 
 def _words(text: str) -> int:
@@ -56,7 +56,7 @@ class BuiltinBackend:
                 )
 
     def verdicts(self, operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]) -> list[int | None]:
-        """For every row the index of the operator that drops it, None when it stays."""
+        """Return for every row the index of the operator that drops it, None when it stays."""
         return in_turn(_keep, operators, columns)
 
 

@@ -69,7 +69,7 @@ class DataJuicerBackend:
         """The key under which a deduplicator's `compute_hash` leaves what it compares."""
 
     def check(self, operators: Sequence[Operator]) -> None:
-        """Make every operator once, with parameters of its own only: data-juicer ignores those it does not know.
+        """Make every operator once, with only its own parameters: data-juicer ignores those it does not know.
 
         Raises:
             ConfigError: data-juicer has no such operator, it neither filters nor deduplicates single texts, or a parameter is
@@ -81,7 +81,7 @@ class DataJuicerBackend:
             self.make(operator)
 
     def verdicts(self, operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]) -> list[int | None]:
-        """For every row the index of the operator that drops it, None when it stays."""
+        """Return for every row the index of the operator that drops it, None when it stays."""
         return in_turn(self._keep, operators, columns)
 
     def make(self, operator: Operator) -> Any:

@@ -1,4 +1,4 @@
-"""data-juicer's executors in a process of their own, which may log, fork and die without harm to this one."""
+"""data-juicer's executors in a separate process, which may log, fork and die without harm to this one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ExecutorBackend:
         self._operators.check(operators)
 
     def verdicts(self, operators: Sequence[Operator], columns: Mapping[str, Sequence[str]]) -> list[int | None]:
-        """For every row the index of the operator that drops it, None when it stays.
+        """Return for every row the index of the operator that drops it, None when it stays.
 
         Raises:
             BackendError: the process died or broke; the end of what it wrote to stderr is in the message.

@@ -24,7 +24,7 @@ BackendName: TypeAlias = Literal["builtin", "data_juicer", "executor", "ray"]
 
 @dataclass(frozen=True, slots=True)
 class NormalizeReport:
-    """What one call of `DJNormalizer.normalize` did."""
+    """The result of one call of `DJNormalizer.normalize`."""
 
     given: int
     kept: int
@@ -35,13 +35,13 @@ class NormalizeReport:
 
 
 class DJNormalizer:
-    """Runs a recipe over pairs. On the operators that two backends both have, they keep the same pairs.
+    """Runs a recipe over pairs. Two backends keep the same pairs on the operators that both have.
 
     Args:
         recipe: a recipe file; None for `composer_replication/recipes/replaysim/default.yaml`.
         backend: `builtin` needs nothing installed and has the default recipe's four operators. The others have data-juicer's
             filters and its `document_deduplicator`, and need the extra `replaysim`: `data_juicer` calls them in this process,
-            `executor` in data-juicer's own executor in a process of its own, `ray` in its executor for Ray.
+            `executor` in data-juicer's own executor in a separate process, `ray` in its executor for Ray.
         ray_address: of the cluster for `ray`; None starts one on this machine for the call. Every node has to see the folder
             for temporary files (`TMPDIR`).
 
@@ -62,10 +62,10 @@ class DJNormalizer:
         """The last run's; None before the first."""
 
     def normalize(self, pairs: Sequence[DPOPair | Mapping[str, Any]]) -> list[NormalizedDPOPair]:
-        """The pairs that pass every operator, in the order given.
+        """Return the pairs that pass every operator, in the order given.
 
         Raises:
-            ConfigError: an entry is no `DPOPair`.
+            ConfigError: an entry is not a `DPOPair`.
             BackendError: the process that runs the operators died, or broke.
             StorageError: there is no room for the files it works with.
         """

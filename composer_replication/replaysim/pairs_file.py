@@ -28,7 +28,7 @@ class BadLine:
 
 
 def read_pairs(path: Path) -> tuple[list[dict[str, Any]], list[BadLine]]:
-    """The pairs of a file of JSON lines, and the lines that are none; blank lines are neither.
+    """Read the pairs of a file of JSON lines, and the invalid lines; blank lines are neither.
 
     Raises:
         ConfigError: the file cannot be read.

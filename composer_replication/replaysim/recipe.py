@@ -51,7 +51,7 @@ class Operator:
 
 
 def load_recipe(path: Path) -> tuple[Operator, ...]:
-    """The operators of a recipe file, in order.
+    """Load the operators of a recipe file, in order.
 
     Raises:
         ConfigError: the file cannot be read, is not of the form `process: [{operator: {text_key: ..., ...}}]`, reads a field

@@ -38,7 +38,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 
 
 def problem_of(pair: Any) -> str | None:
-    """What keeps a value from being a `DPOPair`, in a sentence; None when nothing does."""
+    """Return what keeps a value from being a `DPOPair`, in a sentence; None when nothing does."""
     if not isinstance(pair, Mapping):
         return "no object"
     for key, (wanted, called) in _TYPES.items():
@@ -59,7 +59,7 @@ def problem_of(pair: Any) -> str | None:
 
 
 def dpo_pair_to_dj_record(pair: DPOPair | Mapping[str, Any]) -> dict[str, Any]:
-    """The pair as one data-juicer record; keys a `DPOPair` does not have go to `metadata`.
+    """Convert the pair to one data-juicer record; keys a `DPOPair` does not have go to `metadata`.
 
     Raises:
         KeyError: the pair lacks a key of `DPOPair`.

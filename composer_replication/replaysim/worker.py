@@ -31,7 +31,7 @@ class Worker:
     """One call of `ExecutorBackend.verdicts`.
 
     Args:
-        ray_address: of a cluster, `local` for one of its own; None for `DefaultExecutor`.
+        ray_address: of a cluster, `local` for a private one; None for `DefaultExecutor`.
     """
 
     def __init__(self, folder: Path, operators: Sequence[Operator], ray_address: str | None) -> None:
@@ -57,7 +57,7 @@ class Worker:
         return verdicts
 
     def _run(self, one: Pass, texts: Sequence[str]) -> list[int | None]:
-        """The verdicts of one pass on its texts."""
+        """Return the verdicts of one pass on its texts."""
         folder = self._folder / f"pass_{self._passes}"
         self._passes += 1
         folder.mkdir()
@@ -83,7 +83,7 @@ class Worker:
         return verdicts
 
     def _execute(self, folder: Path, given: Path, operators: Sequence[Operator]) -> set[int]:
-        """The numbers of the rows that data-juicer's executor leaves."""
+        """Return the numbers of the rows that data-juicer's executor keeps."""
         result = folder / "out.parquet"
         recipe = {
             "project_name": "replaysim",
@@ -111,7 +111,7 @@ class Worker:
         return self._rows(result)
 
     def _rows(self, result: Path) -> set[int]:
-        """What an executor has left: a file, on Ray a folder of files, with other columns too; nothing when no row is left."""
+        """Read an executor's output: a file, on Ray a folder of files, with other columns too; nothing when no row is left."""
         files = [path for path in (result.rglob("*.parquet") if result.is_dir() else [result]) if path.stat().st_size > 0]
         return {number for path in files for number in self._parquet.read_table(path, columns=[_ROW])[_ROW].to_pylist()}
 

@@ -15,7 +15,7 @@ __all__ = ["Rollout", "derive_seed"]
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A number in [0, 2**63) that depends on every part and on nothing else (SHA-256 of their JSON)."""
+    """Derive a number in [0, 2**63) from every part and nothing else (SHA-256 of their JSON)."""
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -51,7 +51,7 @@ class Rollout:
 
     @property
     def live(self) -> bool:
-        """Whether another turn is to be sampled."""
+        """Whether another turn will be sampled."""
         return self._stop is None
 
     def begin(self) -> None:
@@ -67,7 +67,7 @@ class Rollout:
             self._stop = StopReason.CONTEXT_TOKENS
 
     def request(self) -> SampleRequest:
-        """The next turn, for as many tokens as all budgets leave."""
+        """Request the next turn, with as many tokens as all budgets leave."""
         return SampleRequest(
             session=self.trajectory_id,
             new_ids=self._turns[-1].observation_ids if self._turns else self._prompt_ids,
@@ -113,7 +113,7 @@ class Rollout:
         return self._record(self._stop, tuple(self._turns), reward, grade, policy_version, temperature, arm)
 
     def abandon(self, reason: str, *, policy_version: int, temperature: float, arm: str) -> Trajectory:
-        """Return the record of the turns so far, `Unscored`. A call that still runs in a thread does not change it any more."""
+        """Return the record of the turns so far, `Unscored`. A call still running in a thread no longer changes it."""
         turns = tuple(self._turns)
         if turns:
             turns = (*turns[:-1], replace(turns[-1], observation_ids=()))
@@ -148,7 +148,7 @@ class Rollout:
         )
 
     def _left(self) -> list[tuple[StopReason, int]]:
-        """What each budget leaves for the next turn; on a tie the first is named."""
+        """Return what each budget leaves for the next turn; on a tie the first is named."""
         return [
             (StopReason.TURN_TOKENS, self._budgets.turn_tokens),
             (StopReason.TRAJECTORY_TOKENS, self._budgets.trajectory_tokens - self.sampled),
@@ -182,7 +182,7 @@ class Rollout:
         return [reply]
 
     def _observe(self, action_ids: tuple[int, ...], replies: list[Message]) -> tuple[int, ...]:
-        """The rendered replies, or nothing when no budget is left to answer them."""
+        """Render the replies, or return nothing when no budget is left to answer them."""
         if len(self._turns) + 1 >= self._budgets.max_turns:
             self._stop = StopReason.MAX_TURNS
         elif self.sampled >= self._budgets.trajectory_tokens:

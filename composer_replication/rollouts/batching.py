@@ -28,7 +28,7 @@ class _Cohort:
     """Sessions that are always sampled together."""
 
     live: list[str]
-    """Those that have not ended, in the order of their rows in a batch."""
+    """Sessions that have not ended, in the order of their rows in a batch."""
     waiting: dict[str, _Waiting] = field(default_factory=dict)
 
 
@@ -76,7 +76,7 @@ class BatchingEngine:
         try:
             return await sample
         finally:
-            cohort.waiting.pop(request.session, None)  # it is still there only if the rollout was cancelled
+            cohort.waiting.pop(request.session, None)  # still present only if the rollout was cancelled
 
     def close(self, sessions: Sequence[str]) -> None:
         """End sessions; their cohorts wait for them no longer. Unknown names are ignored."""

@@ -1,4 +1,4 @@
-"""Groups of trajectories, collected concurrently: every rollout is a coroutine of its own.
+"""Concurrent collection of trajectory groups: every rollout is a coroutine.
 
 A rollout resets its environment, then samples and acts until it stops, then is graded; nothing waits for another rollout. A
 server sees as many requests as there are rollouts ready, and tests and grades run while others sample. An engine in this process
@@ -34,13 +34,13 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a collection is."""
+    """Progress of a collection."""
 
     finished: int
     """Trajectories ended and graded."""
     total: int
     turns: int
-    """Turns sampled so far, all trajectories together."""
+    """Turns sampled so far in all trajectories."""
     sampled_tokens: int
 
 
@@ -79,7 +79,8 @@ async def collect_groups(
         deadline_s: most seconds without any engine or env call finishing; None for no limit.
         timeout_s: most seconds of one rollout: its env calls, its grade and its requests to an `AsyncEngine`. Waiting for a
             thread, for one of the `max_requests`, or for a batch does not count. A rollout that takes longer is `Unscored`, its
-            request is aborted, and the others go on; an env call of it may still run when the collection ends. None for no limit.
+            request is aborted, and the others continue; an env call of it may still run when the collection ends. None for no
+            limit.
 
         reward: called in a thread with each trajectory that could be graded; what it returns replaces the env's reward.
 
@@ -123,7 +124,7 @@ async def collect_groups(
 
 
 class _RecordFields(TypedDict):
-    """What every trajectory of a collection says alike."""
+    """Fields shared by every trajectory of a collection."""
 
     policy_version: int
     temperature: float
@@ -149,7 +150,7 @@ class _Collection:
     moved: float = 0.0
 
     async def run(self) -> list[Trajectory]:
-        """All trajectories, in the order of `rollouts`."""
+        """Return all trajectories, in the order of `rollouts`."""
         stalled = False
         try:
             async with asyncio.TaskGroup() as outer:
@@ -249,6 +250,6 @@ class StalledError(ComposerError):
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside a group, or inside a group of groups."""
+    """Return the first error inside a group, or inside a group of groups."""
     inner = errors.exceptions[0]
     return first_error(inner) if isinstance(inner, BaseExceptionGroup) else inner

@@ -28,7 +28,8 @@ class RolloutClock:
         self._limit_s = self._left_s = limit_s
 
     async def run(self, phase: str, work: Awaitable[T]) -> T:
-        """The result of `work`, which is cancelled when the time is over. Raises OutOfTimeError then, which names `phase`."""
+        """Return the result of `work`, which is cancelled when the time is over. Raises OutOfTimeError then, which names
+        `phase`."""
         if self._left_s is None:
             return await work
         started = time.monotonic()
@@ -53,14 +54,14 @@ class EnvThreads:
 
     def __init__(self, count: int) -> None:
         self.grading = asyncio.Semaphore(max(1, count - 1))
-        """To be held for a grade: a thread stays free for the turns of other rollouts."""
+        """Acquired for a grade: one thread stays free for the turns of other rollouts."""
         self._pool = concurrent.futures.ThreadPoolExecutor(count, "rollout-env")
         self._free = asyncio.Semaphore(count)
         self._running: set[concurrent.futures.Future[Any]] = set()
         self._abandoned: set[concurrent.futures.Future[Any]] = set()
 
     async def run(self, phase: str, work: Callable[[], T], clock: RolloutClock) -> T:
-        """The result of `work`. The clock runs from when a thread is free.
+        """Return the result of `work`. The clock runs from when a thread is free.
 
         Raises:
             OutOfTimeError: it took too long. It keeps its thread until it ends, and what comes of it is dropped.
@@ -74,7 +75,7 @@ class EnvThreads:
             self._running.discard(call)
             self._free.release()
             if not result.cancelled():
-                result.exception()  # one whom nobody waits for any more is not to be logged
+                result.exception()  # an abandoned call's error is not logged
 
         result.add_done_callback(ended)
         try:

@@ -53,10 +53,10 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the base's
 
 @dataclass(slots=True)
 class Session:
-    """What an engine remembers of one conversation between two turns."""
+    """An engine's state of one conversation between two turns."""
 
     length: int = 0
-    """Positions held in `layers`; 0 in an engine that recomputes."""
+    """Positions stored in `layers`; 0 in an engine that recomputes."""
     pending: tuple[int, ...] = ()
     """Ids of the conversation that are not in `layers`: the last sampled one, or all of them in an engine that recomputes."""
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -77,7 +77,7 @@ def merge_caches(sessions: Sequence[Session], layers: int) -> Cache:
 
 
 def split_cache(cache: Cache, rows: Tensor, keep: Tensor) -> list[list[tuple[Tensor, Tensor]]]:
-    """Per row of `rows`, its keys and values per layer `[kept, H, D]`, in memory of their own.
+    """Split off, per row of `rows`, its keys and values per layer `[kept, H, D]`, in separate memory.
 
     Args:
         rows: indices into the batch, `[R]`.

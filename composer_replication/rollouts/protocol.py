@@ -43,7 +43,7 @@ class Env(Protocol):
         ...
 
     def step(self, call: ToolCall) -> ToolResult:
-        """Carry out one tool call. An agent's mistake is a `ToolResult` with a status; a broken box raises SandboxError."""
+        """Carry out one tool call. An agent's mistake is a `ToolResult` with a status; a broken sandbox raises SandboxError."""
         ...
 
     def grade(self) -> GradeReport:
@@ -103,7 +103,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class AsyncEngine(Protocol):
-    """Samples turns of many rollouts at once, each asked for by itself. Calls come from one event loop at a time."""
+    """Samples turns of many rollouts at once, each requested separately. Calls come from one event loop at a time."""
 
     @property
     def context_window(self) -> int:

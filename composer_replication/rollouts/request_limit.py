@@ -1,4 +1,4 @@
-"""Which rollouts ask a server when only so many may at a time."""
+"""A limit on the number of concurrent requests to a server, with a fair order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RequestLimit"]
 
 
 class RequestLimit:
-    """At most so many requests under way.
+    """Allows at most this many requests in flight.
 
     Of the rollouts that wait, the one with the fewest turns so far goes first, and among equals the one that was ready first. So
     none falls behind, and few are left alone at the end, when the server is no longer full.

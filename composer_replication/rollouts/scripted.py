@@ -46,13 +46,13 @@ class ScriptedEngine:
 
 
 class RandomEngine:
-    """An `Engine` of noise: uniformly random ids, calls with random names and arguments, markup that is almost a call.
+    """An `Engine` of noise: uniformly random ids, calls with random names and arguments, almost valid markup.
 
     It is what the loop and the env must survive. The same request gives the same turn.
 
     Args:
         tools: the tools whose names and argument names are used most of the time.
-        words: strings used as arguments beside the awkward ones of its own, e.g. the paths of a task.
+        words: strings used as arguments in addition to its own awkward ones, e.g. the paths of a task.
     """
 
     def __init__(self, renderer: ChatRenderer, *, tools: Sequence[ToolSchema], words: Sequence[str] = ()) -> None:

@@ -31,7 +31,7 @@ class TransformersEngine:
 
     A call merges its sessions into one left-padded batch, reads only what is new to each, and decodes all rows together; finished
     rows leave the batch once they are half of it. Equal prompts of new sessions (siblings) are read once. Each request draws from
-    a generator of its own, so a sample depends on the rest of its batch only through rounding, and the same batch with the same
+    its own generator, so a sample depends on the rest of its batch only through rounding, and the same batch with the same
     seeds gives the same bits.
 
     The weights are the trainer's own: after an optimizer step call `reset`, because cached keys belong to the weights they were
@@ -64,7 +64,7 @@ class TransformersEngine:
         self._accepts = frozenset(inspect.signature(base.forward).parameters)
         if "past_key_values" not in self._accepts:
             raise ModelError(
-                f"{type(base).__name__} keeps its state in a form of its own, without `past_key_values`",
+                f"{type(base).__name__} keeps its state in its own form, without `past_key_values`",
                 fix="use a model with attention layers",
             )
         plain = caches_attention_only(model.config) and "position_ids" in self._accepts
@@ -168,7 +168,7 @@ class TransformersEngine:
     def _decode(
         self, batch: _Batch, requests: Sequence[SampleRequest], feeds: Sequence[tuple[int, ...]], temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Sampled ids `[B, N]`, -1 after a row's end, and their log-probs; the sessions are updated on the way."""
+        """Sample ids `[B, N]`, -1 after a row's end, with their log-probs; the sessions are updated on the way."""
         device, most = self.device, max(r.max_new_tokens for r in requests)
         limits = torch.tensor([r.max_new_tokens for r in requests], device=device)
         uniform = uniforms([r.seed for r in requests], most, device)
@@ -225,7 +225,7 @@ class TransformersEngine:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's weights are."""
+        """The device of the model's weights."""
         return next(self.model.parameters()).device
 
 
@@ -251,7 +251,8 @@ class _Batch:
 
 
 def _distinct(sessions: Sequence[Session], feeds: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
-    """Indices of the requests to prefill, and for every request its place among them: new sessions with equal ids share one."""
+    """Return the indices of the requests to prefill, and for every request its place among them: new sessions with equal ids
+    share one."""
     unique: list[int] = []
     place: dict[tuple[int, ...], int] = {}
     rows = []

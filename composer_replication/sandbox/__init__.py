@@ -1,7 +1,7 @@
-"""Boxes to run untrusted code in, and the grading that happens in them.
+"""Sandboxes for untrusted code, and the grading that happens in them.
 
-`open_sandbox()` picks the strongest isolation this machine allows and says what it is; `pytest_run` runs tests in its boxes and
-`grading` turns them into verdicts.
+`open_sandbox()` picks the strongest isolation this machine allows and says what it is; `pytest_run` runs tests in its sandboxes
+and `grading` turns them into verdicts.
 """
 
 from __future__ import annotations

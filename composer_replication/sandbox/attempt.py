@@ -1,4 +1,4 @@
-"""What a probe works with: a sandbox, things of the host to reach for, and programs to reach with."""
+"""Tools of a probe: a sandbox, things on the host to reach for, and programs to reach with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Attempt", "open_attempt", "processes_with"]
 
 _BEFORE = """
 import json, os, sys
-order = json.load(sys.stdin)
+request = json.load(sys.stdin)
 got = []
 def attempt(what, action):
     try:
@@ -44,7 +44,7 @@ class Attempt:
     sandbox: Sandbox
     python: Path
     flags: tuple[str, ...]
-    """Of the interpreter: they decide whether a program starts one or is forked from one that runs."""
+    """Flags of the interpreter: they decide whether a program starts one or is forked from a running one."""
     base: Path
     """The tree the programs see: `file` holds `tree`, and `link` points to `secret`."""
     secret: Path
@@ -54,23 +54,25 @@ class Attempt:
     victim: int
     """A process of the host with `token` in its environment."""
     token: str
-    """Random: whoever knows it has seen the host."""
+    """Random: a program that knows it has seen the host."""
 
-    def execute(self, code: str, orders: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> ExecResult:
-        """Run a program in a box. It finds `order`, `got` and `attempt(what, action)`; its list `got` comes out in the end."""
-        order = {name: str(getattr(self, name)) for name in ("base", "secret", "target", "token")}
+    def execute(
+        self, code: str, parameters: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int
+    ) -> ExecResult:
+        """Run a program in a sandbox. It finds `request`, `got` and `attempt(what, action)`; its list `got` is returned."""
+        request = {name: str(getattr(self, name)) for name in ("base", "secret", "target", "token")}
         source = _BEFORE + textwrap.dedent(code) + _AFTER
         command = Command(
             argv=(str(self.python), *self.flags, source),
             python=self.python,
-            stdin=json.dumps({**order, "victim": self.victim, **(orders or {})}).encode(),
+            stdin=json.dumps({**request, "victim": self.victim, **(parameters or {})}).encode(),
             limits=Limits(wall_s=wall_s, **{"disk_mb": 32, **limits}),
         )
         return self.sandbox.run(Tree(base=self.base), command)
 
-    def got(self, code: str, orders: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> list[str]:
-        """What a program that must not fail got hold of. Raises SandboxError when it did."""
-        result = self.execute(code, orders, wall_s=wall_s, **limits)
+    def got(self, code: str, parameters: dict[str, object] | None = None, *, wall_s: float = 60.0, **limits: int) -> list[str]:
+        """Return what a program that must not fail obtained. Raises SandboxError when it failed."""
+        result = self.execute(code, parameters, wall_s=wall_s, **limits)
         if (result.ending, result.returncode) != (Ending.EXITED, 0):
             said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise SandboxError(f"a probe did not run to its end ({result.ending}, exit status {result.returncode}): {said}")
@@ -105,7 +107,7 @@ def open_attempt(sandbox: Sandbox, *, warm: bool, python: Path = Path(sys.execut
 
 
 def processes_with(argument: str) -> list[int]:
-    """Processes of this machine with that command-line argument."""
+    """Return the processes of this machine with that command-line argument."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

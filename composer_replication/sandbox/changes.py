@@ -1,4 +1,4 @@
-"""What a command changed in its tree, read back as plain data when the last process of its box has gone.
+"""The changes a command made to its tree, read back as plain data when the last process of its sandbox has ended.
 
 Only regular files come back: content, not modes or times. Links, devices and pipes are refused by name. Everything is opened
 relative to an open folder and never through a link, so that nothing the command made can lead out of its tree.
@@ -159,7 +159,7 @@ def _lstat(folder: int | None, name: str) -> os.stat_result | None:
 
 @contextmanager
 def _opened(folder: int | None, name: str) -> Iterator[int | None]:
-    """The subfolder `name`, or None when there is none or it cannot be read."""
+    """Open the subfolder `name`, or yield None when there is none or it cannot be read."""
     try:
         fd = None if folder is None else os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Which folders of the host an interpreter needs to run in a box, and which of them must not be seen."""
+"""The host folders an interpreter needs to run in a sandbox, and those that must stay hidden."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["installation_of", "reachable_by"]
 _HIDDEN_PACKAGES = ("composer_replication", "pip", "ensurepip")
 """The first carries the gold code of the quickstart's projects, the others copies of other people's packages."""
 _PACKAGE_FOLDERS = ("lib*/python3*/*-packages", "local/lib/python3*/*-packages", "envs", "pkgs", "share/python-wheels")
-"""Where interpreters below a prefix have their packages; `envs` and `pkgs` are conda's."""
+"""Package folders of interpreters below a prefix; `envs` and `pkgs` are conda's."""
 
 _ANSWER_S = 60.0
 
@@ -56,7 +56,7 @@ def _installation_of(python: str) -> Installation:
         said = answer.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise _no_interpreter(python, said or f"exit status {answer.returncode}")
     try:
-        facts = json.loads(answer.stdout.rstrip().rpartition(b"\n")[2])  # a wrapper may have said something before
+        facts = json.loads(answer.stdout.rstrip().rpartition(b"\n")[2])  # a wrapper may have printed something before
     except ValueError as error:
         raise _no_interpreter(python, "it does not run the program it is given") from error
     wanted = [*facts["prefixes"], *facts["libraries"], *_link_hops(python)]
@@ -88,9 +88,9 @@ def _no_answer(python: str) -> SandboxError:
 
 
 def _packages_of_others(tops: Iterable[str], own: Iterable[str]) -> Iterator[str]:
-    """Folders of packages below `tops` that nothing of this interpreter's `own` lies in.
+    """Yield folders of packages below `tops` that contain nothing of this interpreter's `own`.
 
-    One of them may hold the project whose code a task deletes, and whoever can read it can import it.
+    One of them may hold the project whose code a task deletes, and any program that can read it can import it.
     """
     kept = [os.path.realpath(path) for path in own]
     for top in tops:
@@ -103,7 +103,7 @@ def _packages_of_others(tops: Iterable[str], own: Iterable[str]) -> Iterator[str
 
 @lru_cache(maxsize=64)
 def reachable_by(uid: int, python: Path) -> bool:
-    """Whether root can run `python` as the user `uid`, read its installation and enter the folder for temporary files.
+    """Return whether root can run `python` as the user `uid`, read its installation and enter the folder for temporary files.
 
     Raises TaskError and SandboxError like `installation_of`.
     """
@@ -119,7 +119,7 @@ def reachable_by(uid: int, python: Path) -> bool:
 
 
 def _link_hops(python: str) -> list[str]:
-    """The installations a chain of links to an interpreter passes through (`PREFIX/bin/python` gives PREFIX)."""
+    """Return the installations a chain of links to an interpreter passes through (`PREFIX/bin/python` gives PREFIX)."""
     hops = []
     for _ in range(16):
         folder = os.path.dirname(python)

@@ -27,7 +27,7 @@ from composer_replication.types.errors import ConfigError, SandboxError, Sandbox
 if TYPE_CHECKING:
     from composer_replication.sandbox.remote.client import RemoteSandbox
 
-__all__ = ["SandboxKind", "available", "check_kind", "far_python", "open_sandbox", "survey"]
+__all__ = ["SandboxKind", "available", "check_kind", "open_sandbox", "remote_python", "survey"]
 
 SandboxKind: TypeAlias = str
 """`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE`, `remote:URL` or `unsafe-subprocess`."""
@@ -36,7 +36,7 @@ _KINDS = ("auto", "namespaces", "bubblewrap", "landlock", "docker", "unsafe-subp
 _REMOTE = ("remote:http://", "remote:https://")
 
 _STRONGEST_FIRST: tuple[SandboxKind, ...] = ("namespaces", "bubblewrap", "landlock")
-"""The first two build the same walls; only a box of our own making can be forked from a warm interpreter."""
+"""The first two isolate equally; only our own sandbox can be forked from a warm interpreter."""
 _FIX = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
     "in Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined), or use a kernel with Landlock "
@@ -49,16 +49,16 @@ _lock = threading.RLock()
 
 _PROBE = """
 import json, os, socket, sys
-order = json.load(sys.stdin)
+request = json.load(sys.stdin)
 facts = {"uid": os.getuid(), "changed": open("changed").read(), "gone": not os.path.exists("gone")}
 open("written", "w").write("x")
 facts["caps"] = [l.split()[1] for l in open("/proc/self/status") if l.startswith("CapEff")][0]
 try:
-    facts["host_file"] = open(order["secret"]).read()
+    facts["host_file"] = open(request["secret"]).read()
 except OSError:
     facts["host_file"] = None
 try:
-    socket.create_connection(("127.0.0.1", order["port"]), 2).close()
+    socket.create_connection(("127.0.0.1", request["port"]), 2).close()
     facts["network"] = True
 except OSError:
     facts["network"] = False
@@ -67,7 +67,7 @@ os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps(facts).encode())
 
 
 def check_kind(kind: str) -> SandboxKind:
-    """The kind itself, which need not work on this machine. Raises ConfigError for what is none."""
+    """Return the kind itself, which need not work on this machine. Raises ConfigError for an unknown kind."""
     name, _, image = kind.partition(":")
     if kind.startswith(_REMOTE) or kind in _KINDS or (name == "docker" and image):
         return kind
@@ -76,7 +76,8 @@ def check_kind(kind: str) -> SandboxKind:
 
 
 def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
-    """The sandbox of that kind, or with `auto` the strongest that passes its probe; only those of `survey` unasked.
+    """Open the sandbox of that kind, or with `auto` the strongest that passes its probe; `auto` considers only the kinds of
+    `survey`.
 
     Each kind is probed once per process. When `auto` settles for less than namespaces, the reasons stand in `Isolation.missing`.
 
@@ -107,7 +108,7 @@ def open_sandbox(kind: SandboxKind = "auto") -> Sandbox:
 
 @cache
 def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
-    """Raises SandboxUnavailableError."""
+    """Open a Docker sandbox. Raises SandboxUnavailableError."""
     sandbox = open_docker(kind, image)
     try:
         _probe(sandbox, expected_uid=BOX_UID)
@@ -119,14 +120,15 @@ def _docker(kind: SandboxKind, image: str) -> DockerSandbox:
 
 @cache
 def _remote(kind: SandboxKind) -> RemoteSandbox:
-    """Raises SandboxUnavailableError and MissingExtraError."""
+    """Open a remote sandbox. Raises SandboxUnavailableError and MissingExtraError."""
     from composer_replication.sandbox.remote.client import RemoteSandbox
 
     return RemoteSandbox(kind)
 
 
-def far_python(kind: SandboxKind) -> Path | None:
-    """The interpreter to use where boxes of that kind are on another machine; None on this one. Raises like `open_sandbox`."""
+def remote_python(kind: SandboxKind) -> Path | None:
+    """Return the interpreter to use where sandboxes of that kind are on another machine; None on this one. Raises like
+    `open_sandbox`."""
     return _remote(kind).python if kind.startswith(_REMOTE) else None
 
 
@@ -137,7 +139,7 @@ def survey() -> dict[SandboxKind, Isolation | str]:
 
 
 def available() -> tuple[SandboxKind, ...]:
-    """The isolating kinds that pass their probe on this machine, strongest first."""
+    """Return the isolating kinds that pass their probe on this machine, strongest first."""
     return tuple(kind for kind, shown in survey().items() if not isinstance(shown, str))
 
 
@@ -148,9 +150,9 @@ def _opened(kind: SandboxKind) -> BoxSandbox | str:
 
 @cache
 def _open_once(kind: SandboxKind) -> BoxSandbox | str:
-    """The probed sandbox, or why there is none."""
+    """Return the probed sandbox, or why there is none."""
     if sys.platform != "linux":
-        return "boxes are built from Linux namespaces and Landlock"
+        return "sandboxes are built from Linux namespaces and Landlock"
     try:
         setup = _SETUPS[kind](find_cgroups())
         sandbox = BoxSandbox(setup)
@@ -168,7 +170,7 @@ def _weaker(sandbox: BoxSandbox, refused: tuple[str, ...]) -> BoxSandbox:
 
 
 def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
-    """Try to break out of one box. Raises SandboxError when the box cannot be made or does not hold."""
+    """Try to break out of one sandbox. Raises SandboxError when it cannot be made or does not hold."""
     try:
         with scratch_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
             secret, base = folder / "secret", folder / "base"
@@ -177,12 +179,14 @@ def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
             (base / "gone").write_text("x")
             (base / "changed").write_text("old")
             python = Path(sys.executable)
-            order = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
-            command = Command(argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=order, limits=Limits(disk_mb=16))
+            request = json.dumps({"secret": str(secret), "port": server.getsockname()[1]}).encode()
+            command = Command(
+                argv=(str(python), "-S", "-B", "-c", _PROBE), python=python, stdin=request, limits=Limits(disk_mb=16)
+            )
             result = sandbox.run(Tree(base=base, changes={"changed": b"new", "gone": None}), command)
             if result.ending is not Ending.EXITED or result.returncode != 0:
                 said = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-                raise SandboxError(f"a test program does not run in the box ({result.ending}, {said})")
+                raise SandboxError(f"a test program does not run in the sandbox ({result.ending}, {said})")
             facts: dict[str, Any] = json.loads(result.channel)
             wrong = [name for name, value in _EXPECTED.items() if facts[name] != value]
             if expected_uid is not None and facts["uid"] != expected_uid:
@@ -190,7 +194,7 @@ def _probe(sandbox: Sandbox, *, expected_uid: int | None) -> None:
             if sorted(os.listdir(base)) != ["changed", "gone"]:
                 wrong.append("base folder")
             if wrong:
-                raise SandboxError(f"the box does not hold: {', '.join(wrong)}")
+                raise SandboxError(f"the sandbox does not hold: {', '.join(wrong)}")
     except OSError as error:
         raise SandboxError(f"it cannot be tried: {error}") from error
 
@@ -201,7 +205,7 @@ _EXPECTED = {"caps": "0" * 16, "host_file": None, "network": False, "changed": "
 def _full(kind: str, cgroups: Cgroups | None, program: str = "") -> Setup:
     missing = []
     if cgroups is None:
-        missing.append("memory limit of the whole box (each process is limited)")
+        missing.append("memory limit of the whole sandbox (each process is limited)")
         if os.geteuid() == 0:
             missing.append("number of processes (no writable pids cgroup)")
     counted = "no writable cgroup" if cgroups is None else cgroups.description
@@ -234,19 +238,19 @@ def _landlock(cgroups: Cgroups | None) -> Setup:
     root = os.geteuid() == 0
     own_uid = root and reachable_by(BOX_UID, Path(sys.executable))
     user = (
-        f"uid {BOX_UID} (one per box; uid 0 without capabilities where only root can read the interpreter)"
+        f"uid {BOX_UID} (one per sandbox; uid 0 without capabilities where only root can read the interpreter)"
         if own_uid
         else f"uid {os.geteuid()} without capabilities"
     )
     missing = ["namespaces: names of the host's files and processes are visible", "disk use (looked at five times a second)"]
     if root and not own_uid:
-        missing.append("a user of its own (only root can read the interpreter's folder)")
+        missing.append("a separate user (only root can read the interpreter's folder)")
     if not own_uid:
         missing.append("file modes and times (calls that change them have no effect)")
         if abi < _ABI_WITH_SCOPES:
             missing.append("signals to the user's other processes")
     if cgroups is None:
-        missing.append("memory of the whole box (each process is limited)")
+        missing.append("memory of the whole sandbox (each process is limited)")
         if not own_uid:
             missing.append("number of processes" if root else "number of processes (counted with the user's others)")
     isolation = Isolation(

@@ -1,4 +1,4 @@
-"""What a sandbox is: one sealed box per command, a tree of files in, an ending out.
+"""The sandbox interface: one sealed sandbox per command, a tree of files in, an ending out.
 
 A workspace is plain data, a read-only base folder plus the files that differ from it, so nothing has to live between two
 commands: forking a state is copying a mapping, and a daemon left behind by an agent dies with its box.
@@ -27,15 +27,15 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one command may use."""
+    """Resource limits of one command."""
 
     wall_s: float = 60.0
     cpu_s: float = 60.0
     memory_mb: int = 1024
-    """Memory of the whole box where cgroups are writable, address space per process otherwise."""
+    """Memory in MiB: of the whole sandbox where cgroups are writable, address space per process otherwise."""
     processes: int = 64
     disk_mb: int = 256
-    """What the command may write under its root and /tmp together."""
+    """MiB the command may write under its root and /tmp together."""
     output_bytes: int = 1 << 20
     """Kept of each of stdout, stderr and the result channel; the rest is read and dropped."""
     changed_files: int = 1000
@@ -45,12 +45,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One program run in the box."""
+    """One program to run in a sandbox."""
 
     argv: tuple[str, ...]
     python: Path
-    """The interpreter, by its path where the boxes run, whose installation (prefix, base prefix, site-packages) is visible
-    read-only in the box."""
+    """The interpreter, by its path where sandboxes run. Its installation (prefix, base prefix, site-packages) is visible
+    read-only in the sandbox."""
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to a minimal environment; nothing of the host's environment is passed on."""
@@ -60,7 +60,7 @@ class Command:
 
 
 class Ending(StrEnum):
-    """How the box's command ended. Only `EXITED` says anything about the program's own verdict."""
+    """How a command ended. Only `EXITED` says anything about the program's own verdict."""
 
     EXITED = "exited"
     TIMEOUT = "timeout"
@@ -74,7 +74,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """What came out of one command."""
+    """The result of one command."""
 
     ending: Ending
     returncode: int
@@ -82,18 +82,19 @@ class ExecResult:
     stdout: bytes
     stderr: bytes
     channel: bytes
-    """What the program wrote to the private result channel, whose file descriptor it finds in `COMPOSER_RESULT_FD`."""
+    """Bytes the program wrote to the private result channel, whose file descriptor is in `COMPOSER_RESULT_FD`."""
     wall_s: float
     cpu_s: float
     changes: Mapping[str, bytes | None] | None = None
-    """With `Command.read_back`: every file that differs from the tree's base now, as the next `Tree.changes`."""
+    """With `Command.read_back`: every file that now differs from the tree's base, as the next `Tree.changes`."""
     not_kept: tuple[str, ...] = ()
-    """With `Command.read_back`: what is not in `changes`, as `path (reason)`: links, devices, or all for being too much."""
+    """With `Command.read_back`: what is missing from `changes`, as `path (reason)`: links, devices, or everything when it is too
+    much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What really separates the box from the host: shown in terminal and report, so nobody has to guess."""
+    """The actual separation of sandbox and host, shown in terminal and report."""
 
     name: str
     """The kind it was opened as, e.g. `namespaces`, `docker:IMAGE` or `remote:URL`."""
@@ -101,9 +102,9 @@ class Isolation:
     files: str
     user: str
     limits: str
-    """How process, memory, time and disk limits are enforced, e.g. `cgroup v1 (memory, pids), rlimits, tmpfs 256 MB`."""
+    """Enforcement of process, memory, time and disk limits, e.g. `cgroup v1 (memory, pids), rlimits, tmpfs 256 MB`."""
     missing: tuple[str, ...] = ()
-    """What this machine does not allow, one phrase each; empty for full isolation."""
+    """Protections this machine does not allow, one phrase each; empty for full isolation."""
 
     def summary(self) -> str:
         """One line for people."""
@@ -113,10 +114,11 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An interpreter's place on the machine where boxes run."""
+    """An interpreter's place on the machine where sandboxes run."""
 
     binds: tuple[str, ...]
-    """Folders of this machine outside /usr that boxes see read-only: prefix, base prefix, what links to it pass through."""
+    """Folders of this machine outside /usr that sandboxes see read-only: prefix, base prefix, and folders that links to it pass
+    through."""
     masks: tuple[str, ...]
     """Folders in them and in /usr to be shown empty: this package, and packages of other interpreters."""
     pytest_plugins: tuple[tuple[str, str], ...]
@@ -128,26 +130,27 @@ class Installation:
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """Runs commands, each in a box of its own. Safe to call from several threads at once."""
+    """Runs commands, each in a fresh sandbox. Safe to call from several threads at once."""
 
     @property
     def isolation(self) -> Isolation: ...
 
     @property
     def cpu_s(self) -> float:
-        """Sum of `ExecResult.cpu_s` over the boxes that have ended; the clock of this process misses them."""
+        """Sum of `ExecResult.cpu_s` over the ended sandboxes; the clock of this process misses them."""
         ...
 
     def run(self, tree: Tree, command: Command) -> ExecResult:
         """Run `command` over a private, disposable copy of `tree`.
 
         Raises:
-            SandboxError: the box itself could not be set up or broke; says nothing about the program.
+            SandboxError: the sandbox itself could not be set up or broke; says nothing about the program.
         """
         ...
 
     def installation(self, python: Path) -> Installation:
-        """The installation behind `python` (a virtual environment's interpreter or a plain one) on the machine of the boxes.
+        """Return the installation behind `python` (a virtual environment's interpreter or a plain one) on the machine of the
+        sandboxes.
 
         Raises:
             TaskError: it is not there or does not run.

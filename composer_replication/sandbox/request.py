@@ -1,4 +1,4 @@
-"""What the host asks the launcher for: one box, as plain data over one memory file."""
+"""The host's request to the launcher: one sandbox, as plain data over one memory file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 __all__ = ["WARM_FLAGS", "BoxFds", "BoxReport", "BoxRequest", "WarmProgram"]
 
 WARM_FLAGS = ("-s", "-B", "-c")
-"""`PYTHON *WARM_FLAGS SOURCE [ARGUMENT...]` need not start an interpreter: a box can be forked from one that is running."""
+"""`PYTHON *WARM_FLAGS SOURCE [ARGUMENT...]` need not start an interpreter: a sandbox can be forked from a running one."""
 
 
 class WarmProgram(BaseException):
-    """Raised in a box's process when all is set up, to leave the launcher's frames: its top level turns into the program."""
+    """Raised in a sandbox's process when all is set up, to leave the launcher's frames: its top level becomes the program."""
 
     def __init__(self, source: str, argv: list[str]) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class WarmProgram(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxRequest:
-    """Everything a box is made from. Only built-in types, so that `marshal` can carry it."""
+    """Everything needed to build a sandbox. Only built-in types, so that `marshal` can carry it."""
 
     base: str
     changes: dict[str, bytes | None]
@@ -42,7 +42,7 @@ class BoxRequest:
     disk_mb: int
     memory_mb: int
     processes: int
-    """Limits of the box's control group, where there is one."""
+    """Limits of the sandbox's control group, where there is one."""
     overlay: bool
     """False: the tree is copied instead of overlaid."""
     cgroup_procs: tuple[str, ...] = ()
@@ -54,10 +54,10 @@ class BoxRequest:
     warm: bool = False
     """The command is `PYTHON *WARM_FLAGS SOURCE ...`, and the launcher is that interpreter."""
     most_changed: tuple[int, int] | None = None
-    """Files and bytes that may be read back; None when nothing is asked for."""
+    """Files and bytes that may be read back; None when nothing is to be read back."""
 
     def dumps(self) -> bytes:
-        """The wire form."""
+        """Serialize the request."""
         return marshal.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @classmethod
@@ -75,9 +75,9 @@ class BoxFds(NamedTuple):
     stderr: int
     channel: int
     report: int
-    """Write end: one `BoxReport` when the box is gone."""
+    """Write end: one `BoxReport` when the sandbox has ended."""
     control: int
-    """Read end: end of file means the host gave up, and the box is killed."""
+    """Read end: end of file means the host gave up, and the sandbox is killed."""
 
     @property
     def streams(self) -> tuple[int, int, int, int]:
@@ -87,24 +87,24 @@ class BoxFds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxReport:
-    """What the supervisor says after the last process of a box has gone."""
+    """The supervisor's report after the last process of a sandbox has ended."""
 
     setup_error: str = ""
-    """Why the box could not be set up; empty when the command was started."""
+    """Why the sandbox could not be set up; empty when the command was started."""
     returncode: int = 0
     cpu_s: float = 0.0
     oom_killed: bool | None = None
-    """Whether the kernel killed a process of the box for memory; None where no control group counts."""
+    """Whether the kernel killed a process of the sandbox for memory; None where no control group counts."""
     timed_out: bool = False
     disk_full: bool = False
     host_oom: bool = False
-    """The kernel's out-of-memory killer struck somewhere on this machine while the box ran."""
+    """The kernel's out-of-memory killer struck somewhere on this machine while the sandbox ran."""
     changes: dict[str, bytes | None] | None = None
-    """What differs from the base, when it was asked for and is not too much."""
+    """The difference from the base, when requested and not too large."""
     not_kept: tuple[str, ...] = ()
 
     def dumps(self) -> bytes:
-        """The wire form."""
+        """Serialize the report."""
         return marshal.dumps({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Folders of the host for mount points, private copies and probes, which nobody leaves behind for good.
+"""Scratch folders of the host for mount points, private copies and probes, which are always cleaned up.
 
-Whoever works in one holds a shared lock on it. The kernel lets go of a lock when its holder dies, however it dies, so a folder
-that nobody holds is abandoned, and the next process to make one removes it.
+A process that works in one holds a shared lock on it. The kernel releases a lock when its holder dies, so a folder
+that is not locked is abandoned, and the next process to make one removes it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PREFIX = "composer-scratch-"
 
 
 def make_scratch() -> tuple[str, int]:
-    """A fresh private folder and the descriptor that holds it; abandoned ones are removed first. Raises OSError."""
+    """Make a private folder and return it with the descriptor that locks it; abandoned ones are removed first. Raises OSError."""
     _sweep()
     while True:
         path = tempfile.mkdtemp(prefix=_PREFIX)
-        with suppress(FileNotFoundError):  # swept in the moment before it was held
+        with suppress(FileNotFoundError):  # removed by another process before it was locked
             return path, hold(path)
 
 
@@ -58,7 +58,7 @@ def remove_abandoned(path: str) -> None:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A fresh private folder for the time of a `with` block. Raises OSError."""
+    """Make a private folder for the time of a `with` block. Raises OSError."""
     path, held = make_scratch()
     try:
         yield Path(path)

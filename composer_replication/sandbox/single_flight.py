@@ -1,4 +1,4 @@
-"""Values that are made once, whoever asks, and forgotten in the order in which nobody asked for them."""
+"""A thread-safe LRU cache with single-flight computation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SingleFlightCache(Generic[K, V]):
         return len(self._values)
 
     def put(self, key: K, value: V) -> None:
-        """Keep `value`, and forget the one that was asked for longest ago when there are too many."""
+        """Keep `value`, and evict the least recently used one when there are too many."""
         with self._changed:
             self._values.pop(key, None)
             self._values[key] = value
@@ -33,7 +33,7 @@ class SingleFlightCache(Generic[K, V]):
                 del self._values[next(iter(self._values))]
 
     def get_or_make(self, key: K, make: Callable[[], tuple[V, bool]]) -> tuple[V, bool]:
-        """The value kept under `key` and True, or that of `make` and False; `make` also says whether to keep its value."""
+        """Return the value kept under `key` and True, or that of `make` and False; `make` also says whether to keep its value."""
         with self._changed:
             self._changed.wait_for(lambda: key in self._values or key not in self._making)
             if key in self._values:

@@ -1,4 +1,4 @@
-"""From a source to a folder of validated tasks, resumable at any moment.
+"""A source turned into a folder of validated tasks, resumable at any moment.
 
 `OUT/.build/` holds what a continued build needs: the pristine tree, the baseline and one line per decided candidate. Candidates
 are taken in a fixed order and their verdicts used in that order, so neither the number of jobs nor an interruption changes the
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
 from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
-from composer_replication.sandbox.opening import far_python
+from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import Wanted, choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
@@ -50,7 +50,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     An interrupted build is continued by the same call and gives the same tasks.
 
     Args:
-        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). Folders of tasks in it, `out` among them, are no part
+        source: a folder, `pypi:NAME==VERSION` or a git URL (`URL@REV`). Folders of tasks in it, `out` among them, are not part
             of it.
         progress: called from this thread.
 
@@ -59,7 +59,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         SourceError: the project cannot be fetched, is a benchmark's or under another licence, holds credentials, has no tests, or
             they fail or hang.
         TaskError: `out` holds verdicts of another build, or what another release began.
-        SandboxError: no sandbox is available, or the box broke.
+        SandboxError: no sandbox is available, or the sandbox broke.
         StorageError: `out` cannot be written.
     """
     start = time.monotonic()
@@ -151,15 +151,16 @@ def _silent(_event: BuildEvent) -> None:
 
 
 def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
-    """The interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is none.
+    """Return the interpreter that the tasks of `folder` were built with, by its `build.json`; this process's own when there is
+    none.
 
     With a sandbox on another machine it is that machine's.
 
     Raises:
         SandboxError: that machine cannot be reached.
-        TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no environment of its own.
+        TaskError: `build.json` cannot be read, or its interpreter is gone and `folder` has no own environment.
     """
-    if (there := far_python(sandbox)) is not None:
+    if (there := remote_python(sandbox)) is not None:
         return there
     record = _read_json(folder / _REPORT)
     if record is None:
@@ -183,13 +184,13 @@ def build_python(folder: Path, sandbox: SandboxKind = "auto") -> Path:
 def _check_out(source: str, out: Path) -> None:
     if Path(source).is_dir() and Path(source).resolve().is_relative_to(out.resolve()):
         what = "is" if out.resolve() == Path(source).resolve() else "holds"
-        raise ConfigError(f"--out {out} {what} the source itself", fix=f"name a folder of its own, such as {out / 'tasks'}")
+        raise ConfigError(f"--out {out} {what} the source itself", fix=f"name a separate folder, such as {out / 'tasks'}")
 
 
 def _pristine(source: str, state: Path, options: BuildOptions, out: Path) -> PristineTree:
-    """The fetched tree, from an earlier call where it cannot have changed.
+    """Fetch the tree, or reuse it from an earlier call where it cannot have changed.
 
-    A build that has decided a candidate binds its folder to its source and options; one that has not is begun anew.
+    A build that has decided a candidate binds its folder to its source and options; one that has not starts over.
     """
     tree, record_file = state / "pristine", state / SOURCE_RECORD
     order = {"source": source, "options": json.loads(json.dumps(options.shaping, default=str))}
@@ -235,7 +236,7 @@ def _other_build(out: Path, held: dict[str, Any], asked: dict[str, Any]) -> str:
 
 
 def _source_record(found: dict[str, Any]) -> dict[str, Any]:
-    """Raises KeyError or TypeError on a record of another shape."""
+    """Read a record of the source. Raises KeyError or TypeError on one of another shape."""
     order = {name: found["order"][name] for name in ("source", "options")}
     return {"order": order, "name": found["name"], "label": found["label"], "digest": found["digest"]}
 
@@ -246,8 +247,8 @@ def _other_place(out: Path, record: dict[str, Any]) -> str:
 
 def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: Progress) -> Path:
     if not options.install:
-        return (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
-    if far_python(options.sandbox) is not None:
+        return (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
+    if remote_python(options.sandbox) is not None:
         fix = "make an environment there, and name its interpreter with --python PATH"
         raise SourceError("nothing can be installed on the machine of a remote sandbox", fix=fix)
     tell(BuildEvent("installing"))
@@ -258,7 +259,7 @@ def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: P
 def _baseline(
     state: Path, source: PristineTree, layout: RepositoryLayout, sandbox: Sandbox, python: Path, options: BuildOptions
 ) -> Baseline:
-    """The measured baseline, from an earlier call where there is one."""
+    """Measure the baseline, or reuse it from an earlier call."""
     _refuse_copies(source, layout, sandbox, python, options)
     file = state / _BASELINE
     known = _restored(file, baseline_from_json)
@@ -302,7 +303,7 @@ def _hidden_book(
     baseline: Baseline,
     options: BuildOptions,
 ) -> HiddenBook:
-    """The project's hidden checks, from an earlier call where there are any."""
+    """Make the project's hidden checks, or reuse them from an earlier call."""
     known = _restored(state / _CHECKS, HiddenBook.from_json)
     if known is not None:
         return known
@@ -340,7 +341,7 @@ def _wanted(options: BuildOptions) -> Wanted:
 
 
 def _restored(file: Path, read: Callable[[Any], _T]) -> _T | None:
-    """What an earlier call wrote to `file`, None where there is none. Raises TaskError for what another release wrote."""
+    """Read what an earlier call wrote to `file`; None where there is none. Raises TaskError for what another release wrote."""
     known = _read_json(file)
     try:
         return None if known is None else read(known)

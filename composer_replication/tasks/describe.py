@@ -1,4 +1,4 @@
-"""What the agent is asked: a sentence, a specification, or a hint that leaves most to find out."""
+"""The instruction for the agent: a sentence, a specification, or a hint that leaves most to find out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_PAGES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What is known about functions that were deleted."""
+    """The known facts about the deleted functions."""
 
     functions: Sequence[Function]
     sources: Mapping[str, bytes]
@@ -33,7 +33,7 @@ class Feature:
 
 
 def describe(feature: Feature, style: InstructionStyle = "terse") -> str:
-    """The instruction for bringing a feature back.
+    """Write the instruction for restoring a feature.
 
     `terse` names the functions, in order of file and line; a small model can read it. `full` adds signature, docstring, tests and
     pages of documentation. `ambiguous` names no function: it gives the purpose as the docstrings state it and the test files.

@@ -25,7 +25,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def foreign_state(file: Path) -> TaskError:
-    """What is wrong with a build's own record that cannot be read back."""
+    """Make the error for a build's own record that cannot be read back."""
     return TaskError(f"{file} was not written by this release", fix=f"delete {file.parent} and build again")
 
 
@@ -39,7 +39,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def tree_files(root: Path) -> list[str]:
-    """The POSIX paths of everything below `root` that is not a folder, sorted; links are listed, not followed."""
+    """Return the POSIX paths of everything below `root` that is not a folder, sorted; links are listed, not followed."""
     found = []
     pending = [root]
     while pending:

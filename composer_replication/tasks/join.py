@@ -1,4 +1,4 @@
-"""One harder task from several of one source, whose functions are all gone at once: made while a run goes on."""
+"""Joining of tasks during a run: one harder task from several of one source, with all their functions deleted at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["can_be_joined", "join_tasks"]
 
 
 def can_be_joined(tasks: Sequence[Task]) -> bool:
-    """Whether they are deletions of different functions of one source, made in one way, and can all be solved."""
+    """Return whether they delete different functions of one source, were made in one way, and can all be solved."""
     first = tasks[0]
     keys = [f"{d.path}::{d.qualname}" for task in tasks for d in task.spec.deleted]
     alike = all((task.spec.source_digest, *_way(task)) == (first.spec.source_digest, *_way(first)) for task in tasks)
@@ -42,7 +42,7 @@ def join_tasks(
     python: Path,
     style: InstructionStyle = "terse",
 ) -> Task | str:
-    """The task of bringing back what all of `tasks` deleted, below `folder`, or the reason why there is none.
+    """Make the task of restoring what all of `tasks` deleted, below `folder`, or return the reason why there is none.
 
     One that is there already, from an earlier call, is not made again.
 
@@ -54,7 +54,7 @@ def join_tasks(
 
     Raises:
         TaskError: one of them is damaged.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: the task cannot be written.
     """
     with suppress(TaskError):
@@ -73,13 +73,13 @@ def _joined_id(tasks: Sequence[Task]) -> str:
 
 
 def _way(task: Task) -> tuple[str, bool]:
-    """How its functions were deleted: the mode, and whether docstrings were kept."""
+    """Return how its functions were deleted: the mode, and whether docstrings were kept."""
     return str(task.provenance.get("mode", "stub")), bool(task.provenance.get("keep_docstring", True))
 
 
 @contextmanager
 def _solved(tasks: Sequence[Task]) -> Iterator[Path]:
-    """The source's tree with all of its functions."""
+    """Yield the source's tree with all of its functions."""
     with scratch_folder() as scratch:
         tree = scratch / "solved"
         copy_tree(tasks[0].repo, tree)
@@ -98,7 +98,7 @@ class _Joint:
     python: Path
 
     def prove(self, folder: Path, style: InstructionStyle) -> Task:
-        """Raises NoTaskError."""
+        """Prove the joined task and write it. Raises NoTaskError."""
         functions, deleted = self._delete()
         specs = [task.spec for task in self.tasks]
         ids = {i for spec in specs for i in (*spec.fail_to_pass, *spec.pass_to_pass)}
@@ -138,7 +138,7 @@ class _Joint:
         raise NoTaskError("no test fails without it")
 
     def _delete(self) -> tuple[list[Function], Mapping[str, bytes]]:
-        """The functions, and the files without them."""
+        """Return the functions, and the files without them."""
         wanted = {f"{d.path}::{d.qualname}" for task in self.tasks for d in task.spec.deleted}
         sources = {
             path: (self.tree / path).read_bytes()
@@ -187,7 +187,7 @@ class _Joint:
 
 
 def _merged(specs: Sequence[TaskSpec]) -> HeldOutChecks:
-    """The checks of all, each once."""
+    """Merge the checks of all tasks, each once."""
     return HeldOutChecks(
         calls=tuple(dict.fromkeys(call for spec in specs for call in spec.hidden.calls)),
         anti_tests=tuple(dict.fromkeys(test for spec in specs for test in spec.hidden.anti_tests)),

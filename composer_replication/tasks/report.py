@@ -1,4 +1,4 @@
-"""What a build is asked for, what it tells on the way, and what it reports."""
+"""Options, progress and report of a build."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DeletionMode: TypeAlias = Literal["stub", "delete", "feature"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """How to build."""
+    """Options of a build."""
 
     max_tasks: int | None = None
     """Stop after this many validated tasks; a later build with more continues, and one with fewer keeps those there are."""
@@ -46,7 +46,7 @@ class BuildOptions:
     allow_credentials: tuple[str, ...] = ()
     """Patterns of paths whose credentials are made up."""
     seed: int = 0
-    """Of the candidates' order and the samples of pass-to-pass tests."""
+    """Seeds the candidates' order and the samples of pass-to-pass tests."""
     python: Path | None = None
     """The interpreter for the tests; this process's own by default."""
     install: bool = False
@@ -63,7 +63,7 @@ class BuildOptions:
     impossible: float = 0.0
     """Share of the tasks that are made impossible, as an alarm against cheating; 0.01 is enough."""
     held_out_only: bool = False
-    """Drop candidates that get no held-out calls, whose verdict a program written for the grader can forge."""
+    """Drop candidates without held-out calls: a program written for the grader can forge their verdict."""
     keep_docstring: bool = True
     packages: tuple[str, ...] = ()
     """Paths of packages or modules to delete from; guessed when empty."""
@@ -99,7 +99,7 @@ class BuildOptions:
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """Those that decide what the tasks are."""
+        """The options that determine the tasks."""
         free = ("max_tasks", "jobs", "budget_s", "sandbox", "timeout_s")
         return {name: value for name, value in asdict(self).items() if name not in free}
 
@@ -120,7 +120,7 @@ class BuildEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What a build made. `OUT/build.json` holds the same."""
+    """The result of a build. `OUT/build.json` holds the same."""
 
     source: str
     source_digest: str
@@ -131,7 +131,7 @@ class BuildReport:
     tasks: tuple[str, ...]
     """Ids in order of candidates; each is a folder of OUT."""
     dropped: tuple[Skipped, ...]
-    """Candidates that were tried and are no tasks, and why."""
+    """Candidates that were tried and are not tasks, and why."""
     skipped: tuple[Skipped, ...]
     """Functions that were not tried, and why."""
     candidates: int
@@ -142,17 +142,17 @@ class BuildReport:
     stopped: str
     """Why candidates are left: `max_tasks`, `budget`, or empty."""
     without_calls: int
-    """How many of the tasks have no held-out calls."""
+    """Number of tasks without held-out calls."""
     seconds: float
     """Wall-clock seconds of this call."""
     credentials: tuple[Credential, ...] = ()
-    """What looks like one in the project's files, and so in every task's tree."""
+    """What looks like a credential in the project's files, and therefore is in every task's tree."""
     failing: tuple[str, ...] = ()
     """The project's tests that fail before anything is deleted, as `id: why`."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def reasons(self) -> list[tuple[str, int]]:
-        """How many candidates and functions were dropped or skipped for each reason, most frequent first."""
+        """Count the candidates and functions dropped or skipped for each reason, most frequent first."""
         return Counter(entry.reason for entry in (*self.dropped, *self.skipped)).most_common()
 
 

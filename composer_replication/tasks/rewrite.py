@@ -27,7 +27,7 @@ _SEED_PROBLEM = "its functions are not found in the gold code"
 
 
 def facts_of(task: Task) -> str | None:
-    """The `full` instruction of a task, from its own folder; None for one whose deleted functions cannot be named."""
+    """Return the `full` instruction of a task, from its own folder; None for one whose deleted functions cannot be named."""
     feature = feature_of(task)
     return None if feature is None else describe(feature, "full")
 

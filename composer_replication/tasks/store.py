@@ -1,4 +1,4 @@
-"""A task on disk: a folder of plain files that one can read, sealed by a manifest.
+"""A task on disk: a folder of plain, readable files, sealed by a manifest.
 
 task.toml          the TaskSpec, the schema version and how the task was made
 instruction.md     what the agent is asked
@@ -49,8 +49,8 @@ class Task:
     spec: TaskSpec
     root: Path
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """How it was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones and as
-    many others as the cap allows), the cap on the latter, the seed."""
+    """How the task was made: numbers of covering tests, of flaky ones and of pass-to-pass tests found (among the covering ones
+    and as many others as the cap allows), the cap on the latter, the seed."""
 
     @property
     def repo(self) -> Path:
@@ -58,7 +58,7 @@ class Task:
         return self.root / "repo"
 
     def gold_files(self) -> dict[str, bytes]:
-        """The edited files as they were before the deletion, by POSIX path. Raises TaskError when they cannot be read."""
+        """Return the edited files as they were before the deletion, by POSIX path. Raises TaskError when they cannot be read."""
         folder = self.root / "solution" / "files"
         try:
             return {path: (folder / path).read_bytes() for path in tree_files(folder)}
@@ -66,7 +66,7 @@ class Task:
             raise _damaged(self.root, f"solution/files cannot be read ({error.strerror})") from error
 
     def deleted_code(self) -> tuple[str, ...]:
-        """The bodies that were deleted, one text each; a whole file where its functions are not found again.
+        """Return the deleted bodies, one text each; a whole file where its functions are not found again.
 
         Signatures are not among them, nor docstrings that the task's tree still has. Undecodable bytes are replaced. Raises
         TaskError like `gold_files`.
@@ -82,7 +82,7 @@ class Task:
         return tuple(body.decode(errors="replace") for body in bodies)
 
     def gold_patch(self) -> str:
-        """The solution as a unified diff against `repo`; undecodable bytes are replaced, for reading only."""
+        """Return the solution as a unified diff against `repo`; undecodable bytes are replaced, for reading only."""
         return (self.root / "solution" / "gold.patch").read_text(errors="replace")
 
     def digest(self) -> bytes:
@@ -90,12 +90,12 @@ class Task:
         return (self.root / _MANIFEST).read_bytes()
 
     def docs(self) -> dict[str, str]:
-        """The documentation in `repo` (`docs_of`)."""
+        """Return the documentation in `repo` (`docs_of`)."""
         return docs_of(self.repo)
 
 
 def docs_of(tree: Path) -> dict[str, str]:
-    """A project's documentation: `.md`, `.rst` and `.txt` files outside tests, by path.
+    """Return a project's documentation: `.md`, `.rst` and `.txt` files outside tests, by path.
 
     Licences and lists of requirements are left out. A file is cut at 64 KiB, and no file is begun after 512 KiB.
     """
@@ -168,7 +168,7 @@ def write_task(
 
 
 def reworded(task: Task, instruction: str, *, by: str) -> Task:
-    """The same task with another instruction, in the same place; `provenance` says who wrote it. Raises StorageError."""
+    """Write the same task with another instruction, in the same place; `provenance` says who wrote it. Raises StorageError."""
     spec = replace(task.spec, instruction=instruction)
     provenance = {**task.provenance, "instruction_by": by}
     gold, repo = task.gold_files(), task.repo
@@ -195,7 +195,7 @@ def digests_of(tree: Path) -> dict[str, str]:
 def publish_task(staged: Path, root: Path) -> None:
     """Move a complete task folder to `root`, where it appears at once. Raises StorageError.
 
-    Killed at any moment, it leaves the old task or the new one: the old is put aside, and whoever reads next brings it back when
+    Killed at any moment, it leaves the old task or the new one: the old one is set aside, and the next reader restores it when
     there is no new one.
     """
     with storage_errors(root.parent):
@@ -263,7 +263,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
 
 
 def load_tasks(folder: str | os.PathLike[str]) -> list[Task]:
-    """Every task directly below `folder`, in order of name; names that begin with a dot are not looked at.
+    """Load every task directly below `folder`, in order of name; names that begin with a dot are ignored.
 
     Raises:
         TaskError: there is none, one of them is damaged, something else is among them, or `folder` is a task itself.

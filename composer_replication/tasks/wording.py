@@ -14,7 +14,7 @@ __all__ = ["feature_of", "worded"]
 
 
 def feature_of(task: Task) -> Feature | None:
-    """What was known of the deleted functions when the task was built; None for a task whose functions cannot be named."""
+    """Return the facts about the deleted functions recorded when the task was built; None when its functions cannot be named."""
     sources = task.gold_files()
     known = {function.key: function for path, source in sources.items() for function in find_functions(path, source)[0]}
     functions = [known.get(f"{d.path}::{d.qualname}") for d in task.spec.deleted]
@@ -26,7 +26,7 @@ def feature_of(task: Task) -> Feature | None:
 
 
 def worded(tasks: Sequence[Task], style: InstructionStyle | None) -> list[Task]:
-    """The tasks with the instruction that a build with `style` gives them, in memory only; None leaves them as they are.
+    """Return the tasks with the instruction that a build with `style` gives them, in memory only; None leaves them unchanged.
 
     Raises:
         TaskError: the functions of one cannot be named, as in a reversion of a SWE-bench row.

@@ -1,4 +1,4 @@
-"""Outside models that re-answer a student's states: whom to ask, what it costs, and what counts as a vote."""
+"""External models that re-answer a student's states: the teachers, their costs, and what counts as a vote."""
 
 from __future__ import annotations
 

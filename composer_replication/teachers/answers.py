@@ -14,10 +14,10 @@ __all__ = ["read_answers"]
 
 
 def read_answers(path: Path | str) -> list[TeacherAnswer]:
-    """The answers of an `answers.jsonl`, in its order.
+    """Return the answers of an `answers.jsonl`, in its order.
 
     Raises:
-        ConfigError: the file cannot be read or has no answers, a line is no answer, or one teacher answers a state twice.
+        ConfigError: the file cannot be read or has no answers, a line is not an answer, or one teacher answers a state twice.
     """
     path = Path(path)
     answers: list[TeacherAnswer] = []

@@ -1,4 +1,4 @@
-"""What a gate misses, estimated from the states that it would have left out and that were asked all the same, by chance."""
+"""Estimates of what a gate misses, from a random sample of the states that it would have left out."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Missed:
     """Valuable states among all that were left out; unbiased over the draws. Those that were drawn are part of it."""
     low: float
     high: float
-    """Bounds at the level of confidence that was asked for."""
+    """Bounds at the requested confidence level."""
     found: int
     """Valuable states that were drawn."""
     drawn: int
     unanswered: int
-    """Of those drawn, how many brought no verdict; `high` counts each as valuable."""
+    """How many of those drawn brought no verdict; `high` counts each as valuable."""
     population: int
     """States that were left out."""
 
@@ -38,7 +38,8 @@ class Audit:
     drawn: frozenset[str]
 
     def missed(self, valuable: Collection[str], *, unanswered: Collection[str] = (), confidence: float = 0.95) -> Missed:
-        """The Horvitz-Thompson estimate `found / chance` (Horvitz and Thompson 1952, JASA 47, equation 3) and exact bounds.
+        """Return the Horvitz-Thompson estimate `found / chance` (Horvitz and Thompson 1952, JASA 47, equation 3) and exact
+        bounds.
 
         The number of valuable states that are drawn is binomial, of as many trials as there are valuable states and with
         success probability `chance`; the bounds are the numbers of trials that the two tails do not rule out (Clopper and
@@ -52,7 +53,7 @@ class Audit:
             ConfigError: there is no audit, as its chance is 0.
         """
         if self.chance == 0.0:
-            raise ConfigError("nothing was audited, so nobody knows what was missed", fix="give the gate an audit above 0")
+            raise ConfigError("nothing was audited, so what was missed is unknown", fix="give the gate an audit above 0")
         found = len(self.drawn & set(valuable))
         silent = len((self.drawn & set(unanswered)) - set(valuable))
         tail = (1.0 - confidence) / 2.0
@@ -69,7 +70,7 @@ class Audit:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The least n in [low, high] from which on `holds`, which does not stop holding; `high` when there is none below it."""
+    """Return the least n in [low, high] from which on the monotone `holds` is true; `high` when there is none below it."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

@@ -23,8 +23,8 @@ CALL_ID_HEADER = "X-Client-Request-Id"
 _NEVER_SENT = frozenset(
     {"ConnectError", "ConnectTimeout", "LocalProtocolError", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 )
-"""Names of transport errors before a request has left, so that nobody can bill it. By name, because the classes are those of
-httpx or of httpx2, as the version of openai has it."""
+"""Names of transport errors before a request has left, so that it cannot be billed. By name, because the classes are those of
+httpx or of httpx2, depending on the version of openai."""
 _CONNECT_S = 10.0
 _LONGEST_PAUSE_S = 120.0
 _HOPELESS_STATUS = frozenset({401, 402, 403, 404})
@@ -49,13 +49,13 @@ class Failure(StrEnum):
     LOST = "connection lost"
     """Something was sent, and the answer did not come or not whole."""
     UNREADABLE = "unreadable"
-    """An answer that is no chat completion."""
+    """An answer that is not a chat completion."""
     LEFT_OUT = "left out"
     """Not asked, because the teacher had failed for good."""
 
     @property
     def may_be_billed(self) -> bool:
-        """Whether whoever was asked may have answered and want to be paid."""
+        """Whether the endpoint may have answered and may bill the call."""
         return self in (Failure.GATEWAY, Failure.TIMEOUT, Failure.LOST, Failure.UNREADABLE)
 
     @property
@@ -85,7 +85,7 @@ class NoAnswerError(Exception):
 
 
 def make_client(teacher: Teacher) -> openai.AsyncOpenAI:
-    """A client that repeats nothing by itself: every attempt is a call of its own in the ledger."""
+    """Make a client that repeats nothing by itself: every attempt is a separate call in the ledger."""
     key = os.environ[teacher.api_key_env] if teacher.api_key_env is not None else "none"
     timeout = openai.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s))
     return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=timeout, max_retries=0)
@@ -94,7 +94,7 @@ def make_client(teacher: Teacher) -> openai.AsyncOpenAI:
 async def call(
     client: openai.AsyncOpenAI, teacher: Teacher, question: Question, *, call_id: str, failed_before: int
 ) -> tuple[Reply, float]:
-    """The reply, and after how many seconds it was there whole.
+    """Return the reply, and the seconds until it was complete.
 
     Args:
         failed_before: attempts that failed at no cost; the pause after this one grows with them.

@@ -25,7 +25,7 @@ Reason: TypeAlias = Literal[
 """Why a state is asked. `window`: it lies between two others, and asking it too costs less than the cold prompt after a gap."""
 
 Rule: TypeAlias = Literal["flat", "cascade", "sweep", "any"]
-"""Whom the grounds (high entropy, a finding) decide about.
+"""The teachers that the grounds (high entropy, a finding) decide about.
 
 - `flat`: all teachers are asked where there is a ground.
 - `cascade`: the cheap teacher where there is a ground, the others where it does not agree with the student.
@@ -36,16 +36,16 @@ Rule: TypeAlias = Literal["flat", "cascade", "sweep", "any"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a tier does with a state."""
+    """A tier's decision on a state."""
 
     state_id: str
     reasons: tuple[Reason, ...]
-    """Why it is asked; empty when it is not."""
+    """Reasons for asking; empty when the state is not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """Decides whom to ask, the same for the same states and seed.
+    """Decides which teachers to ask, deterministically for the same states and seed.
 
     Raises:
         ConfigError: a share is outside [0, 1].
@@ -57,12 +57,12 @@ class Gate:
     findings: bool = True
     """A detector's finding is a ground."""
     unknown: Literal["ask", "skip"] = "ask"
-    """A state without an entropy, as those of foreign traces are: the first tier asks about it, or leaves it to other grounds.
-    Where the cheap teacher is asked everywhere, its answer decides."""
+    """How to treat a state without an entropy, such as those of foreign traces: the first tier asks about it, or leaves it to
+    other grounds. Where the cheap teacher is asked everywhere, its answer decides."""
     audit: float = 0.05
-    """Chance with which a state is asked that the gate would leave out."""
+    """Probability of asking a state that the gate would leave out."""
     seed: int = 0
-    """Of the audit's draws; each depends on the seed and the state's id alone."""
+    """Seed of the audit's draws; each depends on the seed and the state's id alone."""
 
     def __post_init__(self) -> None:
         for name in ("uncertain", "audit"):
@@ -76,7 +76,7 @@ class Gate:
         return {state_id for _, _, state_id in sorted(known)[: round(self.uncertain * len(known))]}
 
     def grounds(self, step: ReplayStep, uncertain: Collection[str]) -> tuple[Reason, ...]:
-        """What speaks for a state by itself."""
+        """Return the grounds for asking a state, considered by itself."""
         found: list[Reason] = []
         if step.entropy is None and self.unknown == "ask" and self.uncertain > 0.0:
             found.append("entropy unknown")
@@ -87,7 +87,7 @@ class Gate:
         return tuple(found)
 
     def first(self, steps: Sequence[ReplayStep], tariff: Tariff | None = None) -> list[Decision]:
-        """What the first tier asks, state by state: the cheap teacher, or everybody under `flat`.
+        """Decide what the first tier asks, state by state: the cheap teacher, or all teachers under `flat`.
 
         Args:
             tariff: of the teacher that is asked; None for no windows.
@@ -105,12 +105,12 @@ class Gate:
     def second(
         self, steps: Sequence[ReplayStep], first: Sequence[Decision], agrees: Collection[str], tariff: Tariff | None = None
     ) -> list[Decision]:
-        """What the second tier asks of the other teachers, once the cheap one has answered.
+        """Decide what the second tier asks of the other teachers, once the cheap one has answered.
 
         Args:
             first: what `first` decided on these steps.
             agrees: ids of the states where the cheap teacher certainly did what the student did.
-            tariff: as above, of the dearest of them.
+            tariff: as above, of the most expensive of them.
         """
         uncertain = self.uncertain_ids(steps)
         reasons: list[tuple[Reason, ...]] = []
@@ -131,7 +131,7 @@ class Gate:
     def foreseen(
         self, steps: Sequence[ReplayStep], first: Sequence[Decision], disagrees: float
     ) -> tuple[dict[str, float], set[str]]:
-        """What is known of `second` before the cheap teacher has answered: chances by id, and the ids that the audit draws.
+        """Predict `second` before the cheap teacher has answered: chances by id, and the ids that the audit draws.
 
         The chance is that of a reason other than a window or the audit. What the audit draws is asked at any rate; it follows
         from the seed.
@@ -146,7 +146,7 @@ class Gate:
         return chances, {d.state_id for d in agreed if d.reasons == ("audit",)}
 
     def _second_audit(self, first: Decision) -> tuple[Reason, ...]:
-        """What the first tier's audit drew is asked in full; where the cheap teacher was believed, chance draws anew."""
+        """Ask in full what the first tier's audit drew; where the cheap teacher was believed, draw again."""
         if first.reasons == ("audit",):
             return first.reasons
         return self._drawn(2, first.state_id) if first.reasons else ()
@@ -158,13 +158,13 @@ class Gate:
         return random.Random(f"{self.seed} {purpose} {state_id}").random()
 
     def audited(self, second: Sequence[Decision]) -> Audit:
-        """The audit of both tiers together: what chance alone had asked, out of all that it decided about."""
+        """Return the audit of both tiers together: what chance alone had asked, out of all that it decided about."""
         left_out = [d for d in second if d.reasons in ((), ("audit",))]
         return Audit(chance=self.audit, population=len(left_out), drawn=frozenset(d.state_id for d in left_out if d.reasons))
 
 
 def windows(steps: Sequence[ReplayStep], asked: Collection[str], tariff: Tariff) -> set[str]:
-    """Ids of states to ask besides `asked`, so that the prompt cache stays warm where that is cheaper than a cold prompt.
+    """Return ids of states to ask besides `asked`, so that the prompt cache stays warm where that is cheaper than a cold prompt.
 
     Between two asked states of a trace lies a gap; `Gaps.fills` decides about it.
     """

@@ -1,4 +1,4 @@
-"""What a gate and a plan read of trace states: sizes, which prompts continue which, and the evidence for asking."""
+"""The view that a gate and a plan have of trace states: sizes, which prompts continue which, and the evidence for asking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["steps_of", "with_evidence"]
 
 
 def steps_of(states: Sequence[TraceState]) -> list[ReplayStep]:
-    """One step for every state, in the same order. A state without a `trajectory_id` is a trace by itself."""
+    """Return one step for every state, in the same order. A state without a `trajectory_id` is a separate trace."""
     steps: list[ReplayStep] = []
     latest: dict[str, TraceState] = {}
     for state in states:
@@ -38,7 +38,7 @@ def with_evidence(
     findings: Mapping[str, Sequence[Finding]] | None = None,
     entropies: Mapping[str, Sequence[float | None]] | None = None,
 ) -> list[TraceState]:
-    """The states with what speaks for asking about them; the ones given stay as they are.
+    """Return copies of the states with the evidence for asking about them.
 
     Args:
         findings: by trajectory id, as `composer_replication.hints.detect` gives them for each transcript.

@@ -1,7 +1,7 @@
-"""A teacher as the judge of two actions that nothing else could tell apart or make one.
+"""A teacher as the judge of two actions that no other method could distinguish or equate.
 
 It is asked twice, once in each order, and believed only when it says the same both times: a model's preference for what stands
-first is no verdict (https://arxiv.org/abs/2305.17926).
+first is not a verdict (https://arxiv.org/abs/2305.17926).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from composer_replication.teachers.teacher import Question, Teacher
 __all__ = ["JUDGE_CONFIDENCE", "judge_pairs"]
 
 JUDGE_CONFIDENCE = 0.8
-"""Of a verdict that a judge gives in both orders: what a pair that rests on it weighs, times its share of the votes."""
+"""Confidence of a verdict that a judge gives in both orders: the weight of a pair that rests on it, times its share of the
+votes."""
 
 _INSTRUCTION = (
     "You compare two actions of a coding agent, both meant for the same moment. Answer yes if they are interchangeable: in every "
@@ -30,7 +31,7 @@ _INSTRUCTION = (
 async def judge_pairs(
     pairs: Iterable[tuple[str, str]], judge: Teacher, *, ledger: Ledger, max_total_usd: float | None
 ) -> dict[tuple[str, str], ActionComparison]:
-    """What the judge says of each pair of actions, under the pair as it is given and under its reverse.
+    """Return the judge's verdict on each pair of actions, under the pair as it is given and under its reverse.
 
     The ledger keeps the answers by the actions with sorted arguments, so no pair is paid for twice, in whichever order it comes.
 

@@ -1,9 +1,10 @@
 """Every call ever made to a teacher, in one SQLite file: the cache, the record of money and the log from which a replay resumes.
 
-A call is a row. It is `open` while it is under way, with the most it can cost reserved. It ends `paid`, at a cost that is known,
-or `held`, counted in full because it may be billed and nobody can say at what price: it was sent and brought no answer, its reply
-named an impossible price, or the process that made it died. A call that cannot have been billed leaves no row. What is held stays
-so until the provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is another call.
+A call is a row. It is `open` while it is in progress, with the most it can cost reserved. It ends `paid`, at a cost that is
+known, or `held`, counted in full because it may be billed at an unknown price: it was sent and brought no answer,
+its reply named an impossible price, or the process that made it died. A call that cannot have been billed leaves no row. What is
+held stays so until the provider's bill is read (`Ledger.reconcile`). A question without an answer may be asked again, which is
+another call.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _KILLED = "the run ended while the call was under way"
 
 
 class AskedAlreadyError(Exception):
-    """A call under this key is under way, or has brought an answer."""
+    """A call under this key is in progress, or has brought an answer."""
 
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
@@ -64,7 +65,7 @@ def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciled:
-    """What a provider's bill changed."""
+    """Changes made by a provider's bill."""
 
     billed: int
     """Held calls that the bill lists: they are paid now, at its price."""
@@ -79,13 +80,14 @@ class Reconciled:
 class Ledger:
     """One process at a time may hold a ledger; within it, threads and coroutines share one object.
 
-    Calls that were under way when the last holder died are held from now on: whoever was asked may have answered and billed them.
+    Calls that were in progress when the last holder died are held from now on: the endpoint may have answered and billed
+    them.
 
     Args:
         path: the SQLite file, made when missing; None for a ledger in memory, which nothing survives.
 
     Raises:
-        StorageError: the file cannot be written, is no ledger, or is held by another process.
+        StorageError: the file cannot be written, is not a ledger, or is held by another process.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -123,7 +125,7 @@ class Ledger:
     # --- calls ----------------------------------------------------------------------------------------------------------
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The answer bought under `key`, or None."""
+        """Return the answer bought under `key`, or None."""
         row = self._query("SELECT answer FROM calls WHERE key = ? AND (answer IS NOT NULL OR status = 'open')", key)
         if row is None or row[0] is None:
             return None
@@ -131,11 +133,11 @@ class Ledger:
         return answer
 
     def reserve(self, key: str, *, teacher: str, usd: float, cap_usd: float | None) -> str | None:
-        """Hold `usd` for a call about to be made, and name the call. None, and nothing held, when everything spent and held
-        would exceed the cap.
+        """Reserve `usd` for a call about to be made, and name the call. None, with nothing reserved, when everything spent and
+        held would exceed the cap.
 
         Raises:
-            AskedAlreadyError: a call under the key is under way or has brought an answer.
+            AskedAlreadyError: a call under the key is in progress or has brought an answer.
         """
         call_id = uuid.uuid4().hex
         with self._mutex, self._storage_errors():
@@ -151,7 +153,7 @@ class Ledger:
             return call_id
 
     def fits(self, usd: float, cap_usd: float | None) -> bool:
-        """Whether `usd` could be reserved at this moment."""
+        """Return whether `usd` could be reserved at this moment."""
         return cap_usd is None or self._committed_usd + usd <= cap_usd
 
     def settle(self, call_id: str, *, usd: float, answer: Mapping[str, Any], doubt: str = "") -> None:
@@ -161,7 +163,7 @@ class Ledger:
             doubt: why `usd` may not be what is billed: the amount is held.
 
         Raises:
-            ValueError: no such call is under way.
+            ValueError: no such call is in progress.
         """
         status, record = "held" if doubt else "paid", json.dumps(answer)
         with self._mutex, self._storage_errors():
@@ -189,12 +191,12 @@ class Ledger:
             self._committed_usd -= reserved
 
     def is_open(self, call_id: str) -> bool:
-        """Whether a call is under way."""
+        """Return whether a call is in progress."""
         return call_id in self._open_usd
 
     @property
     def any_open(self) -> bool:
-        """Whether any call is under way."""
+        """Whether any call is in progress."""
         return bool(self._open_usd)
 
     def _under_way(self, call_id: str) -> float:
@@ -203,14 +205,14 @@ class Ledger:
         return self._open_usd[call_id]
 
     def reconcile(self, bill: Mapping[str, float]) -> Reconciled:
-        """Put the provider's bill in place of what was held.
+        """Replace what was held by the provider's bill.
 
         Args:
             bill: USD by call id, of every call that was billed since the ledger was begun. A held call that it does not list
                 was not billed. What it says of a paid call replaces what the reply said.
 
         Raises:
-            ValueError: calls are under way, so that no bill can be complete.
+            ValueError: calls are in progress, so that no bill can be complete.
         """
         with self._mutex, self._storage_errors():
             if self._open_usd:
@@ -232,7 +234,7 @@ class Ledger:
 
     @property
     def spent_usd(self) -> float:
-        """Everything that counts towards a cap and is no longer under way: what was paid and what is held."""
+        """Everything that counts towards a cap and is no longer in progress: paid and held amounts, in USD."""
         return self._sum("paid", "held")
 
     @property
@@ -242,15 +244,15 @@ class Ledger:
 
     @property
     def reserved_usd(self) -> float:
-        """For calls under way."""
+        """USD reserved for calls in progress."""
         return self._sum("open", "open")
 
     def spent_by_teacher(self) -> dict[str, float]:
-        """The parts of `spent_usd` by teacher's name."""
+        """Return the parts of `spent_usd` by teacher's name."""
         return self._by_teacher("paid", "held")
 
     def held_by_teacher(self) -> dict[str, float]:
-        """The parts of `held_usd` by teacher's name."""
+        """Return the parts of `held_usd` by teacher's name."""
         return self._by_teacher("held", "held")
 
     @property

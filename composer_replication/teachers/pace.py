@@ -1,4 +1,4 @@
-"""How fast a teacher is asked: so many requests at a time, so many a minute, none while it asked for a pause."""
+"""Rate limits of a teacher: concurrent requests, requests per minute, and pauses it asked for."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class RateLimiter:
                 return
 
     def pause(self, seconds: float) -> None:
-        """Send nothing for so long."""
+        """Send nothing for this many seconds."""
         self._open_at = max(self._open_at, asyncio.get_running_loop().time() + seconds)

@@ -1,4 +1,4 @@
-"""Where enough teachers agree on another action than the student's, the two become a preference pair."""
+"""Preference pairs from teachers who agree on an action other than the student's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def check_states(states: Sequence[TraceState]) -> None:
-    """Raises ConfigError when an entry is no `TraceState`, or two states have one id."""
+    """Raise ConfigError when an entry is not a `TraceState`, or two states have one id."""
     for index, state in enumerate(states):
         problem = _problem_of(state)
         if problem is not None:
@@ -53,11 +53,11 @@ def check_states(states: Sequence[TraceState]) -> None:
     counts = Counter(s["state_id"] for s in states)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        raise ConfigError(f"two states have the id {repeated[0]!r}", fix="give every state an id of its own")
+        raise ConfigError(f"two states have the id {repeated[0]!r}", fix="give every state a unique id")
 
 
 def _problem_of(state: Any) -> str | None:
-    """What keeps a value from being a state, to follow its name; None when nothing does."""
+    """Return what keeps a value from being a state, to follow its name; None when nothing does."""
     if not isinstance(state, Mapping):
         return f" is {type(state).__name__!r}, no dict"
     for key, kind in (("state_id", str), ("messages", Sequence), ("student_action", str)):
@@ -90,7 +90,7 @@ class PairMining:
 
     pairs: tuple[DPOPair, ...]
     confidence: Mapping[str, float]
-    """By state id: what the pair weighs in the loss, in (0, 1]; see `agreement.Choice`."""
+    """By state id: the pair's weight in the loss, in (0, 1]; see `agreement.Choice`."""
     dropped: Mapping[str, int]
     """Number of states without a pair, by reason; `len(pairs)` plus these is the number of states."""
     abstained: Mapping[str, int]
@@ -98,7 +98,7 @@ class PairMining:
     methods: Mapping[str, int]
     """Number of comparisons by what ended them, e.g. `same: canonical`."""
     weights: Mapping[str, float]
-    """What a vote of each family weighed."""
+    """Weight of each family's vote."""
     undecided: tuple[tuple[str, str], ...]
     """Actions that no method could compare; a judge may (`teachers.judge_pairs`)."""
     clusters: int
@@ -116,18 +116,19 @@ class PairMining:
 def extract_dpo_pairs(
     states: Sequence[TraceState], teacher_actions: Sequence[TeacherAnswer], agreement_threshold: int = 2
 ) -> list[DPOPair]:
-    """The pairs of `find_disagreements`, which also tells why the other states gave none."""
+    """Return the pairs of `find_disagreements`, which also gives the reasons why the other states have none."""
     return list(find_disagreements(states, teacher_actions, agreement_threshold).pairs)
 
 
 def scene_of(state: TraceState) -> Scene:
-    """What the state itself tells: its tools, the files its messages show whole, whether its actions are written in text."""
+    """Return what the state itself reveals: its tools, the files its messages show whole, whether its actions are written in
+    text."""
     files = files_seen(state["messages"])
     return Scene(files=files, tools=state.get("tools", ()), text_actions=_writes_its_actions(state))
 
 
 def _writes_its_actions(state: TraceState) -> bool:
-    """What the state says; else whether there is no tool, and all that its agent has said ends with a command in a block."""
+    """Return what the state says; else whether there is no tool, and all its agent's messages end with a command in a block."""
     if "text_actions" in state:
         return state["text_actions"]
     said = [m for m in state["messages"] if m.get("role") == "assistant"]
@@ -146,7 +147,7 @@ def find_disagreements(
     judged: Mapping[tuple[str, str], ActionComparison] | None = None,
     weights: Mapping[str, float] | Literal["equal", "fitted"] = "equal",
 ) -> PairMining:
-    """One pair for every state where enough teachers agree on another action than the student's.
+    """Make one pair for every state where enough teachers agree on another action than the student's.
 
     Actions are compared by `agreement.compare`; only valid ones vote (`cast_vote`). The student's is rejected when it is
     certainly another one than the teachers': where that is undecided, or both only look at the same thing, there is no pair.
@@ -155,11 +156,12 @@ def find_disagreements(
         agreement_threshold: model families, not teachers, that must choose the action.
         scenes: what is known of a state; more than its messages tell where there is a sandbox.
         judged: verdicts of a judge on actions that nothing else decides.
-        weights: of a family's vote; `fitted` are accuracies told from how the families agree (`agreement.family_accuracies`).
+        weights: of a family's vote; `fitted` are accuracies estimated from how the families agree
+            (`agreement.family_accuracies`).
 
     Raises:
-        ConfigError: an entry is no state, two states of one id, or a threshold below one.
-        SandboxError: a scene's box broke.
+        ConfigError: an entry is not a state, two states of one id, or a threshold below one.
+        SandboxError: a scene's sandbox broke.
     """
     check_states(states)
     if agreement_threshold < 1:
@@ -202,7 +204,7 @@ def find_disagreements(
 
 @dataclass(slots=True)
 class _MiningCounts:
-    """What is counted on the way."""
+    """Counters of the mining."""
 
     dropped: Counter[str] = field(default_factory=Counter)
     abstained: Counter[str] = field(default_factory=Counter)
@@ -237,19 +239,19 @@ def _clustered(
 
 
 def _ballot(clusters: Sequence[Cluster]) -> Ballot:
-    """A family whose teachers are of two minds has no vote."""
+    """Return the families' votes. A family whose teachers disagree has none."""
     said = Counter(family for cluster in clusters for family in cluster.families)
     return Ballot({family: i for i, cluster in enumerate(clusters) for family in cluster.families if said[family] == 1})
 
 
 def same_action(state: TraceState, answer: TeacherAnswer) -> bool:
-    """Whether an answer is a valid action and certainly the student's."""
+    """Return whether an answer is a valid action and certainly the student's."""
     vote = cast_vote(answer, state.get("tools", ()))
     return isinstance(vote, Vote) and compare(vote.action, student_action(state), scene_of(state)).same
 
 
 def student_action(state: TraceState) -> str:
-    """What the student did, as text to compare."""
+    """Return the student's action as text to compare."""
     wire = state.get("student_tool_calls") or ()
     calls = [native_call(c.get("id") or "", c["function"]["name"], c["function"]["arguments"])[0] for c in wire]
     if calls and all(call.error is None for call in calls):
@@ -273,7 +275,7 @@ def pairs_to_token_pairs(
     renderer: ChatRenderer,
     confidence: Mapping[str, float] | None = None,
 ) -> list[Pair]:
-    """Pairs at the states of our own trajectories as token ids.
+    """Convert pairs at the states of our own trajectories to token ids.
 
     The prompt is what the policy saw at that turn and the rejected side what it sampled there, id for id. The chosen side is the
     teachers' action as the policy itself would write it: its own chat template, no teacher's prose beside a tool call.
@@ -282,7 +284,7 @@ def pairs_to_token_pairs(
         confidence: weights by state id (`PairMining.confidence`); 1 for a pair without one.
 
     Raises:
-        ConfigError: a pair's state is no turn of `trajectories`.
+        ConfigError: a pair's state is not a turn of `trajectories`.
     """
     turns = {state_id(t.trajectory_id, i): (t, i) for t in trajectories for i in range(len(t.turns))}
     token_pairs: list[Pair] = []

@@ -1,4 +1,4 @@
-"""What a replay will cost, before a cent is spent: per teacher and in all, with a range."""
+"""Estimates of a replay's cost before anything is spent: per teacher and in all, with a range."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["EXPECTED", "HIGH", "LOW", "PlannedTeacher", "Range", "ReplayPlan", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What nobody knows before asking."""
+    """Assumptions about what is unknown before asking."""
 
     bytes_per_token: float
-    """Of the teachers' tokenizers, on prompts as JSON."""
+    """Bytes per token of the teachers' tokenizers, on prompts as JSON."""
     answer_tokens: float
     """Mean length of an answer, reasoning included."""
     hit_rate: float
@@ -58,7 +58,7 @@ class PlannedTeacher:
     answers: Range
     prompt_tokens: Range
     cached_tokens: Range
-    """Those of the prompt tokens that are expected from the endpoint's cache."""
+    """Prompt tokens expected from the endpoint's cache."""
     usd: Range
 
 
@@ -72,7 +72,7 @@ class ReplayPlan:
     reasons: Mapping[Reason, int]
     """Why the first tier asks, in numbers of states; empty without a gate."""
     call_usd: float
-    """The most that one call can cost: a pool makes it only when that fits under the cap beside what is spent."""
+    """Highest cost of one call: a pool makes it only when that fits under the cap beside what is spent."""
 
     @property
     def ample_usd(self) -> float:
@@ -89,10 +89,10 @@ def plan(
     scenarios: tuple[Scenario, Scenario, Scenario] = (LOW, EXPECTED, HIGH),
     reach: int | None = None,
 ) -> ReplayPlan:
-    """The cost of asking `first` what the gate lets through, and `second` what is left open; everything without a gate.
+    """Estimate the cost of asking `first` what the gate lets through, and `second` what is left open; everything without a gate.
 
     The first tier's states are known, with its windows and what the audit draws. In the second a state has a chance, and a window
-    that of the two states it lies between. Calls that have to be made twice are no part of any scenario, and neither are answers
+    that of the two states it lies between. Calls that have to be made twice are not part of any scenario, and neither are answers
     that the ledger has already.
 
     Args:
@@ -145,7 +145,7 @@ def _line(tier: int, teacher: Teacher, bills: Sequence[Bill]) -> PlannedTeacher:
 
 
 def measured(scenario: Scenario, steps: Sequence[ReplayStep], answers: Sequence[TeacherAnswer]) -> Scenario:
-    """The scenario with token counts as a pilot's answers have them; as it was, where they have none."""
+    """Return the scenario with token counts measured on a pilot's answers; unchanged where they have none."""
     size = {s.state_id: s.prompt_bytes for s in steps}
     counted = [a for a in answers if a.prompt_tokens and a.question_id in size]
     if not counted:
@@ -159,7 +159,7 @@ def measured(scenario: Scenario, steps: Sequence[ReplayStep], answers: Sequence[
 
 
 def warn_of_cap(planned: ReplayPlan, max_total_usd: float | None, *, spent_usd: float = 0.0) -> str | None:
-    """What to say of a cap that does not let every call through at the high estimate; None when nothing.
+    """Return a warning about a cap that does not let every call through at the high estimate; None when there is none.
 
     Raises:
         BudgetExceededError: it does not at the expected cost.

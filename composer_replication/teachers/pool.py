@@ -32,7 +32,7 @@ BUDGET = "the spending cap is reached"
 """`TeacherAnswer.error` of a question that could not be paid for."""
 
 _PAID_ATTEMPTS = 2
-"""Times a call is made and paid for whose answer is lost on the way or is no chat completion."""
+"""Times a call is made and paid for whose answer is lost on the way or is not a chat completion."""
 _PRICES_ABOVE = 5
 """Prices that the price table rules out, in a row or booked as reported, after which a teacher is left out."""
 _ELSEWHERE_S = 0.05
@@ -41,7 +41,7 @@ _ELSEWHERE_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherAnswer:
-    """What one teacher said to one question, or why it said nothing."""
+    """One teacher's answer to one question, or why there is none."""
 
     question_id: str
     teacher: str
@@ -52,11 +52,11 @@ class TeacherAnswer:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    """Those of the prompt that the endpoint had in its cache."""
+    """Prompt tokens that the endpoint had in its cache."""
     latency_s: float = 0.0
     """Wall-clock time of the call that bought the answer."""
     usd: float = 0.0
-    """What the answer cost when it was bought; a cached answer costs nothing again."""
+    """Cost of the answer when it was bought; a cached answer costs nothing again."""
     cached: bool = False
     """True when the answer was in the ledger, or was bought a moment ago for an identical question."""
     error: str | None = None
@@ -90,7 +90,7 @@ class TeacherPool:
 
     Raises:
         ConfigError: no teachers, two of one name, a key that is not in the environment, an unknown price under a cap, or a cap
-            that is no amount of money.
+            that is not an amount of money.
     """
 
     def __init__(self, teachers: Sequence[Teacher], *, ledger: Ledger, max_total_usd: float | None) -> None:
@@ -118,12 +118,12 @@ class TeacherPool:
     async def ask(
         self, questions: Sequence[Question], *, teachers: Sequence[str] | None = None, on_answer: OnAnswer | None = None
     ) -> list[TeacherAnswer]:
-        """Every teacher's answer to every question, question by question and in the order of the teachers.
+        """Return every teacher's answer to every question, question by question and in the order of the teachers.
 
         A teacher is asked the questions of one trace one after the other, in the order of their steps; different traces and
         teachers are asked at the same time. A failure is an answer with an `error`. A teacher whose endpoint refuses the key or
-        the model, or cannot be reached, is not asked again by this pool; the others go on. Questions beyond the cap are answered
-        with the error `BUDGET`.
+        the model, or cannot be reached, is not asked again by this pool; the others continue. Questions beyond the cap are
+        answered with the error `BUDGET`.
 
         A call that was sent and brought no answer may be billed: it is held at the most it can have cost, and sent again by the
         next `ask`, under the cap.
@@ -135,7 +135,7 @@ class TeacherPool:
         Raises:
             BudgetExceededError: nothing was answered because not even one call fits under the cap.
             TeacherError: every call failed.
-            ConfigError: a name is no teacher's of this pool.
+            ConfigError: a name belongs to no teacher of this pool.
             StorageError: the ledger cannot be written.
         """
         asked = self._named(teachers)
@@ -192,7 +192,7 @@ class TeacherPool:
             _answered(job, await self._answer(job), on_answer)
 
     async def _answer(self, job: _Question) -> TeacherAnswer:
-        """The answer to the question, or to an identical one that is under way."""
+        """Return the answer to the question, or to an identical one in progress."""
         if job.key in self._under_way:
             twin = await asyncio.shield(self._under_way[job.key])
             own = job.blank()
@@ -212,7 +212,7 @@ class TeacherPool:
         return answer
 
     async def _find_or_buy(self, job: _Question) -> TeacherAnswer:
-        """Another pool on this ledger may be asking the same, or may have asked."""
+        """Find the answer or buy it. Another pool on this ledger may be asking the same, or may have asked."""
         while True:
             record = self.ledger.find(job.key)
             if record is not None:
@@ -254,9 +254,9 @@ class TeacherPool:
                     await asyncio.sleep(last.pause_s)
 
     async def _reserve(self, job: _Question) -> str | None:
-        """Wait for the teacher's turn, hold the most a call can cost, or has cost where that is more, and name the call.
+        """Wait for the teacher's turn, reserve the most a call can cost, or has cost where that is more, and name the call.
 
-        While calls under way may yet cost less than is held for them, wait for them; None when there are none left.
+        While calls in progress may yet cost less than is held for them, wait for them; None when there are none left.
         """
         name, most = job.teacher.name, job.teacher.most_expensive(job.question) or 0.0
         while True:
@@ -337,7 +337,7 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
         raise ConfigError(f"the cap of ${max_total_usd} is no amount of money", fix="give the cap as USD, 0 or more")
     names = [t.name for t in teachers]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two teachers have one name: {', '.join(sorted(names))}", fix="give every teacher a name of its own")
+        raise ConfigError(f"two teachers have one name: {', '.join(sorted(names))}", fix="give every teacher a unique name")
     for teacher in teachers:
         if max_total_usd is not None and teacher.price(0, 0) is None:
             raise ConfigError(
@@ -367,7 +367,7 @@ def _failed(blank: TeacherAnswer, failed: NoAnswerError) -> TeacherAnswer:
 
 
 def _record(reply: Reply, *, usd: float, latency_s: float) -> dict[str, Any]:
-    """What the ledger keeps of an answer."""
+    """Return what the ledger keeps of an answer."""
     usage = reply.usage
     return {
         "content": reply.content,

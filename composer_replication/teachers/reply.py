@@ -1,4 +1,4 @@
-"""What an endpoint sent back, in one form: texts joined, arguments as JSON text, usage either whole or unknown, and its price.
+"""An endpoint's reply in one form: texts joined, arguments as JSON text, usage either whole or unknown, and its price.
 
 Endpoints that call themselves compatible differ in small things. What is read here is kept in the ledger and read again by every
 later run, so whatever has another shape is refused before anything is kept.
@@ -33,15 +33,16 @@ class _CostDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """What a call took, as the endpoint counts."""
+    """Token usage of a call, as the endpoint counts it."""
 
     prompt_tokens: NonNegativeInt
     completion_tokens: NonNegativeInt
     prompt_tokens_details: _PromptDetails | None = None
     cost: _Usd | None = None
-    """In USD, where it is reported."""
+    """Cost in USD, where it is reported."""
     is_byok: bool | None = None
-    """OpenRouter's word for a key of one's own at the provider, who then bills `cost_details.upstream_inference_cost` besides."""
+    """OpenRouter's term for the user's own key at the provider, who then bills `cost_details.upstream_inference_cost` in
+    addition."""
     cost_details: _CostDetails | None = None
 
     @model_validator(mode="after")
@@ -62,7 +63,7 @@ class Usage(BaseModel):
 
     @property
     def reported_usd(self) -> float | None:
-        """What the endpoint says the call costs; None when it says nothing."""
+        """The cost of the call that the endpoint reports; None when it reports none."""
         upstream = self.cost_details.upstream_inference_cost if self.is_byok and self.cost_details else None
         return None if self.cost is None else self.cost + (upstream or 0.0)
 
@@ -81,7 +82,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a call is booked at."""
+    """The price at which a call is booked."""
 
     usd: float
     doubt: str = ""
@@ -91,7 +92,7 @@ class Price:
 
 
 def price_of(usage: Usage | None, teacher: Teacher, question: Question, *, cap_usd: float | None) -> Price:
-    """The cost the endpoint reports, else what its token counts cost by the price table.
+    """Return the cost the endpoint reports, else what its token counts cost by the price table.
 
     A cost of zero from a teacher with prices counts as none reported. Where there is no usage that makes sense, it is the most
     the call can cost. An amount above that is booked as reported, as the table may be wrong and the report what is billed; but
@@ -111,7 +112,7 @@ def price_of(usage: Usage | None, teacher: Teacher, question: Question, *, cap_u
 
 
 def read_reply(body: bytes) -> Reply:
-    """Read a response's body. Raises ValueError when it is no chat completion."""
+    """Read a response's body. Raises ValueError when it is not a chat completion."""
     completion = _Completion.model_validate_json(body)
     choice = completion.choices[0]
     if choice.finish_reason == "error":  # OpenRouter's when the provider failed half-way

@@ -1,8 +1,8 @@
-"""From teachers' votes on a student's action to a reward for that step: four shapes, all plain functions.
+"""Rewards for a step from teachers' votes on the student's action: four shapes, all plain functions.
 
 Votes are for actions, however they are written: with a `Scene` they are compared and clustered as for pairs (`agreement.compare`,
 `agreement.cluster_votes`), without one by their canonical strings, which is cheap and takes two ways to write one action for two.
-A vote of which nobody can tell whether it is for the student's action is neither for nor against it. Models of one family make
+A vote that cannot be shown to be for or against the student's action is neither for nor against it. Models of one family make
 correlated errors, so a family has one vote in all: its teachers share it, each in proportion to its weight. Without votes, in a
 tie, or where too much is undecided, there is no reward: `Unscored`, never a zero.
 """
@@ -55,7 +55,7 @@ class Preference:
 def plurality_reward(
     votes: Sequence[Vote], student: str, *, weights: Mapping[str, float] = _NO_WEIGHTS, scene: Scene | None = None
 ) -> Reward:
-    """1.0 when no action has more votes than the student's, else 0.0.
+    """Return 1.0 when no action has more votes than the student's, else 0.0.
 
     `Unscored` in a tie that the student's action is part of, and where an action has as many votes as any and may be the
     student's.
@@ -67,7 +67,7 @@ def plurality_reward(
 
     Raises:
         ConfigError: a weight is negative or not finite.
-        SandboxError: the scene's box broke.
+        SandboxError: the scene's sandbox broke.
     """
     found = _leaders(votes, student, weights, scene)
     if isinstance(found, Unscored):
@@ -96,7 +96,7 @@ def variance_weighted_reward(
     weights: Mapping[str, float] = _NO_WEIGHTS,
     scene: Scene | None = None,
 ) -> Reward:
-    """`mean - penalty * std` of the families' votes for the student's action: divided teachers are no evidence for it.
+    """`mean - penalty * std` of the families' votes for the student's action: divided teachers are not evidence for it.
 
     With families that are each for or against, mean p and population standard deviation sqrt(p (1 - p)): 1 when all are for, 0
     when all are against, below p in between, and below 0 where few are for. `Unscored` as `weighted_reward`.
@@ -135,7 +135,7 @@ def preferred(
     weights: Mapping[str, float] = _NO_WEIGHTS,
     scene: Scene | None = None,
 ) -> Preference | str:
-    """The pair (the action with most votes, the student's), or the reason why there is none.
+    """Return the pair (the action with most votes, the student's), or the reason why there is none.
 
     Args:
         min_margin: least margin that makes a pair; whatever it is, the margin is above 0.
@@ -180,7 +180,7 @@ def _leaders(votes: Sequence[Vote], student: str, weights: Mapping[str, float], 
 
 
 def _clusters(votes: Sequence[Vote], student: str, weights: Mapping[str, float], scene: Scene | None) -> list[Cluster] | Unscored:
-    """What the votes of any weight are for. Raises ConfigError."""
+    """Return the clusters that votes of any weight support. Raises ConfigError."""
     for name, weight in weights.items():
         if not (math.isfinite(weight) and weight >= 0):
             raise ConfigError(f"the weight of teacher {name!r} is {weight}", fix="give a finite number of at least 0")
@@ -211,7 +211,7 @@ def _in_scene(scene: Scene) -> Callable[[str, str], ActionComparison]:
 def _families(
     votes: Sequence[Vote], weights: Mapping[str, float], action: Callable[[Vote], _Action]
 ) -> dict[str, tuple[float, dict[_Action, float]]]:
-    """Of each family its weight, the mean of its teachers', and how its vote is shared among actions."""
+    """Return for each family its weight, the mean of its teachers', and how its vote is shared among actions."""
     members: defaultdict[str, list[tuple[float, _Action]]] = defaultdict(list)
     for vote in votes:
         members[vote.family].append((weights.get(vote.teacher, 1.0), action(vote)))

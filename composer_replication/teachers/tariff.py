@@ -1,4 +1,4 @@
-"""What answers cost before any is bought: growing prompts, the endpoint's prompt cache, and chances of being asked.
+"""Expected costs of answers before any is bought: growing prompts, the endpoint's prompt cache, and chances of being asked.
 
 The prompt of a trace's step is that of the step before it and a little more, so the tokens sent grow with the square of the
 number of steps, and most of them can be read from a cache. Sizes are UTF-8 bytes until a tariff makes them tokens.
@@ -22,17 +22,17 @@ _NEGLIGIBLE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayStep:
-    """What is known of a state before anybody is asked."""
+    """The known facts about a state before any teacher is asked."""
 
     state_id: str
     trace_id: str
-    """Steps of one trace stand in their order, whatever stands between them."""
+    """Trace of the step. Steps of one trace keep their order, whatever stands between them."""
     prompt_bytes: int
     """Size of its messages and tools."""
     extends: bool = False
     """Its prompt begins with the whole prompt of the trace's step before it, so that a cache can help."""
     entropy: float | None = None
-    """Mean entropy of the policy over the action's tokens, in nats; None where nobody measured it."""
+    """Mean entropy of the policy over the action's tokens, in nats; None where it was not measured."""
     findings: tuple[str, ...] = ()
     """Kinds of error that detectors found in the action."""
 
@@ -42,12 +42,12 @@ class Tariff:
     """One teacher's prices in USD per million tokens, and how many tokens there will be."""
 
     fresh: float
-    """Of prompt tokens outside any cache."""
+    """Price of prompt tokens outside any cache."""
     answer: float
     cache_read: float
     """Equal to `fresh` for an endpoint without a cache."""
     cache_write: float
-    """Of prompt tokens that are put into the cache; equal to `fresh` where that costs nothing more."""
+    """Price of prompt tokens written to the cache; equal to `fresh` where that costs nothing more."""
     bytes_per_token: float = 3.5
     answer_tokens: float = 400.0
     """Mean tokens of an answer, reasoning included."""
@@ -67,7 +67,8 @@ class Tariff:
         hit_rate: float = 1.0,
         reach: int | None = None,
     ) -> Tariff:
-        """At the teacher's own prices. No answer is longer than its `max_tokens`; a cache without a lower price counts for none.
+        """Make a tariff at the teacher's own prices. No answer is longer than its `max_tokens`; a cache without a lower price
+        counts as none.
 
         Raises:
             ConfigError: a price is unknown.
@@ -75,7 +76,7 @@ class Tariff:
         fresh, answer = teacher.usd_per_million_input, teacher.usd_per_million_output
         if fresh is None or answer is None:
             raise ConfigError(
-                f"teacher {teacher.name!r} has no price, so nobody can say what it will cost",
+                f"teacher {teacher.name!r} has no price, so its cost cannot be estimated",
                 fix="set usd_per_million_input and usd_per_million_output of this teacher (0 for a local endpoint)",
             )
         read, write = teacher.usd_per_million_cache_read, teacher.usd_per_million_cache_write
@@ -91,14 +92,15 @@ class Tariff:
         )
 
     def usd(self, prompt_bytes: float, shared_bytes: float, answers: float = 1.0) -> float:
-        """Answers to prompts of so many bytes in all, of which `shared_bytes` stand in the cache."""
+        """Return the cost of answers to prompts of `prompt_bytes` in all, of which `shared_bytes` are in the cache."""
         read = shared_bytes * self.hit_rate
         prompt = (prompt_bytes - read) * self.cache_write + read * self.cache_read
         return (prompt / self.bytes_per_token + answers * self.answer_tokens * self.answer) / 1e6
 
 
 def window_tariff(teachers: Sequence[Teacher], reach: int | None) -> Tariff | None:
-    """The tariff that decides about windows: of the teacher for whom a cold prompt is dearest. None without a cache's end.
+    """Return the tariff that decides about windows: of the teacher with the most expensive cold prompt. None without a cache's
+    end.
 
     Raises:
         ConfigError: a price is unknown.
@@ -109,22 +111,22 @@ def window_tariff(teachers: Sequence[Teacher], reach: int | None) -> Tariff | No
 
 
 class RequestSize(NamedTuple):
-    """What a teacher is sent, and how often it is to answer."""
+    """Amount sent to a teacher, and how often it must answer."""
 
     prompt: float = 0.0
     """Bytes."""
     shared: float = 0.0
-    """Those of them that stand in the cache."""
+    """Those of them in the cache."""
     answers: float = 0.0
 
     def plus(self, other: RequestSize, times: float = 1.0) -> RequestSize:
-        """The sum of both, the other taken so often."""
+        """Return the sum of both, the other multiplied by `times`."""
         prompt, shared = self.prompt + times * other.prompt, self.shared + times * other.shared
         return RequestSize(prompt, shared, self.answers + times * other.answers)
 
 
 class Gaps:
-    """What is sent from one asked step of a trace to the next, whether those between are asked or not. Steps are 0-based."""
+    """Amounts sent from one asked step of a trace to the next, whether those between are asked or not. Steps are 0-based."""
 
     def __init__(self, trace: Sequence[ReplayStep]) -> None:
         self._sizes = [step.prompt_bytes for step in trace]
@@ -133,7 +135,7 @@ class Gaps:
         self._shared = [*accumulate(size if step.extends else 0 for size, step in zip([0, *self._sizes], trace, strict=False))]
 
     def next(self, last: int | None, step: int, reach: int | None) -> RequestSize:
-        """A step whose predecessor in the cache is `last`; None for none."""
+        """Return the request for a step whose predecessor in the cache is `last`; None for none."""
         warm = last is not None and self._cuts[last] == self._cuts[step] and (reach is None or step - last <= reach)
         return RequestSize(self._sizes[step], self._sizes[last] if warm and last is not None else 0, 1.0)
 
@@ -144,10 +146,10 @@ class Gaps:
         )
 
     def fills(self, before: int, after: int, tariff: Tariff) -> bool:
-        """Whether asking all steps between the two is cheaper than what the later one costs by itself.
+        """Return whether asking all steps between the two is cheaper than what the later one costs by itself.
 
         Within the cache's reach the later prompt still finds the earlier one, and filling the gap only costs; beyond it, the
-        whole later prompt is paid for anew, unless every step between is asked.
+        whole later prompt is paid for again, unless every step between is asked.
         """
         alone = tariff.usd(*self.next(before, after, tariff.reach))
         return after - before > 1 and tariff.usd(*self.filled(before, after)) < alone
@@ -160,12 +162,12 @@ class Bill:
     answers: float
     prompt_tokens: float
     cached_tokens: float
-    """Those of the prompts that are read from the cache."""
+    """Prompt tokens read from the cache."""
     usd: float
 
 
 def by_trace(steps: Sequence[ReplayStep]) -> list[list[int]]:
-    """Indices of the steps of each trace, in order."""
+    """Return the indices of the steps of each trace, in order."""
     traces: defaultdict[str, list[int]] = defaultdict(list)
     for index, step in enumerate(steps):
         traces[step.trace_id].append(index)
@@ -180,7 +182,8 @@ def bill(
     always: Collection[str] = (),
     windows: Tariff | None = None,
 ) -> Bill:
-    """Expectation over the steps that are asked, each independently with its chance by `state_id` (0 when it has none).
+    """Return the expectation over the steps that are asked, each independently with its chance by `state_id` (0 when it has
+    none).
 
     Exact but for outcomes less likely than one in a billion. What a prompt shares with the cache is the whole prompt of the last
     step asked before it in its trace, if that is within reach.
@@ -208,9 +211,9 @@ class _Course:
     drawn: int | None
     """The last step that chance has asked."""
     last: int | None
-    """The last step that was asked at all, unless a window fills the gap that begins at `drawn`."""
+    """The last step asked at all, unless a window fills the gap that begins at `drawn`."""
     pending: RequestSize
-    """What was sent since `drawn`, unless a window fills the gap."""
+    """Sent since `drawn`, unless a window fills the gap."""
 
 
 def _expected(

@@ -1,4 +1,4 @@
-"""Who is asked: an OpenAI-compatible endpoint, a model on it, and what an answer may cost."""
+"""Teachers: an OpenAI-compatible endpoint, a model on it, and what an answer may cost."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HIDDEN_PROMPT_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """An outside model that is asked and never trained.
+    """An external model that is asked and never trained.
 
     Raises:
-        ConfigError: a number is out of range, or `base_url` is no address of HTTP.
+        ConfigError: a number is out of range, or `base_url` is not an HTTP address.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Teacher:
     api_key_env: str | None = "OPENROUTER_API_KEY"
     """Environment variable that holds the key; None for an endpoint without keys."""
     family: str = ""
-    """Teachers of one family make correlated errors and count as one vote; empty for a family of its own."""
+    """Teachers of one family make correlated errors and count as one vote; empty makes the teacher its own family."""
     usd_per_million_input: float | None = None
     """Price of prompt tokens; None when unknown. Calls are reserved at the price table and settled at the cost the endpoint
     reports, or at the price table when it reports none."""
@@ -44,7 +44,8 @@ class Teacher:
     usd_per_million_cache_write: float | None = None
     """Price of prompt tokens that the endpoint puts into its cache; None as above."""
     mark_cache: bool = False
-    """Mark in the messages how far a prompt may be cached, as Anthropic's models need; other endpoints may refuse the marks."""
+    """Mark in the messages how much of a prompt may be cached, as Anthropic's models need; other endpoints may refuse the
+    marks."""
     max_concurrency: int = 8
     requests_per_minute: float | None = None
     """Most requests a minute, evenly spaced; None for no limit."""
@@ -56,7 +57,7 @@ class Teacher:
     """Limit of one HTTP request, from connecting to the last byte. One that reaches it may be billed, so it counts towards the
     cap and is not sent again by the same `TeacherPool.ask`."""
     max_retries: int = 4
-    """Retries of what costs nothing: rate limits, server errors and refused connections, after growing pauses."""
+    """Retries of failures that cost nothing: rate limits, server errors and refused connections, after growing pauses."""
 
     def __post_init__(self) -> None:
         prices = [f"usd_per_million_{kind}" for kind in ("input", "output", "cache_read", "cache_write")]
@@ -83,7 +84,7 @@ class Teacher:
 
     @classmethod
     def of(cls, config: TeacherConfig) -> Self:
-        """The teacher that a run file or a file of teachers describes."""
+        """Make the teacher that a run file or a file of teachers describes."""
         fields = config.model_dump()
         fields["api_key_env"] = config.api_key_env or None
         fields["temperature"] = None if config.temperature == "endpoint" else config.temperature
@@ -127,7 +128,7 @@ class Teacher:
         return max((bound for bound in bounds if bound is not None), default=None)
 
     def request(self, question: Question) -> dict[str, Any]:
-        """What an answer depends on: the body of the chat-completions request, without marks for a cache."""
+        """Return what an answer depends on: the body of the chat-completions request, without marks for a cache."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": wire_messages(question.messages),
@@ -140,7 +141,7 @@ class Teacher:
         return body
 
     def body(self, question: Question) -> dict[str, Any]:
-        """The body of the chat-completions request as it is sent."""
+        """Return the body of the chat-completions request as it is sent."""
         request = self.request(question)
         return request | {"messages": _marked(request["messages"])} if self.mark_cache else request
 
@@ -150,7 +151,8 @@ def _is_price(usd: float | None) -> bool:
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark on the system prompt and on the last message: the next step of a trace begins with all of these.
+    """Return the messages with a mark on the system prompt and on the last message: the next step of a trace begins with all of
+    these.
 
     An assistant's message cannot carry one beside its calls, and an empty text cannot carry one at all.
     """
@@ -166,7 +168,7 @@ def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What every teacher of a pool is asked."""
+    """A question to every teacher of a pool."""
 
     question_id: str
     messages: Sequence[Message | Mapping[str, Any]]
@@ -174,8 +176,8 @@ class Question:
     sample: int = 0
     """Distinguishes repeated draws of the same question in the ledger."""
     trace: str = ""
-    """Questions about one trace are asked of a teacher one after the other, so that each finds the prompt of the one before in
-    the endpoint's cache. Empty for a question of its own."""
+    """Questions about one trace are asked of a teacher one after the other, so that each finds the previous prompt in the
+    endpoint's cache. Empty for a question that belongs to no trace."""
     step: int = 0
     """Place in the trace."""
 
@@ -186,7 +188,8 @@ def prompt_bytes(messages: Sequence[Message | Mapping[str, Any]], tools: Sequenc
 
 
 def wire_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as the OpenAI HTTP interface takes them: arguments as JSON text, every tool message answering a known call.
+    """Return the messages as the OpenAI HTTP interface takes them: arguments as JSON text, every tool message answering a known
+    call.
 
     The result of a call that could not be parsed answers nothing an endpoint knows; it becomes a user message after the turn's
     other results.

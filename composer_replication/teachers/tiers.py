@@ -1,4 +1,4 @@
-"""The cheap teacher first, the dear ones where it does not settle the matter, and both audited; one ledger, one cap."""
+"""The cheap teacher first, the expensive ones where it does not settle the matter, and both audited; one ledger, one cap."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OnTier: TypeAlias = Callable[[Sequence[Teacher], int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredAnswers:
-    """What a gated replay brought, and what it decided."""
+    """Answers and decisions of a gated replay."""
 
     answers: tuple[TeacherAnswer, ...]
-    """Question by question, the cheap teacher's first; none from teachers that were not asked."""
+    """Answers question by question, the cheap teacher's first; none from teachers that were not asked."""
     first: tuple[Decision, ...]
     """One for every question: whether the cheap teacher was asked."""
     second: tuple[Decision, ...]
@@ -33,13 +33,13 @@ class TieredAnswers:
     audit: Audit
 
     def missed(self, valuable: Collection[str], *, confidence: float = 0.95) -> Missed:
-        """How many valuable states were left out; see `Audit.missed`. `valuable` are ids of states that gave a pair."""
+        """Return how many valuable states were left out; see `Audit.missed`. `valuable` are ids of states that gave a pair."""
         silent = {a.question_id for a in self.answers if a.error is not None}
         return self.audit.missed(valuable, unanswered=silent, confidence=confidence)
 
 
 def cheapest(teachers: Sequence[Teacher]) -> Teacher:
-    """The teacher whose answers cost least: 10 tokens are read for each that is written.
+    """Return the teacher whose answers cost least, reading 10 tokens for each that is written.
 
     Raises:
         ConfigError: fewer than two teachers, or a price is unknown.
@@ -63,7 +63,7 @@ async def ask_in_tiers(
     on_tier: OnTier | None = None,
     reach: int | None = None,
 ) -> TieredAnswers:
-    """Ask what the gate wants to know.
+    """Ask the teachers that the gate selects.
 
     The tiers run one after the other. What was answered before, in this run or an earlier one, comes from the ledger, and the
     audit's draws are the same again: a killed run that is repeated asks nothing twice.
@@ -71,7 +71,7 @@ async def ask_in_tiers(
     Args:
         steps: one for every question, in the same order.
         agrees: whether an answer of the cheap teacher's is certainly the student's own action. A call that brought no answer
-            is no disagreement: the others are not asked for it, and the same replay asks the cheap teacher again. They are
+            is not a disagreement: the others are not asked for it, and the same replay asks the cheap teacher again. They are
             asked where the endpoint refused the question itself.
         max_total_usd: cap on everything the ledger has paid, both tiers together; what does not fit is answered with `BUDGET`.
         on_answer: see `TeacherPool.ask`.

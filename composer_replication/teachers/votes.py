@@ -14,7 +14,7 @@ __all__ = ["cast_vote"]
 
 
 def cast_vote(answer: TeacherAnswer, tools: Sequence[ToolSchema] = ()) -> Vote | str:
-    """The answer's vote, or the reason why it has none.
+    """Return the answer's vote, or the reason why it has none.
 
     Args:
         tools: schemas the calls are checked against; with none, every well-formed call is valid.

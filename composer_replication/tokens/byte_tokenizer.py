@@ -43,7 +43,7 @@ trained on their schemas' meaning, and a window of a few hundred tokens has no r
 def byte_level_tokenizer(
     train_on: Iterable[str] | None = None, *, vocab_size: int = 512, pattern: str | None = None
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer whose template is `CHAT_TEMPLATE`.
+    """Build a byte-level BPE tokenizer whose template is `CHAT_TEMPLATE`.
 
     Ids 0 to 4 are `<pad>`, `<|im_start|>`, `<|im_end|>` (end of turn and EOS), `<tool_call>` and `</tool_call>`; the 256 bytes
     follow. Every text round-trips. The same corpus gives the same tokenizer.

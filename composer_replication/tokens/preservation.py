@@ -13,7 +13,7 @@ __all__ = ["PrefixCase", "PrefixReport", "prove_prefix_preservation"]
 
 
 class _Renderer(Protocol):
-    """What the proof asks of a `ChatRenderer`."""
+    """The part of `ChatRenderer` that the proof uses."""
 
     @property
     def template(self) -> ChatTemplate: ...
@@ -39,7 +39,7 @@ class PrefixCase:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """What `check_prefix_preservation` found."""
+    """Result of `check_prefix_preservation`."""
 
     cases: tuple[PrefixCase, ...]
 
@@ -49,7 +49,7 @@ class PrefixReport:
         return all(case.same_ids for case in self.cases)
 
     def difference(self) -> str:
-        """Where the first failing case parts, both sides quoted; empty when there is none."""
+        """Quote both sides where the first failing case diverges; empty when all cases pass."""
         for case in self.cases:
             if not case.same_ids:
                 at = _first_difference(case.whole, case.pieces)
@@ -67,8 +67,8 @@ def _first_difference(left: str, right: str) -> int:
 
 
 def prove_prefix_preservation(renderer: _Renderer) -> PrefixReport:
-    """Compare whole renderings with pieced-together ones over the shapes a rollout meets: tool calls, with and without text
-    beside them, one and several results, a second round, with and without a system message and tools."""
+    """Compare whole renderings with incremental ones over the shapes a rollout meets: tool calls with and without text, one and
+    several results, a second round, with and without a system message and tools."""
     return PrefixReport(tuple(_case(renderer, *shape) for shape in _shapes()))
 
 

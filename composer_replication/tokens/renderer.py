@@ -62,7 +62,7 @@ class ChatRenderer:
 
     @cached_property
     def generation_prompt_ids(self) -> tuple[int, ...]:
-        """What stands between the last message and the assistant's first sampled token, e.g. `<|im_start|>assistant\\n`."""
+        """Ids between the last message and the assistant's first sampled token, e.g. `<|im_start|>assistant\\n`."""
         closed, opened = self.template.ids([_ASK]), self.template.ids([_ASK], generation_prompt=True)
         if opened[: len(closed)] != closed:
             raise ModelError("the chat template's generation prompt changes the message before it")
@@ -71,11 +71,11 @@ class ChatRenderer:
     # --- messages to ids ------------------------------------------------------------------------------------------------
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> tuple[int, ...]:
-        """The opening of a conversation, generation prompt included."""
+        """Render the opening of a conversation, generation prompt included."""
         return self.template.ids(messages, tools=tools, generation_prompt=True)
 
     def delta_ids(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
-        """What to append after a sampled assistant turn: `messages` (tool or user) and the next generation prompt.
+        """Render what to append after a sampled assistant turn: `messages` (tool or user) and the next generation prompt.
 
         Args:
             ended: whether the turn's last sampled id was `end_of_turn_id`; if not, the returned ids begin by closing the turn.
@@ -138,7 +138,7 @@ class ChatRenderer:
     # --- ids to text ----------------------------------------------------------------------------------------------------
 
     def decode(self, ids: Sequence[int]) -> str:
-        """A turn's text without its end-of-turn token, for reading only; bytes that are no UTF-8 become U+FFFD."""
+        """Decode a turn's text without its end-of-turn token, for reading only; invalid UTF-8 becomes U+FFFD."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return self.template.decode(body)
 

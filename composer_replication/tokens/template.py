@@ -1,7 +1,7 @@
 """A tokenizer's chat template, with the differences between models' templates ironed out.
 
 Templates disagree about the `tool` and `system` roles, about tool calls and about the form of their arguments. What a template
-cannot say is found out once, by rendering probes, and said in words it does know.
+cannot express is detected once, by rendering probes, and expressed in a form that it supports.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class ChatTemplate:
     def ids(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
     ) -> tuple[int, ...]:
-        """The conversation as token ids. Raises ModelError when the template refuses it."""
+        """Render the conversation as token ids. Raises ModelError when the template refuses it."""
         return self.encode(self.text(messages, tools=tools, generation_prompt=generation_prompt))
 
     def text(self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False) -> str:
-        """The conversation as the template writes it. Raises ModelError when the template refuses it."""
+        """Render the conversation as text. Raises ModelError when the template refuses it."""
         prepared = self._prepare(messages, tools)
         try:
             return self._render(prepared, list(tools) or None, generation_prompt)
@@ -92,7 +92,7 @@ class ChatTemplate:
         )
 
     def _prepare(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
-        """`messages` in the words this template knows."""
+        """`messages` in the form this template supports."""
         spoken = [self._speak(m) for m in messages]
         if tools and not self.renders_tools:
             described = "Tools:\n" + "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools)
@@ -142,7 +142,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_dict_arguments(self) -> bool:
-        """Whether a call's arguments are rendered from a mapping; otherwise from their JSON text."""
+        """Whether a call's arguments are rendered from a mapping; otherwise they are rendered from their JSON text."""
         return self._renders([_ASK, _CALL_MESSAGE, _ASK], "beta") or not self._renders([_ASK, _text_call(), _ASK], "beta")
 
     @cached_property
@@ -160,7 +160,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether a `system` message is rendered; otherwise it becomes the head of the first user message."""
+        """Whether a `system` message is rendered; otherwise it is put at the head of the first user message."""
         return self._renders([Message(role="system", content=_MARK), _ASK], _MARK)
 
     @cached_property
@@ -189,13 +189,13 @@ class ChatTemplate:
             if token in added:
                 return token
         raise ModelError(
-            f"the chat template of {self._name} does not end an assistant turn with a token of its own",
+            f"the chat template of {self._name} does not end an assistant turn with a dedicated token",
             fix="use a template that writes an end-of-turn token (such as `<|im_end|>`) after each assistant message",
         )
 
 
 def _text_call() -> Message:
-    """The probe call with its arguments as JSON text."""
+    """Return the probe call with its arguments as JSON text."""
     calls = _CALL_MESSAGE["tool_calls"]
     return Message(
         role="assistant",

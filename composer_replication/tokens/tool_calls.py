@@ -1,4 +1,4 @@
-"""From a turn's text to its tool calls, in the Hermes markup that Qwen2.5, Qwen3 and the embedded model write."""
+"""Parsing of a turn's text into tool calls, in the Hermes markup that Qwen2.5, Qwen3 and the embedded model write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse_tool_calls(text: str, *, turn: int) -> tuple[str, tuple[ToolCall, ...]
 
 
 def assistant_message(content: str, calls: tuple[ToolCall, ...]) -> Message:
-    """The turn in the OpenAI form, as teachers and templates read it. Calls that could not be parsed are left out."""
+    """Return the turn in the OpenAI form that teachers and templates read. Calls that could not be parsed are left out."""
     wire = [
         {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
         for c in calls

@@ -52,9 +52,9 @@ def write_atif(traces: Iterable[Trace], folder: Path) -> list[Path]:
 
 
 def atif_from_trace(trace: Trace) -> dict[str, Any]:
-    """The trace as one ATIF document. What ATIF has no field for is in `extra` under `composer`."""
+    """Return the trace as one ATIF document. What ATIF has no field for is in `extra` under `composer`."""
     names: dict[int, str] = {}
-    seen: list[Message] = []  # what a reader takes for the context so far
+    seen: list[Message] = []  # a reader's view of the context so far
     steps: list[dict[str, Any]] = []
     results: set[str] = set()
     for turn in trace.turns:
@@ -86,7 +86,7 @@ def atif_from_trace(trace: Trace) -> dict[str, Any]:
 
 
 def _new(seen: Sequence[Message], context: Sequence[Message]) -> list[Message]:
-    """What others than the model have said since; all of it when the context does not go on from `seen`."""
+    """Return the messages since then by others than the model; all of them when the context does not continue `seen`."""
     if list(context[: len(seen)]) == list(seen):
         return list(context[len(seen) :])
     return [m for m in context if m["role"] in ("system", "user") and m not in seen]
@@ -136,7 +136,7 @@ def _metrics(details: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _iso(value: Any) -> str:
-    """The time where it is one that ATIF accepts."""
+    """Return the time where it is one that ATIF accepts."""
     try:
         datetime.fromisoformat(value.replace("Z", "+00:00"))
     except (AttributeError, ValueError):

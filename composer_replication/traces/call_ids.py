@@ -1,4 +1,4 @@
-"""One id, one call: where ids begin anew with every answer, or there are none, a result still has one call that it answers."""
+"""Unique call ids: where a log reuses ids with every answer, or has none, each result is still matched to one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["distinct_ids"]
 
 
 def distinct_ids(turns: Sequence[TraceTurn], raw: str) -> tuple[TraceTurn, ...]:
-    """The turns, where one id stood for several calls, with `ID~2`, `ID~3`, ... for the later ones and their results.
+    """Return the turns with `ID~2`, `ID~3`, ... for the later calls, and their results, when one id stood for several calls.
 
     Args:
         raw: the detail of a turn that is kept by call id.
@@ -50,7 +50,7 @@ class _CallNames:
         return found
 
     def answered(self, name: str) -> str:
-        """The id of the call that a result answers: of several the first without one."""
+        """Return the id of the call that a result answers: of several the first without one."""
         waiting = self._open.get(name, [])
         return name if not waiting else waiting.pop(0) if len(waiting) > 1 else waiting[0]
 

@@ -1,4 +1,4 @@
-"""From files of any known format to one folder of traces, and an account of what was left out and why."""
+"""Import of files of any known format to one folder of traces, with an account of what was left out and why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRACES, ACCOUNT = "traces.jsonl", "import.json"
 
 @dataclass(slots=True)
 class Import:
-    """What an import did."""
+    """The result of an import."""
 
     traces: Counter[str] = field(default_factory=Counter)
     """Number of traces by format."""
@@ -44,7 +44,7 @@ class Import:
     toolless_states: int = 0
     """Number of these whose agent called tools that neither its log nor `tools` names."""
     problems: list[Problem] = field(default_factory=list)
-    """What could not be read, in the order in which it was met."""
+    """What could not be read, in the order in which it was found."""
     redacted: Counter[str] = field(default_factory=Counter)
     """Different credentials by kind, counted per trace."""
 
@@ -74,7 +74,7 @@ def import_traces(
 
     Files are written when everything has been read: `traces.jsonl` (see `read_traces`) and `import.json`, the account; none where
     nothing was a trace. A foreign trace's `details` name its log as `log`, from `path` on. A folder `out` inside `path`, and
-    temporary files of a killed import, are no input.
+    temporary files of a killed import, are not input.
 
     Args:
         path: a file, or a folder that is searched; links are not followed.
@@ -93,7 +93,7 @@ def import_traces(
     forced = reader_for(format) if format else None
     account = Import()
     redactor = Redactor() if redact else None
-    places = list(_places(path, out, forced, account))  # before anything is written: what is written may lie beside what is read
+    places = list(_places(path, out, forced, account))  # before anything is written: the output may lie beside the input
     traces = _traces(path, places, tuple(tools), redactor, account)
     first = next(traces, None)
     if first is None:
@@ -107,7 +107,7 @@ def import_traces(
 
 
 def _held(path: Path) -> dict[str, int]:
-    """Number of turns of each trace of an earlier import, as far as it can be read."""
+    """Return the number of turns of each trace of an earlier import, as far as it can be read."""
     if not path.is_file():
         return {}
     records = (item[1] for item in objects(path) if not isinstance(item, Problem))
@@ -115,7 +115,7 @@ def _held(path: Path) -> dict[str, int]:
 
 
 def _guarded(traces: Iterator[Trace], held: dict[str, int], path: Path) -> Iterator[Trace]:
-    """The same traces; raises at their end when `path` held one that is not among them, or more of it."""
+    """Pass the traces through; raise at their end when `path` held one that is not among them, or more of it."""
     left = dict(held)
     for trace in traces:
         if left.get(trace.trajectory_id, 0) <= len(trace.turns):
@@ -158,20 +158,20 @@ def _traces(
 
 
 def _from(path: Path, place: Path) -> str:
-    """The name of a log below the path that was imported."""
+    """Return the name of a log below the path that was imported."""
     below = os.path.relpath(place, path.resolve() if path.is_symlink() else path)
     return place.name if below == "." else below
 
 
 class _TraceNames:
-    """Gives every trace an id of its own."""
+    """Gives every trace a unique id."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._copies: Counter[str] = Counter()
 
     def free(self, name: str) -> str:
-        """`name`, or with `~2`, `~3`, ... the first that nobody has."""
+        """Return `name`, or with `~2`, `~3`, ... the first that is free."""
         found = name
         while found in self._taken:
             self._copies[name] += 1
@@ -181,7 +181,8 @@ class _TraceNames:
 
 
 def _places(path: Path, out: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:
-    """Files and folders to read, and by whom, in the order of their names; without `out`, but for `path` itself."""
+    """Yield files and folders to read, and by which reader, in the order of their names; `out` is skipped unless it is `path`
+    itself."""
     known = [forced] if forced else list(readers().values())
     start = path.resolve() if path.is_symlink() else path
     results = (out.resolve() / name for name in ("", TRACES, ACCOUNT))
@@ -219,7 +220,7 @@ def load_tools(path: Path) -> tuple[ToolSchema, ...]:
 
 
 def openai_tool(tool: Any, where: str) -> ToolSchema:
-    """A tool schema in OpenAI's form, from that or Anthropic's. Raises ConfigError."""
+    """Return a tool schema in OpenAI's form, from that or Anthropic's. Raises ConfigError."""
     if isinstance(tool, dict):
         function = section(tool, "function") or tool
         name = string(function, "name")

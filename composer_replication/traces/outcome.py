@@ -1,4 +1,4 @@
-"""How a call ended, told from exit codes and the sentences in which known tools and shells report errors.
+"""How a call ended, inferred from exit codes and the sentences in which known tools and shells report errors.
 
 `ok` is what is not known to be anything else: a detector blames a turn for a status, so none is guessed.
 """
@@ -77,13 +77,15 @@ _OF_EDITORS = {"edit_not_applied", "path_not_found"}
 
 
 def is_test_run(call: ToolCall) -> bool:
-    """Whether the call certainly runs a test runner, alone or in a chain of commands."""
-    deed = classify_call(call.name, call.arguments)
-    return deed.kind is EffectKind.TEST or (deed.kind is EffectKind.SHELL and _RUNNER.search(deed.command.strip()) is not None)
+    """Return whether the call certainly runs a test runner, alone or in a chain of commands."""
+    effect = classify_call(call.name, call.arguments)
+    return effect.kind is EffectKind.TEST or (
+        effect.kind is EffectKind.SHELL and _RUNNER.search(effect.command.strip()) is not None
+    )
 
 
 def exit_code_in(text: str) -> int | None:
-    """The exit code that a known tool writes into its output, if it does."""
+    """Return the exit code that a known tool writes into its output, if it does."""
     return next((int(found[1]) for pattern in _EXIT_CODE if (found := pattern.search(text))), None)
 
 
@@ -97,7 +99,7 @@ def told_result(
     failed: bool = False,
     details: Mapping[str, Any] | None = None,
 ) -> ToolResult:
-    """A result with the status its text and exit code tell.
+    """Return a result with the status inferred from its text and exit code.
 
     Args:
         call: what was asked, None when the log does not have it.

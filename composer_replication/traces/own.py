@@ -21,7 +21,7 @@ __all__ = ["READER", "OwnReader", "state_id", "states_from_trajectories", "trace
 
 
 def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceState]:
-    """One state per turn that sampled anything, in order: opening messages, earlier turns with results, the next action.
+    """Return one state per turn that sampled anything, in order: opening messages, earlier turns with results, the next action.
 
     A turn with a call that could not be parsed appears with its raw text.
     """
@@ -29,7 +29,8 @@ def states_from_trajectories(trajectories: Sequence[Trajectory]) -> list[TraceSt
 
 
 def trace_from_trajectory(trajectory: Trajectory) -> Trace:
-    """The trajectory as a trace; what the policy sampled is in its turns' details: `token_ids`, `logprobs`, `sampled_text`."""
+    """Return the trajectory as a trace; what the policy sampled is in its turns' details: `token_ids`, `logprobs`,
+    `sampled_text`."""
     recorder = ConversationRecorder(trajectory.messages)
     for index, turn in enumerate(trajectory.turns):
         content, _ = parse_tool_calls(turn.text, turn=index)

@@ -1,6 +1,6 @@
-"""What a reader of foreign logs is, and which there are.
+"""The interface of readers of foreign logs, and their registry.
 
-A package of its own adds one by an entry point of the group `composer_replication.trace_readers` that names a `Reader` object.
+A separate package adds one by an entry point of the group `composer_replication.trace_readers` that names a `Reader` object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUILTIN = (
     "readers.atif",
     "readers.openai_chat",
 )
-"""Modules of this room with a `READER`, in the order in which they are asked; the last knows the most general form."""
+"""Modules of this package with a `READER`, in the order in which they are tried; the last knows the most general form."""
 
 Item: TypeAlias = Trace | Problem | Dropped
 
@@ -41,11 +41,11 @@ class Reader(Protocol):
     def name(self) -> str: ...
 
     def sniff(self, path: Path) -> bool:
-        """Whether the file or folder at `path` is of this format. Looks at little and never raises for what it finds."""
+        """Return whether the file or folder at `path` is of this format. Reads little and never raises for what it finds."""
         ...
 
     def read(self, path: Path) -> Iterator[Item]:
-        """The traces of one file or folder that `sniff` knows, and what was not taken; never raises for what it holds."""
+        """Yield the traces of one file or folder that `sniff` knows, and what was not taken; never raises for what it holds."""
         ...
 
 
@@ -63,7 +63,7 @@ def readers() -> dict[str, Reader]:
 
 
 def reader_for(name: str) -> Reader:
-    """The reader of that name. Raises ConfigError for an unknown one."""
+    """Return the reader of that name. Raises ConfigError for an unknown one."""
     if name not in readers():
         raise ConfigError(f"no reader of traces is called {name!r}", fix=f"choose one of: {', '.join(readers())}")
     return readers()[name]

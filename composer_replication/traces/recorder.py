@@ -1,4 +1,4 @@
-"""Playing a conversation back: what has been said so far is the context of the next turn."""
+"""Replay of a conversation: everything said so far is the context of the next turn."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from composer_replication.types.transcript import TraceTurn
 __all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "tool_message", "wire_call"]
 
 INCOMPLETE = "incomplete"
-"""Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is no state."""
+"""Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is not a state."""
 RAW = "raw_arguments"
-"""Detail of a turn: `{call_id: text}` of calls whose arguments are no JSON object."""
+"""Detail of a turn: `{call_id: text}` of calls whose arguments are not a JSON object."""
 
 
 def native_call(call_id: str, name: str, arguments: Any) -> tuple[ToolCall, str | None]:
-    """A call as an API returned it, and its arguments as text where they are no JSON object (then the call has an `error`)."""
+    """Return a call as an API returned it, and its arguments as text where they are not a JSON object (then the call has an
+    `error`)."""
     try:
         parsed = load_json(arguments or "{}") if isinstance(arguments, str) else {} if arguments is None else arguments
     except ValueError as error:
@@ -35,19 +36,19 @@ def native_call(call_id: str, name: str, arguments: Any) -> tuple[ToolCall, str 
 
 
 def wire_call(call: ToolCall, raw: str | None = None) -> dict[str, Any]:
-    """A call as an entry of `Message["tool_calls"]`; arguments that are no object stay the text they were."""
+    """Return a call as an entry of `Message["tool_calls"]`; arguments that are not an object stay text."""
     arguments = dict(call.arguments) if raw is None else raw
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def assistant(text: str, calls: Sequence[ToolCall], raw: Mapping[str, str]) -> Message:
-    """A turn as the model itself reads it later."""
+    """Return a turn as the model itself reads it later."""
     wire = [wire_call(call, raw.get(call.call_id)) for call in calls]
     return Message(role="assistant", content=text, tool_calls=wire) if wire else Message(role="assistant", content=text)
 
 
 def tool_message(result: ToolResult) -> Message:
-    """A result as the model reads it."""
+    """Return a result as the model reads it."""
     message = Message(role="tool", content=result.content, tool_call_id=result.call_id)
     return Message(**message, name=result.name) if result.name else message
 
@@ -63,7 +64,7 @@ class _OpenTurn:
 
 
 class _Hole:
-    """What is missing in a conversation that grows: looked at only once where it goes on from the one before."""
+    """Gaps in a growing conversation, each checked only where it continues the one before."""
 
     def __init__(self) -> None:
         self._seen: list[Message] = []
@@ -72,7 +73,7 @@ class _Hole:
         self._stray = False
 
     def of(self, context: Sequence[Message], known: Mapping[str, Any]) -> str:
-        """What is missing in `context`, or an empty text; `known` are the ids of calls that it may not show."""
+        """Return what is missing in `context`, or an empty text; `known` are the ids of calls that it may not show."""
         if list(context[: len(self._seen)]) != self._seen:
             self._seen, self._calls, self._unanswered, self._stray = [], {}, {}, False
         for message in context[len(self._seen) :]:
@@ -95,16 +96,16 @@ class _Hole:
 
 
 class ConversationRecorder:
-    """One conversation while it is played back.
+    """One conversation during replay.
 
     Args:
-        exact: call ids stay as they are; else they are told apart where a log repeats them (`call_ids`).
+        exact: call ids stay as they are; else repeated ids of a log are made unique (`call_ids`).
     """
 
     def __init__(self, messages: Iterable[Message] = (), *, exact: bool = False) -> None:
         self._exact = exact
         self.context: list[Message] = list(messages)
-        """What the model has seen so far."""
+        """The messages the model has seen so far."""
         self._turns: list[_OpenTurn] = []
         self._hole = _Hole()
         self._asked: dict[str, _OpenTurn] = {}
@@ -114,7 +115,7 @@ class ConversationRecorder:
         self.context.append(message)
 
     def restart(self, messages: Iterable[Message]) -> None:
-        """From here on the model sees these messages instead, as after a compaction."""
+        """Replace the messages the model sees from here on, as after a compaction."""
         self.context = list(messages)
 
     def answer(
@@ -129,10 +130,10 @@ class ConversationRecorder:
         counted: bool = True,
         whole: bool = False,
     ) -> None:
-        """The model answers to what it has seen.
+        """Record the model's answer to what it has seen.
 
         Args:
-            calls: each with its arguments as text where they are no object (see `native_call`).
+            calls: each with its arguments as text where they are not an object (see `native_call`).
             message: how the model sees its answer later, where its calls are not native.
             shown: it sees its answer later at all.
             counted: this is a turn; else it is one of another trace, and here only context.
@@ -152,24 +153,26 @@ class ConversationRecorder:
             self.context.append(message or assistant(text, turn.calls, raw))
 
     def call(self, call_id: str) -> ToolCall | None:
-        """The call of that id, if the model made one."""
+        """Return the call of that id, if the model made one."""
         turn = self._asked.get(call_id)
         return next((call for call in turn.calls if call.call_id == call_id), None) if turn else None
 
     def waiting(self, name: str) -> str:
-        """The id of the last answer's first call that has no result yet, of the tool `name` where it called that; else empty."""
+        """Return the id of the last answer's first call that has no result yet, of the tool `name` where it called that; else
+        empty."""
         turn = next(reversed(self._asked.values()), None)
         answered = {result.call_id for result in turn.results} if turn else set()
         ids = {call.call_id: call.name for call in turn.calls if call.call_id not in answered} if turn else {}
         return next((call_id for call_id, called in ids.items() if called == name), next(iter(ids), ""))
 
     def result(self, result: ToolResult, message: Message | None = None) -> None:
-        """A call is answered; `message` is how the model reads that, where it is no tool message."""
+        """Record the result of a call; `message` is how the model reads it, where it is not a tool message."""
         self.note(result)
         self.context.append(message or tool_message(result))
 
     def note(self, result: ToolResult, *, last: bool = False) -> None:
-        """The same for what the model reads elsewhere or never. A call that is not known, or `last`: it is the last turn's."""
+        """Record a result that the model reads elsewhere or never. A call that is not known, or `last`: it belongs to the last
+        turn."""
         turn = None if last else self._asked.get(result.call_id)
         if turn is None and self._turns:
             turn = self._turns[-1]
@@ -182,7 +185,7 @@ class ConversationRecorder:
             self._turns[-1].details.setdefault(INCOMPLETE, what)
 
     def forget_last(self, response_id: str) -> bool:
-        """Take the last turn back if its `response_id` is this one: it answered something else than its context."""
+        """Take the last turn back if its `response_id` is this one: it answered something other than its context."""
         if not response_id or not self._turns or self._turns[-1].details.get("response_id") != response_id:
             return False
         self._turns.pop()

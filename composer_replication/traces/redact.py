@@ -33,7 +33,7 @@ class Redactor:
         """Different credentials by kind, counted per trace."""
 
     def redact(self, trace: Trace) -> Trace:
-        """The trace without credentials. Token ids of a trace that held one are left out: they would spell it."""
+        """Return the trace without credentials. Token ids of a trace that held one are left out: they would spell it."""
         found: dict[str, str] = {}
         seen: set[str] = set()
         for secret in (s for value in _parts(trace) for s in _search(value, seen)):

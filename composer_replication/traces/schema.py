@@ -1,4 +1,4 @@
-"""The shape of what is read back: our own traces and trajectories, and what `atif_write` puts into ATIF files.
+"""The schema of files read back: our own traces and trajectories, and what `atif_write` puts into ATIF files.
 
 A file of ours may have been edited, cut or made up. It is held against these models once, where it is read, so that states,
 detectors and writers get what the types of `transcript` and `types` promise.
@@ -30,7 +30,7 @@ _Object = dict[str, Any]
 
 
 class _LenientRecord(BaseModel):
-    """What it does not name stays."""
+    """Unknown fields are kept."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -159,7 +159,7 @@ class AtifCall(_Closed):
 
 
 class AtifStep(_LenientRecord):
-    """Of a turn its details and its context, of another step its message."""
+    """The details and context of a turn, or the message of another step."""
 
     details: _TurnDetails = _TurnDetails()
     context: list[_Step] | None = None
@@ -167,7 +167,7 @@ class AtifStep(_LenientRecord):
 
 
 class AtifTrace(_LenientRecord):
-    """What ATIF does not say of the whole."""
+    """Facts about the whole trace that ATIF has no field for."""
 
     format: str = ""
     task_id: str = ""
@@ -179,7 +179,7 @@ class AtifTrace(_LenientRecord):
 
 
 def check(shape: type[_Model], data: Mapping[str, Any]) -> None:
-    """Raises UnreadableError, which names the first field that is not as `shape` has it."""
+    """Check the shape of data. Raises UnreadableError, which names the first field that is not as `shape` has it."""
     try:
         shape.model_validate(data)
     except ValidationError as error:

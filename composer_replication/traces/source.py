@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for: line by line, within limits, and every fault a value.
+"""Reading of untrusted files: line by line, within limits, with every fault as a value.
 
 Logs are truncated by killed processes and hold binary output and half surrogate pairs; a folder of them holds other things too.
 Nothing here raises for what a file holds: a `Problem` names file and line, and the rest is read.
@@ -28,7 +28,7 @@ MAX_DEPTH = 200
 _PEEKED = 20
 _HALF = re.compile("[\ud800-\udfff]")
 _HUGE = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|[0-9]{300}")
-"""What a number beyond a float's range cannot do without; looking at every number would take as long as all the rest."""
+"""Pattern that every number beyond a float's range matches; parsing every number would take as long as all the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def _printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Well-formed records that are no part of any trace, and why not."""
+    """Well-formed records that are not part of any trace, and why not."""
 
     path: Path
     reason: str
@@ -121,7 +121,7 @@ def _whole(value: Any) -> Any:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """`(number, line)` of every line that is not blank; None for one that is too long. Raises UnreadableError."""
+    """Yield `(number, line)` of every line that is not blank; None for one that is too long. Raises UnreadableError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -141,7 +141,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    """The JSON objects of a file of lines with their numbers; a `Problem` for every line that is none."""
+    """Yield the JSON objects of a file of lines with their numbers; a `Problem` for every other line."""
     try:
         for number, line in _lines(path):
             if line is None:
@@ -163,7 +163,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
 
 
 def document(path: Path) -> Any:
-    """The one JSON value of a file. Raises UnreadableError."""
+    """Return the one JSON value of a file. Raises UnreadableError."""
     try:
         size = path.lstat().st_size
         if size > MAX_DOCUMENT:
@@ -177,7 +177,7 @@ def document(path: Path) -> Any:
 
 
 def documents(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    """The objects of a file of lines, or of one that is a single object or a list of them (numbered from 1)."""
+    """Yield the objects of a file of lines, or of one that is a single object or a list of them (numbered from 1)."""
     if not _is_spread(path):
         yield from objects(path)
         return
@@ -191,7 +191,7 @@ def documents(path: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
 
 
 def _is_spread(path: Path) -> bool:
-    """Whether one JSON value goes over several lines, or is a list."""
+    """Return whether one JSON value spans several lines, or is a list."""
     try:
         first = next((line for _, line in _lines(path) if line), b"").strip()
     except (UnreadableError, OSError):
@@ -200,7 +200,7 @@ def _is_spread(path: Path) -> bool:
 
 
 def peek(path: Path) -> tuple[dict[str, Any], ...]:
-    """The first objects of a file, by which a reader knows it. Raises UnreadableError when there is none, and says why."""
+    """Return the first objects of a file, by which a reader knows it. Raises UnreadableError when there is none, and says why."""
     try:
         status = path.lstat()
     except OSError as error:

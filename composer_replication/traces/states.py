@@ -26,8 +26,9 @@ class TraceState(TypedDict, total=False):
     messages: Required[list[dict[str, Any]]]
     """The conversation up to the step, in the OpenAI form (see `composer_replication.types.Message`)."""
     student_action: Required[str]
-    """What the agent did next, as text: one JSON line per tool call, or the text of its answer. With a call that cannot be
-    understood it is no calls but a text: what a policy of ours wrote, of another agent those lines with the call's own words."""
+    """The agent's next action as text: one JSON line per tool call, or the text of its answer. An action with a call that cannot
+    be understood is text, not calls: for our policy the text it wrote, for another agent those lines with the call's own
+    words."""
     student_tool_calls: list[dict[str, Any]]
     """The same calls as `Message["tool_calls"]` entries; without this key they are read from `student_action`."""
     tools: list[ToolSchema]
@@ -45,12 +46,12 @@ class TraceState(TypedDict, total=False):
 
 
 def state_id(trajectory_id: str, turn: int) -> str:
-    """The id of a trajectory's state before turn `turn` (0-based)."""
+    """Return the id of a trajectory's state before turn `turn` (0-based)."""
     return f"{trajectory_id}#{turn}"
 
 
 def states_from_traces(traces: Iterable[Trace]) -> list[TraceState]:
-    """One state per turn whose exact context is known, in order.
+    """Return one state per turn whose exact context is known, in order.
 
     Left out are turns before which the model saw nothing, and those marked `incomplete` in their details: something that it saw
     is not in the log.
@@ -64,7 +65,7 @@ def states_from_traces(traces: Iterable[Trace]) -> list[TraceState]:
 
 
 def lacks_tools(trace: Trace) -> bool:
-    """Whether the agent called tools that its log does not name: a teacher that is shown no tools cannot call them."""
+    """Return whether the agent called tools that its log does not name: a teacher that is shown no tools cannot call them."""
     return not trace.tools and not trace.details.get(TEXT_ACTIONS) and any(turn.tool_calls for turn in trace.turns)
 
 
@@ -91,7 +92,7 @@ def _state(trace: Trace, index: int, turn: TraceTurn) -> TraceState:
 
 
 def _broken(turn: TraceTurn) -> str:
-    """An action with a call that cannot be understood: the whole of it as text, which equals no other action."""
+    """Return an action with a call that cannot be understood: the whole of it as text, which equals no other action."""
     sampled = turn.details.get(SAMPLED)
     if isinstance(sampled, str):
         return sampled.strip()

@@ -1,4 +1,4 @@
-"""Imported traces on disk: one trace per line, each context told as what it shares with the one before."""
+"""Imported traces on disk: one trace per line, each context encoded by what it shares with the one before."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def write_traces(path: Path | str, traces: Iterable[Trace]) -> int:
 
 
 def read_traces(path: Path | str) -> Iterator[Trace]:
-    """The traces of a file that `write_traces` wrote.
+    """Yield the traces of a file that `write_traces` wrote.
 
     Raises:
-        ConfigError: there is no such file, or a line is no trace.
+        ConfigError: there is no such file, or a line is not a trace.
         StorageError: the file cannot be read, or a line is not JSON, as where the file ends in the middle of one.
     """
     path = Path(path)
@@ -70,7 +70,7 @@ def read_traces(path: Path | str) -> Iterator[Trace]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether the name is one under which `write_traces` or another writer of ours keeps a file that is not finished."""
+    """Return whether `write_traces` or another writer of ours keeps an unfinished file under this name."""
     return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
 
 
@@ -112,7 +112,7 @@ def trace_from_json(data: dict[str, Any]) -> Trace:
 
 
 def context_steps(previous: Sequence[Message], context: Sequence[Message], names: dict[int, str]) -> list[Any]:
-    """How `context` comes out of `previous`: `[start, end]` for a stretch that is kept, a message for one that is new.
+    """Return how `context` derives from `previous`: `[start, end]` for a kept stretch, a message for a new one.
 
     Args:
         names: what messages are equal by, per object; pass one dictionary for the contexts of one trace, which share them.

@@ -86,7 +86,7 @@ class SignalMaker:
             generators=self.sources.generators,
             demo=hint.demo,
         )
-        hints, dropped = found.hints, list(found.untold)
+        hints, dropped = found.hints, list(found.dropped_hints)
         if hint.shuffle:
             hints = shuffle_hints(found.hints, trajectories, derive_seed(self.config.seed, step))
             places = {(h.trajectory_id, h.turn) for h in hints}
@@ -95,7 +95,7 @@ class SignalMaker:
         inserted = insert_hints(trajectories, hints, self.renderer, context_window=self.context_window)
         places = {(h.trajectory_id, h.turn) for h in inserted.hinted}
         kept = [h for h in hints if (h.trajectory_id, h.turn) in places]
-        selected = SelectedHints(inserted.hinted, tuple(kept), (*dropped, *inserted.untold))
+        selected = SelectedHints(inserted.hinted, tuple(kept), (*dropped, *inserted.dropped_hints))
         if not hint.useful_only:
             return selected
         if self.useful is None:

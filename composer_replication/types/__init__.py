@@ -1,4 +1,4 @@
-"""The plain data that walks through the system, in the order it walks.
+"""The plain data that flows through the system, in the order it is produced.
 
 `TaskSpec -> Trajectory -> (advantages, hints, pairs) -> batch -> LossComponents -> new policy version`
 

@@ -1,4 +1,4 @@
-"""One exception tree for everything a user can be told.
+"""One exception tree for every error a user can see.
 
 Every error carries what went wrong and, where there is one, the fix; the command line prints both without a traceback and
 exits with the class's `exit_code`. Anything that is not a `ComposerError` is a bug and keeps its traceback.
@@ -8,7 +8,7 @@ exits with the class's `exit_code`. Anything that is not a `ComposerError` is a 
     │   └── MissingExtraError     2   an optional dependency is not installed
     ├── TaskError                 3   a task folder is missing, corrupted or cannot be built
     │   └── SourceError           3   the repository cannot be fetched, or its tests fail or hang
-    ├── SandboxError              4   the box could not be started or broke: never the agent's fault
+    ├── SandboxError              4   the sandbox could not be started or broke: never the agent's fault
     │   └── SandboxUnavailableError    4   no isolation of the kind asked for exists on this machine
     ├── ModelError                5   a model or tokenizer cannot be loaded or lacks something needed
     ├── TeacherError              6   a teacher endpoint failed
@@ -57,7 +57,8 @@ _NAMED = 5
 
 
 def one_of(word: str, known: Iterable[str]) -> str:
-    """A fix for an unknown name: the known ones most like `word`, or else the first few of them, and how many there are."""
+    """Suggest a fix for an unknown name: the known ones most like `word`, or else the first few of them, and how many there
+    are."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=_NAMED)
     left = len(names) - _NAMED
@@ -107,7 +108,7 @@ class SandboxError(ComposerError):
 
 
 class SandboxUnavailableError(SandboxError):
-    """No isolation of the kind asked for exists on this machine."""
+    """No isolation of the requested kind exists on this machine."""
 
 
 class ModelError(ComposerError):
@@ -155,7 +156,7 @@ class TraceError(ComposerError):
 
 
 class BackendError(ComposerError):
-    """A program that was asked to do the work, in a process of its own, died or broke; its last words are in the message."""
+    """A program run in a separate process died or broke; its last output is in the message."""
 
     exit_code = 11
 
@@ -188,4 +189,4 @@ class RoundError(ComposerError):
 
 
 class RoundExpiredError(RoundError):
-    """The round's objects have been removed: this replica is too far behind, and has to load the newest state."""
+    """The round's objects have been removed: this replica is too far behind and must load the newest state."""

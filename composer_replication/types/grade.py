@@ -11,7 +11,7 @@ __all__ = ["GradeReport", "Outcome", "Reward", "Unscored"]
 
 
 class Outcome(StrEnum):
-    """What became of one expected test id. Only `PASSED` counts as passed."""
+    """The result of one expected test id. Only `PASSED` counts as passed."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -39,7 +39,8 @@ class GradeReport:
     """The grader's verdict on one workspace."""
 
     reward: Reward
-    """1.0 when every expected test passed and every hidden check held, else 0.0; `Unscored` after an infrastructure fault."""
+    """1.0 when every expected test passed and every hidden check succeeded, else 0.0; `Unscored` after an infrastructure
+    fault."""
     outcomes: Mapping[str, Outcome]
     """Outcome per expected test id (fail-to-pass, then pass-to-pass)."""
     reasons: tuple[str, ...] = ()

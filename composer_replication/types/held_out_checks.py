@@ -1,4 +1,4 @@
-"""What a grader knows and an agent does not: calls whose answers the gold code gave, and tests that must fail."""
+"""Checks known to the grader but not to the agent: calls whose answers come from the gold code, and tests that must fail."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ __all__ = ["AntiTest", "HeldOutCall", "HeldOutChecks", "held_out_checks_from_jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutCall:
-    """One call of the project's code. It runs in a box that never learns the answer: the host compares."""
+    """One call of the project's code. It runs in a sandbox that never learns the answer: the host compares."""
 
     target: str
     """`module:qualname` of a function, method or property that the project's own tests call."""
     arguments: str
     """JSON `[positional, keyword]`, values encoded by `sandbox.literals`; a method's `self` is the first of them."""
     expected: str
-    """JSON of what the gold code did with it, as the box reports it: `{"raises": [class names]}` of the exception and
-    its bases, or `{"returns": value, "after": {position: value}}` with the arguments it changed."""
+    """JSON of the gold code's result, as the sandbox reports it: `{"raises": [class names]}` of the exception and its bases, or
+    `{"returns": value, "after": {position: value}}` with the arguments it changed."""
     seen: bool
     """The tests make this very call. Otherwise its arguments are new, put together from theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AntiTest:
-    """A test function with one expectation turned into its opposite: whoever solves the task honestly fails it."""
+    """A test function with one expectation inverted: any honest solution fails it."""
 
     test: str
     """`file::function` or `file::class::function`, without parameters."""
     expectation: int
-    """Which one, counted from 0 in the order of `sandbox.anti_tests.expectations`."""
+    """Index of the inverted expectation, counted from 0 in the order of `sandbox.anti_tests.expectations`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,12 +39,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the environment answered to one tool call."""
+    """The environment's answer to one tool call."""
 
     call_id: str
     name: str
     content: str
-    """The text shown to the policy. Deterministic (no durations, no temporary paths), but for what a command of its own says."""
+    """The text shown to the policy. Deterministic (no durations, no temporary paths), except for the output of shell commands."""
     status: str = "ok"
     """`ok`, or the kind of error: `malformed_call`, `unknown_tool`, `invalid_arguments`, `path_not_found`, `path_not_editable`,
     `edit_not_applied`, `tests_failed`, `command_failed`, `timeout`, `out_of_memory`."""

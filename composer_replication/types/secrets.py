@@ -1,6 +1,6 @@
-"""How credentials look, for everything that must not keep or show them: tasks refuse them, imported traces are cleared of them.
+"""Patterns of credentials: tasks that contain one are refused, and imported traces are cleared of them.
 
-Two sorts are told apart. Keys that issuers mark by a prefix or an armour, in the forms that they document, are `certain`. A
+There are two sorts. Keys that issuers mark by a prefix or an armour, in the forms that they document, are `certain`. A
 literal of high entropy that is given to a name such as `password` or `api_token` is a guess, and so is whatever a header, a URL
 or a command line carries where a secret belongs.
 """
@@ -65,11 +65,11 @@ _NAMED, _LITERAL = re.compile(_WORDS, re.IGNORECASE), re.compile(_VALUE)
 _PASSWORD_NAME, _SHORT = re.compile(r"passw(?:or)?d|passphrase|pwd", re.IGNORECASE), re.compile(r"\S{8,200}")
 _GUESSED = "secret in an assignment"
 _LITERAL_WORD = r"[^\s\"'`\\,;|(){}\[\]<>$]"
-"""A character of an unquoted word that is no code and no placeholder."""
+"""A character of an unquoted word that is neither code nor a placeholder."""
 _PASSWORD = r"(?:passw(?:or)?d|passphrase|pwd)"
 _OPEN = r"(?:\\?[\"'])?"
 """A quote, perhaps of a text in a text."""
-_IN_LOGS = (  # kind, mark (of the text in small letters), form, what is asked of the key
+_IN_LOGS = (  # kind, mark (in the lower-cased text), form, condition on the key
     ("JSON web token", "eyj", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.(?P<key>[\w-]{20,})"), "certain"),
     (
         "authorization header",
@@ -168,19 +168,19 @@ _MAX_ARMOUR = 1 << 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """What looks like a credential in a text."""
+    """A substring that looks like a credential."""
 
     kind: str
     start: int
-    """Where the match begins, its name included for a guess."""
+    """Start of the match; a guess includes its name."""
     text: str = field(repr=False)
     """The credential itself."""
     certain: bool
-    """It has the form in which its issuer writes keys."""
+    """The match has the form in which its issuer writes keys."""
 
 
 def secrets_in(text: str, *, bare: bool) -> Iterator[Secret]:
-    """What looks like a credential in a file. Texts that say that they are made up (`EXAMPLE`, `xxxx`) are none.
+    """Find what looks like a credential in a file. Texts marked as placeholders (`EXAMPLE`, `xxxx`) do not count.
 
     Args:
         bare: a literal needs no quotes, as in `.env` and YAML files.
@@ -193,7 +193,7 @@ def secrets_in(text: str, *, bare: bool) -> Iterator[Secret]:
 
 
 def secrets_in_log(text: str) -> Iterator[Secret]:
-    """`secrets_in` with everything that besides shows up in what commands print: headers, URLs, command lines."""
+    """Find everything `secrets_in` finds, and what appears only in command output: headers, URLs, command lines."""
     yield from (s for s in secrets_in(text, bare=True) if s.certain or not _ATTRIBUTE.fullmatch(s.text))
     low = text.lower()
     for kind, mark, pattern, asked in _IN_LOGS:
@@ -202,7 +202,8 @@ def secrets_in_log(text: str) -> Iterator[Secret]:
 
 
 def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:
-    """What stands where a secret belongs: `given` unless it is a word, `mixed` when it is no identifier either."""
+    """Find values in places where a secret belongs: `given` unless the value is a word, `mixed` when it is not an identifier
+    either."""
     for match in pattern.finditer(text):
         key = match["key"]
         if asked in ("certain", "random"):
@@ -224,7 +225,7 @@ def _mixed(key: str) -> bool:
 
 
 def named_secret(name: str, value: str) -> Secret | None:
-    """A credential that is the value of a field whose name says so, as in the arguments of a tool call."""
+    """Return the credential in a field whose name announces one, as in the arguments of a tool call."""
     if not _NAMED.search(name) or _MADE_UP.search(value):
         return None
     if _LITERAL.fullmatch(value) and _looks_random(value, False):
@@ -244,7 +245,7 @@ def _real(kind: str, pattern: re.Pattern[str], text: str, *, certain: bool) -> I
 
 
 def _end_of_armour(text: str, start: int) -> int:
-    """Where a private key ends: after its closing line, or with its last character when the text was cut."""
+    """Return where a private key ends: after its closing line, or at its last character when the text was cut."""
     closing = _ARMOUR_END.search(text, start, start + _MAX_ARMOUR)
     if closing:
         return closing.end()

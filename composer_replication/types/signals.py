@@ -1,4 +1,4 @@
-"""What the hint and replay channels train on: findings, hints, aligned turns and preference pairs."""
+"""The data that the hint and replay channels train on: findings, hints, aligned turns and preference pairs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """What to tell the self-teacher just before an error turn or, with the reason in `dropped`, what is not told."""
+    """A text for the self-teacher just before an error turn or, with the reason in `dropped`, one that is not used."""
 
     trajectory_id: str
     turn: int
@@ -33,7 +33,7 @@ class Hint:
     """The finding's kind."""
     text: str
     source: str
-    """Who wrote it: `template`, `environment`, `documentation`, ..."""
+    """The generator that wrote it: `template`, `environment`, `documentation`, ..."""
     dropped: str | None = None
 
 

@@ -27,11 +27,11 @@ class TaskSpec:
 
     task_id: str
     source: str
-    """Where the repository came from: a folder, `pypi:NAME==VERSION` or a git URL with its commit."""
+    """Origin of the repository: a folder, `pypi:NAME==VERSION` or a git URL with its commit."""
     source_digest: str
-    """SHA-256 over the pristine tree (paths and contents), so that two builds can be told apart."""
+    """SHA-256 over the pristine tree (paths and contents), which distinguishes two builds."""
     instruction: str
-    """What the agent is asked to do."""
+    """The task given to the agent."""
     deleted: tuple[Deletion, ...]
     fail_to_pass: tuple[str, ...]
     """Pytest node ids that fail in the task's tree and pass with the gold code."""
@@ -44,6 +44,6 @@ class TaskSpec:
     test_timeout_s: float = 60.0
     """Wall-clock limit of one run of all the task's tests."""
     hidden: HeldOutChecks = field(default_factory=HeldOutChecks)
-    """What grading asks besides; never shown to the agent."""
+    """Additional checks of the grader; never shown to the agent."""
     impossible: bool = False
     """A visible test contradicts itself: no work is rewarded, and passing is a cheat alarm. Never shown to the agent."""

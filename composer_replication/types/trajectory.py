@@ -70,7 +70,7 @@ class Trajectory:
     arm: str = ""
 
     def context_ids(self, turn: int) -> tuple[int, ...]:
-        """The exact token ids the policy had seen when it sampled turn `turn` (0-based); `len(turns)` gives everything."""
+        """Return the exact token ids the policy had seen when it sampled turn `turn` (0-based); `len(turns)` gives everything."""
         ids = list(self.prompt_ids)
         for earlier in self.turns[:turn]:
             ids.extend(earlier.action_ids)

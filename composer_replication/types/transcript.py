@@ -1,4 +1,4 @@
-"""Finished conversations of an agent, whoever recorded them: what detectors, hints, gates and replay read.
+"""Finished conversations of any agent: the input of detectors, hints, gates and replay.
 
 A `Transcript` is what they need of one. Two classes are one: `types.Trajectory`, which this framework rolled out and which
 holds the policy's token ids, and `Trace`, read from another agent's log: text, and the exact context of every turn, but no ids.
@@ -57,19 +57,20 @@ class TraceTurn:
     context: tuple[Message, ...]
     """Exactly the messages the model had seen when it answered, in order; nothing spliced in, nothing left out."""
     text: str
-    """What it wrote for its reader: no tool calls, no reasoning."""
+    """The visible text of the answer: no tool calls, no reasoning."""
     tool_calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
-    """What its calls returned, as the model then read it; `status` is told from exit codes and known error texts, else `ok`."""
+    """Results of its calls, as the model then read them; `status` is inferred from exit codes and known error texts, else
+    `ok`."""
     reasoning: str | None = None
     """Its thinking, where the log has it."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What else the log says of this call: `model`, `timestamp`, `usage`, `usd`, `token_ids`, `logprobs`, ..."""
+    """Further facts the log records about this call: `model`, `timestamp`, `usage`, `usd`, `token_ids`, `logprobs`, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One line of a foreign agent's work: side chains and abandoned branches are traces of their own, or dropped and counted."""
+    """One line of a foreign agent's work: side chains and abandoned branches are separate traces, or dropped and counted."""
 
     trajectory_id: str
     """Unique among the traces of one import."""
@@ -79,12 +80,12 @@ class Trace:
     messages: tuple[Message, ...] = ()
     """The opening messages: those before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
-    """What the agent could call; empty when its log does not say."""
+    """The tools the agent could call; empty when its log does not say."""
     task_id: str = ""
     agent: str = ""
-    """Name and version of the agent, as far as the log says."""
+    """Name and version of the agent, as far as the log records them."""
     model: str = ""
     reward: Reward | None = None
     """1 when the log says the work was right, 0 when it says it was wrong, None when it says nothing."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What else the log says of the whole: `cwd`, `git_branch`, `usd`, `exit_status`, `patch`, ..."""
+    """Further facts the log records about the whole run: `cwd`, `git_branch`, `usd`, `exit_status`, `patch`, ..."""

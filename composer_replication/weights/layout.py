@@ -21,7 +21,7 @@ _TYPES = (
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
 )
-"""What safetensors writes."""
+"""Types that safetensors can store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Shard:
 
     @property
     def type(self) -> torch.dtype:
-        """What `dtype` names.
+        """The type that `dtype` names.
 
         Raises:
             DamagedError: nothing that can be published.
@@ -52,7 +52,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Where each tensor of a state dict is."""
+    """Position of each tensor of a state dict in its shards."""
 
     shards: tuple[Shard, ...]
     tied: tuple[tuple[str, str], ...]
@@ -63,7 +63,7 @@ def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> StateLayout:
     """Shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
 
     Raises:
-        ConfigError: an entry is no dense tensor, or of a type that safetensors does not know.
+        ConfigError: an entry is not a dense tensor, or of a type that safetensors does not know.
     """
     owners: dict[tuple[Any, ...], str] = {}
     tied: list[tuple[str, str]] = []
@@ -89,7 +89,7 @@ def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> StateLayout:
 
 
 def flatten(state: Mapping[str, Tensor], shard: Shard) -> Tensor:
-    """(size,) on the CPU, of memory of its own."""
+    """Return (size,) on the CPU, in separate memory."""
     flat = torch.empty(shard.size, dtype=shard.type)
     at = 0
     for name, shape in shard.tensors:
@@ -99,7 +99,7 @@ def flatten(state: Mapping[str, Tensor], shard: Shard) -> Tensor:
 
 
 def unflatten(layout: StateLayout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The tensors, as views of the shards; those that were tied are one object."""
+    """Return the tensors, as views of the shards; those that were tied are one object."""
     state: dict[str, Tensor] = {}
     for shard, flat in zip(layout.shards, flats, strict=True):
         state.update(_views(shard, flat))
@@ -114,12 +114,12 @@ def content_of(flat: Tensor) -> str:
 
 
 def write_full(shard: Shard, flat: Tensor) -> bytes:
-    """A safetensors file of the shard."""
+    """Write a safetensors file of the shard."""
     return save({name: view.clone() for name, view in _views(shard, flat).items()})
 
 
 def read_full(shard: Shard, data: bytes) -> Tensor:
-    """The (size,) values of such a file.
+    """Read the (size,) values of such a file.
 
     Raises:
         DamagedError: it has other tensors than the shard.
@@ -148,7 +148,7 @@ def _size(shape: Sequence[int]) -> int:
 
 
 def _checked(name: str, tensor: object) -> str:
-    """The name of the type of an entry of a state dict."""
+    """Return the name of the type of an entry of a state dict."""
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         found = type(tensor).__name__ if not isinstance(tensor, Tensor) else f"a tensor on {tensor.device}, {tensor.layout}"
         raise ConfigError(f"{name!r} of the state dict is no dense tensor but {found}", fix="publish dense tensors with values")

@@ -1,4 +1,4 @@
-"""What a version of the weights consists of: one object, created after all that it names."""
+"""The manifest of a version of the weights: one object, created after all objects that it names."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ _Sha256: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class VersionSource(Protocol):
-    """Where versions are read from: the store, or a relay."""
+    """A source of versions: the store, or a relay."""
 
     def get(self, key: str) -> bytes | None:
-        """The whole object; None where there is none."""
+        """Return the whole object; None where there is none."""
 
     def list(self, prefix: str = "") -> list[str]:
-        """The keys under a folder, sorted."""
+        """Return the keys under a folder, sorted."""
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless there is one."""
 
     def where(self, key: str) -> str:
-        """The whole address of an object."""
+        """Return the whole address of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +91,21 @@ class PatchStep:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """How to get at the values of a shard: from a whole copy, or from what one has, by patches."""
+    """How to obtain the values of a shard: from a whole copy, or from a local copy, by patches."""
 
     shard: Shard
     content: _Sha256
     """Checksum of the values."""
     full: Full
     steps: tuple[PatchStep, ...]
-    """In order; the last one makes `content`, one of them changes `full` unless that is it already."""
+    """Patches in order; the last one produces `content`, and one of them applies to `full` unless that equals `content`."""
 
     def objects(self) -> list[Object]:
         """All that this shard may take."""
         return [self.full.object, *(step.object for step in self.steps)]
 
     def after(self, content: str) -> tuple[PatchStep, ...] | None:
-        """The steps from these values on; None where they do not lead here."""
+        """Return the steps from these values on; None where they do not lead here."""
         if content == self.content:
             return ()
         starts = [index for index, step in enumerate(self.steps) if step.base == content]
@@ -125,7 +125,7 @@ class Manifest:
 
     @property
     def layout(self) -> StateLayout:
-        """Of the state dict."""
+        """Layout of the state dict."""
         return StateLayout(tuple(entry.shard for entry in self.entries), self.tied)
 
 
@@ -133,33 +133,33 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def versions(source: VersionSource) -> list[int]:
-    """The versions that can be had, ascending."""
+    """Return the available versions, ascending."""
     found = [MANIFEST_KEY.fullmatch(key) for key in source.list(MANIFESTS)]
     return sorted(int(key[1]) for key in found if key is not None)
 
 
 def manifest_key(version: int) -> str:
-    """Where the manifest of a version is."""
+    """Return the key of a version's manifest."""
     return f"{MANIFESTS}/{version:010d}"
 
 
 def object_key(version: int, shard: int, kind: str, sha256: str) -> str:
-    """Where an object that was made for a version is; its name ends with its checksum."""
+    """Return the key of an object made for a version; its name ends with its checksum."""
     return f"{OBJECTS}/{version:010d}/{shard:05d}-{kind}-{sha256}"
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """A line with mark and SHA-256, and JSON.
+    """Write a line with mark and SHA-256, and JSON.
 
     Raises:
-        TypeError, ValueError: `facts` are no JSON, or hold half a surrogate pair.
+        TypeError, ValueError: `facts` are not JSON, or hold half a surrogate pair.
     """
     text = json.dumps(asdict(manifest), separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode()
     return f"{_MARK} {hashlib.sha256(text).hexdigest()}\n".encode() + text
 
 
 def read_manifest(data: bytes | None, version: int) -> Manifest:
-    """The manifest of a version.
+    """Read the manifest of a version.
 
     Raises:
         DamagedError: it is missing or not whole, another version's, or names what no publisher puts: its names become paths.

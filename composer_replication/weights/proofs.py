@@ -24,7 +24,7 @@ _LENGTH = 2 + 2 * _TOP
 
 @dataclass(frozen=True, slots=True)
 class ProofLimits:
-    """What honest workers stay below; measure it with one's own model, kernels and machines (docs/weights.md)."""
+    """Limits that honest workers stay below; measure them with your own model, kernels and machines (docs/weights.md)."""
 
     exponents: int = 16
     """Most of the 128 entries of a proof whose exponent differs."""
@@ -46,7 +46,7 @@ class ProofVerdict:
 
 
 def prove(hidden: Tensor, prompt: int) -> list[bytes]:
-    """The proofs of a text: one for its prompt, one for each 32 tokens after it.
+    """Make the proofs of a text: one for its prompt, one for each 32 tokens after it.
 
     Args:
         hidden: (tokens, width), what the language model head was given for each token, as it was computed.
@@ -66,13 +66,13 @@ def prove(hidden: Tensor, prompt: int) -> list[bytes]:
 
 
 def verify(hidden: Tensor, prompt: int, proofs: Sequence[bytes], limits: ProofLimits | None = None) -> ProofVerdict:
-    """Whether a worker that sent these proofs had the weights that gave these hidden states.
+    """Check whether a worker that sent these proofs had the weights that gave these hidden states.
 
     Args:
         hidden: (tokens, width), as for `prove`, from a forward pass of one's own over the same tokens.
         prompt: tokens of the prompt.
         proofs: the worker's, whatever they are.
-        limits: what is still an honest worker's rounding.
+        limits: bounds of an honest worker's rounding.
 
     Raises:
         ConfigError, MissingExtraError: as `prove`.
@@ -91,7 +91,7 @@ def verify(hidden: Tensor, prompt: int, proofs: Sequence[bytes], limits: ProofLi
 
 
 def _parts(hidden: Tensor, prompt: int) -> list[Tensor]:
-    """The prompt's hidden states, and those of each token after it, in bfloat16 on the CPU."""
+    """Return the prompt's hidden states, and those of each token after it, in bfloat16 on the CPU."""
     if hidden.dim() != 2 or not 1 <= prompt <= hidden.shape[0]:
         raise ConfigError(f"hidden states of the shape {tuple(hidden.shape)}, {prompt} of a prompt", fix="(tokens, width)")
     if hidden.shape[1] < _TOP:
@@ -107,7 +107,7 @@ def _count(hidden: Tensor, prompt: int) -> int:
 
 
 def _toploc() -> Any:
-    """Loaded when it is needed: its binaries fit one version of PyTorch."""
+    """Import toploc when it is needed: its binaries fit one version of PyTorch."""
     try:
         import toploc
     except ImportError as error:

@@ -48,7 +48,7 @@ class PublishedVersion:
     bytes_up: int
     """Payload of shards and patches."""
     bytes_full: int
-    """What the tensors take."""
+    """Size of the tensors in bytes."""
     full: int
     """Shards that were put whole."""
     patched: int
@@ -60,21 +60,21 @@ class PublishedVersion:
 
 @dataclass(frozen=True, slots=True)
 class _EncodedShard:
-    """What a version needs of a shard, and the bytes that are new."""
+    """A version's entry for a shard, and the bytes that are new."""
 
     entry: ShardEntry
     new: tuple[tuple[Object, bytes], ...]
 
 
 class WeightPublisher:
-    """Puts versions of a state dict where any number of `WeightPuller` find them. One publisher at a time.
+    """Publishes versions of a state dict for any number of `WeightPuller`. One publisher at a time.
 
     A shard is put as a patch against the last version where that is smaller, and whole when no whole copy is left that the last
     `full_every` patches, or patches of a whole copy's length, lead on from. The manifest is created after all that it names: a
-    version is there whole or not at all. A new publisher goes on from the newest version in the store, which it reads first.
+    version is there whole or not at all. A new publisher continues from the newest version in the store, which it reads first.
 
     Args:
-        store: a folder of its own for each run.
+        store: a separate folder for each run.
         run: a name that is compared with that of what is there.
         shard_bytes: most in a shard, unless one tensor alone has more.
         full_every: most patches from a whole copy to a version.
@@ -125,7 +125,7 @@ class WeightPublisher:
             facts: JSON that goes with it: the step, the reward, the hash of the run file.
 
         Raises:
-            ConfigError: the number is not higher than the last, an entry is no dense tensor, or the facts are no JSON.
+            ConfigError: the number is not higher than the last, an entry is not a dense tensor, or the facts are not JSON.
             ObjectStoreError: someone else published this version, or the store failed; a new publisher takes up what is there.
         """
         start = time.monotonic()
@@ -169,7 +169,7 @@ class WeightPublisher:
         if self._last.run != self._run:
             raise ConfigError(
                 f"{self._store.uri} has weights of the run {self._last.run!r}, and this is {self._run!r}",
-                fix="name a folder of its own for each run",
+                fix="name a separate folder for each run",
             )
         self._flats = [None if isinstance(found, DamagedError) else found for found in puller.shards(self._last)]
 
@@ -180,7 +180,7 @@ class WeightPublisher:
         return made
 
     def _made(self, version: int, at: int, shard: Shard, flat: Tensor, *, whole: bool) -> _EncodedShard:
-        """What to put for a shard: nothing, a patch, a whole copy, or both."""
+        """Return what to upload for a shard: nothing, a patch, a whole copy, or both."""
         content, before = content_of(flat), self._base(at, shard)
         last = before[0] if before is not None else None
         if last is not None and last.content == content and not whole:
@@ -202,14 +202,14 @@ class WeightPublisher:
         return _EncodedShard(ShardEntry(shard, content, last.full, steps), tuple(new))
 
     def _base(self, at: int, shard: Shard) -> tuple[ShardEntry, Tensor] | None:
-        """The same shard of the last version, where it was of the same tensors and can be read."""
+        """Return the same shard of the last version, where it was of the same tensors and can be read."""
         if self._last is None or at >= len(self._flats):
             return None
         entry, flat = self._last.entries[at], self._flats[at]
         return (entry, flat) if entry.shard == shard and flat is not None else None
 
     def _bounded(self, steps: tuple[PatchStep, ...], length: int) -> tuple[PatchStep, ...]:
-        """The last steps that are together no more, and no longer, than a whole copy is worth."""
+        """Return the last steps that together are no more numerous, and no longer, than a whole copy is worth."""
         taken, total = 0, 0
         for step in reversed(steps[-self._full_every :]):
             total += step.object.length
@@ -240,7 +240,7 @@ class WeightPublisher:
         try:
             needed = {entry.key for version in kept for one in puller.manifest(version).entries for entry in one.objects()}
         except DamagedError:
-            return  # what it needs is not known: it stays until the version is too old
+            return  # its needs are unknown: it stays until the version is too old
         found = [OBJECT_KEY.fullmatch(key) for key in self._store.list(OBJECTS)]
         ours = {key[0]: int(key[1]) for key in found if key is not None}
         self._store.delete(*(key for key, version in ours.items() if version <= kept[-1] and key not in needed))

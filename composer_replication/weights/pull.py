@@ -1,4 +1,4 @@
-"""The side of a generator: the newest version that is whole, from what it has and what it lacks."""
+"""The generator's side: pulls the newest complete version, fetching only what it lacks."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A version of the weights, and what it took to get it."""
+    """A version of the weights, and the cost of getting it."""
 
     version: int
     state: Mapping[str, Tensor]
     """On the CPU; views of memory that the puller patches the next version from: copy before changing them."""
     facts: Mapping[str, Any]
-    """What the trainer wrote beside it."""
+    """Facts that the trainer stored with it."""
     newest: int
     """The newest version that was there."""
     bytes_down: int = 0
@@ -60,19 +60,19 @@ class Pulled:
     """Objects that were read again, as they were damaged."""
     seconds: float = 0.0
     apply_seconds: float = 0.0
-    """Of these, to unpack, patch and check shards; added up over threads."""
+    """Seconds of these spent unpacking, patching and checking shards; summed over threads."""
     problems: tuple[str, ...] = ()
     """Why newer versions, or shorter ways to this one, could not be taken."""
 
     @property
     def behind(self) -> int:
-        """By how much the newest version's number is higher."""
+        """How many versions the newest one is ahead."""
         return self.newest - self.version
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one shard took."""
+    """Costs of one shard."""
 
     bytes_down: int = 0
     full: int = 0
@@ -117,15 +117,15 @@ class WeightPuller:
 
     @property
     def held(self) -> Pulled | None:
-        """What the last pull returned."""
+        """The result of the last pull."""
         return self._held
 
     def newest(self) -> int | None:
-        """The newest version that was published; None before the first."""
+        """Return the newest version that was published; None before the first."""
         return max(versions(self._source), default=None)
 
     def pull(self) -> Pulled:
-        """The newest version that is whole; never an older one than before.
+        """Return the newest complete version; never an older one than before.
 
         A version that is damaged in the store is passed over (`problems` say so, `behind` says by how much), and the publisher is
         asked for whole copies.
@@ -159,7 +159,7 @@ class WeightPuller:
         return self._held
 
     def fresh(self, max_staleness: int) -> Pulled:
-        """What is held, while it is at most so many versions behind, or else the newest.
+        """Return the held version while it is at most `max_staleness` versions behind, or else the newest.
 
         Raises:
             ObjectStoreError: the newest version that is whole is more than that behind; or as `pull`.
@@ -179,7 +179,7 @@ class WeightPuller:
         return found
 
     def wait_for(self, version: int, *, timeout_s: float = 1800.0) -> Pulled:
-        """This version or a newer one, as soon as one is there and whole.
+        """Return this version or a newer one, as soon as one is there and complete.
 
         Raises:
             ObjectStoreError: none came in time; or as `pull`.
@@ -201,7 +201,7 @@ class WeightPuller:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _take(self, version: int, newest: int, problems: list[str]) -> Pulled:
-        """Raises DamagedError."""
+        """Fetch a version. Raises DamagedError."""
         start = time.monotonic()
         manifest = self.manifest(version)
         tallies = [Tally() for _ in manifest.entries]
@@ -231,7 +231,7 @@ class WeightPuller:
         return self._held
 
     def manifest(self, version: int) -> Manifest:
-        """What a version consists of.
+        """Read the manifest of a version.
 
         Raises:
             ConfigError: it is another run's.
@@ -246,7 +246,7 @@ class WeightPuller:
         return manifest
 
     def shards(self, manifest: Manifest, tallies: Sequence[Tally] = ()) -> list[Tensor | DamagedError]:
-        """The values of each shard of a version, or why there are none."""
+        """Return the values of each shard of a version, or why there are none."""
         tallies = tallies or [Tally() for _ in manifest.entries]
 
         def one(entry: ShardEntry, tally: Tally) -> Tensor | DamagedError:
@@ -259,7 +259,7 @@ class WeightPuller:
             return list(pool.map(one, manifest.entries, tallies))
 
     def _shard(self, entry: ShardEntry, tally: Tally) -> Tensor:
-        """The values of a shard: as they are, patched, or from the whole copy. Raises DamagedError."""
+        """Return the values of a shard: unchanged, patched, or from the whole copy. Raises DamagedError."""
         held = self._kept(entry)
         if held is not None:
             try:
@@ -289,7 +289,7 @@ class WeightPuller:
         return flat
 
     def _fetch(self, wanted: Object, tally: Tally) -> bytes:
-        """The bytes of an object, as they were put. Raises DamagedError."""
+        """Return the bytes of an object, as they were uploaded. Raises DamagedError."""
 
         def read() -> bytes:
             data = self._source.get(wanted.key)

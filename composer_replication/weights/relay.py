@@ -31,7 +31,8 @@ _READS = 3
 
 
 class Relay:
-    """Serves the weights of a source while it is entered. Without encryption or password: put it where only pullers come.
+    """Serves the weights of a source while its context is entered. It has no encryption or password: put it where only pullers
+    can reach it.
 
     Args:
         source: a store, or a `RelayClient`.
@@ -71,13 +72,13 @@ class Relay:
         self._thread.join()
 
     def read(self, key: str) -> bytes | None:
-        """An object, checked, or a manifest as it is; None where there is none, or none that is whole."""
+        """Return an object, checked, or a manifest as it is; None where there is none, or none that is whole."""
         named = OBJECT_KEY.fullmatch(key)
         if named is None:
             return self._source.get(key)
         with self._lock:
             alone = self._reading.setdefault(key, threading.Lock())
-        with alone:  # whoever asks meanwhile finds it in memory
+        with alone:  # concurrent requests find it in memory
             data = self._remembered(key)
             if data is None:
                 data = self._checked(key, named[2])
@@ -86,7 +87,7 @@ class Relay:
         return data
 
     def keys(self, prefix: str) -> list[str]:
-        """The manifests that are there."""
+        """Return the manifests that are there."""
         return self._source.list(prefix)
 
     def want(self, key: str) -> bool:
@@ -123,7 +124,7 @@ class Relay:
 
 
 class RelayClient:
-    """What a `Relay` serves, as a source of a `WeightPuller` or of another relay.
+    """A source for a `WeightPuller` or another relay that reads from a `Relay`.
 
     Args:
         url: `http://` or `https://`.
@@ -140,12 +141,12 @@ class RelayClient:
         self._timeout_s = timeout_s
 
     def get(self, key: str) -> bytes | None:
-        """The whole object; None where there is none."""
+        """Return the whole object; None where there is none."""
         found = self._ask("GET", key)
         return None if found is None else found[1]
 
     def list(self, prefix: str = "") -> list[str]:
-        """The keys under a folder, sorted."""
+        """Return the keys under a folder, sorted."""
         found = self._ask("GET", f"{prefix}/")
         try:
             return parsed(_KEYS, found[1] if found is not None else b"[]")
@@ -158,7 +159,7 @@ class RelayClient:
         return found is not None and found[0] == 201
 
     def where(self, key: str) -> str:
-        """The whole address of an object."""
+        """Return the whole address of an object."""
         return f"{self._url}/{key}"
 
     def _ask(self, method: str, key: str, data: bytes | None = None) -> tuple[int, bytes] | None:
@@ -200,7 +201,7 @@ class _RelayHandler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         key = self.path.lstrip("/")
         empty = self.headers.get("Content-Length", "0") == "0"
-        self.close_connection |= not empty  # what comes is not read
+        self.close_connection |= not empty  # the incoming body is not read
         try:
             if WANT_KEY.fullmatch(key) and empty:
                 self._answer(201 if self.relay.want(key) else 200, b"")
@@ -210,7 +211,7 @@ class _RelayHandler(BaseHTTPRequestHandler):
             self._answer(502, str(error).encode())
 
     def _answer(self, status: int, data: bytes) -> None:
-        with suppress(ConnectionError):  # whoever asked is gone
+        with suppress(ConnectionError):  # the client is gone
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

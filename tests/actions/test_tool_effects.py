@@ -11,7 +11,7 @@ ONE = Replacement("a", "b")
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "deed"),
+    ("name", "arguments", "effect"),
     [
         ("read_file", {"path": "./a.py", "start": 3}, ToolEffect(kind=EffectKind.READ, path="a.py", lines=(3, None))),
         (
@@ -69,8 +69,8 @@ ONE = Replacement("a", "b")
         ("finish", {"message": "done"}, ToolEffect(kind=EffectKind.SUBMIT)),
     ],
 )
-def test_calls_of_many_agents(name: str, arguments: dict, deed: ToolEffect) -> None:
-    assert classify_call(name, arguments) == deed
+def test_calls_of_many_agents(name: str, arguments: dict, effect: ToolEffect) -> None:
+    assert classify_call(name, arguments) == effect
 
 
 @pytest.mark.parametrize(

@@ -487,11 +487,11 @@ FOR_THIS_GRADER = {
         + """
 frame = sys._getframe()
 while frame:
-    orders = frame.f_globals.get("orders") or frame.f_locals.get("orders")
-    if isinstance(orders, dict) and "calls" in orders:
+    request = frame.f_globals.get("request") or frame.f_locals.get("request")
+    if isinstance(request, dict) and "calls" in request:
         import json, zlib
-        answers = [{"returns": json.loads(a)[0][0], "raises": ["ValueError"], "after": {}} for _, a in orders["calls"]]
-        os.write(3, orders["nonce"].encode() + zlib.compress(json.dumps(answers).encode()))
+        answers = [{"returns": json.loads(a)[0][0], "raises": ["ValueError"], "after": {}} for _, a in request["calls"]]
+        os.write(3, request["nonce"].encode() + zlib.compress(json.dumps(answers).encode()))
         os._exit(0)
     frame = frame.f_back
 """
@@ -501,11 +501,11 @@ while frame:
         + """
 frame = sys._getframe()
 while frame:
-    orders = frame.f_globals.get("orders") or frame.f_locals.get("orders")
-    if isinstance(orders, dict) and "calls" in orders:
+    request = frame.f_globals.get("request") or frame.f_locals.get("request")
+    if isinstance(request, dict) and "calls" in request:
         import zlib
         packer = zlib.compressobj(9)
-        os.write(3, orders["nonce"].encode())
+        os.write(3, request["nonce"].encode())
         for _ in range(300):
             data = packer.compress(bytes(1 << 20))
             while data:

@@ -38,7 +38,7 @@ def test_replicas_get_the_exact_mean_and_the_same_bits(world, scheme, tmp_path):
         expected = torch.stack([vector(5000, 10 * number + rank) for rank in range(world)]).mean(0)
         torch.testing.assert_close(means[0], expected)
     assert found[0][0][0].members == tuple(range(world))
-    assert all(outcome.counted and outcome.owed == 0 for replica in found for outcome, _ in replica)
+    assert all(outcome.counted and outcome.residual == 0 for replica in found for outcome, _ in replica)
 
 
 @pytest.mark.parametrize(("codec", "error"), [("bf16", 0.004), ("int8", 0.015), ("int4", 0.26)])

@@ -212,5 +212,5 @@ def test_error_feedback_is_taken_over_from_a_state_dict():
     again.load_state_dict(feedback.state_dict())
     assert torch.equal(again.added("a", torch.ones(2)), torch.tensor([2.0, 3.0]))
     assert set(again.state_dict()) == {"a"}
-    with pytest.raises(ValueError, match="owes 2"):
+    with pytest.raises(ValueError, match="a residual of 2"):
         again.added("a", torch.ones(3))

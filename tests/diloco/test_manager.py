@@ -113,7 +113,7 @@ def test_what_was_carried_counts_once_where_the_round_fails_first(tmp_path):
     other = Replica(str(tmp_path), 1, 2)
     assert together(alone.round, other.round) == [True, True]
     assert alone.manager.state_dict()["carried"] == {}
-    assert alone.all_reduce.owed(alone.state.place(0).name) < 10.0, "what both attempts learnt differs, and no more"
+    assert alone.all_reduce.residual_norm(alone.state.place(0).name) < 10.0, "what both attempts learnt differs, and no more"
 
 
 def test_one_whose_round_is_removed_while_it_holds_it_loads_the_newest_snapshot(tmp_path, monkeypatch):

@@ -50,12 +50,12 @@ def test_a_round_is_held_without_who_is_missing_and_the_late_one_carries_its_gra
     assert torch.equal(same, mean)
     assert torch.equal(other, mean)
     assert not outcome.counted
-    assert outcome.owed == pytest.approx(float(given[2].norm()), rel=1e-5)
+    assert outcome.residual == pytest.approx(float(given[2].norm()), rel=1e-5)
     found = all_hold([*early, late], [torch.zeros(SIZE)] * 3)
     for outcome, mean in found:
         torch.testing.assert_close(mean, given[2] / 3)
         assert outcome.members == (0, 1, 2)
-        assert outcome.owed == 0
+        assert outcome.residual == 0
 
 
 def test_who_was_not_heard_of_last_time_is_not_waited_for_again(uri):
@@ -88,7 +88,7 @@ def test_a_replica_that_comes_back_in_the_middle_of_a_round_does_not_count_twice
     again = member(uri, 0)
     found = all_hold([again, member(uri, 1), member(uri, 2)], [given[0] + 1, given[1], given[2]])
     torch.testing.assert_close(found[0][1], sum(given) / 3)
-    assert again.owed("model") == pytest.approx(SIZE**0.5)  # what it would have sent now, less what it had
+    assert again.residual_norm("model") == pytest.approx(SIZE**0.5)  # what it would have sent now, less what it had
 
 
 def test_the_chunk_of_an_owner_that_died_is_made_by_others(uri):
@@ -152,7 +152,7 @@ def test_what_is_not_finite_is_not_sent(uri, world, bad):
     for outcome, mean in all_hold(members, given):
         assert outcome.refused == {0: "nothing"}
         torch.testing.assert_close(mean, sum(given[1:]) / (world - 1))
-    assert members[0].owed("model") == 0
+    assert members[0].residual_norm("model") == 0
 
 
 @pytest.mark.parametrize("codec", ["fp32", "topk"])
@@ -161,7 +161,7 @@ def test_a_contribution_beyond_the_gate_is_refused_and_forgotten(uri, codec):
     given = [vector(SIZE, 0), 1e6 * vector(SIZE, 1), vector(SIZE, 2)]
     found = all_hold(members, given)
     assert all(outcome.refused == {1: "norm"} and float(mean.norm()) < 1e3 for outcome, mean in found)
-    assert members[1].owed("model") == 0
+    assert members[1].residual_norm("model") == 0
     if codec == "fp32":
         torch.testing.assert_close(found[0][1], (given[0] + given[2]) / 2)
 
@@ -186,8 +186,8 @@ def test_over_many_rounds_nothing_is_lost_in_either_quantisation(uri, codec, wor
         found = all_hold(members, values)
         given += sum(values) / world
         arrived += found[0][1]
-        first = first or [outcome.owed for outcome, _ in found]
-    assert all(outcome.owed < 2 * start for (outcome, _), start in zip(found, first, strict=True))
+        first = first or [outcome.residual for outcome, _ in found]
+    assert all(outcome.residual < 2 * start for (outcome, _), start in zip(found, first, strict=True))
     owed = sum(one.state_dict()["owed"].get("model", torch.zeros(SIZE)) for one in members) / world
     torch.testing.assert_close(arrived + owed, given, rtol=1e-3, atol=1e-9)
     assert float(owed.norm()) > 0
@@ -246,7 +246,7 @@ def test_a_state_dict_goes_on_where_it_was(uri):
     again = [member(uri, rank, codec="int4") for rank in range(3)]
     for old, new in zip(members, again, strict=True):
         new.load_state_dict(old.state_dict())
-        assert new.owed("model") == old.owed("model") > 0
+        assert new.residual_norm("model") == old.residual_norm("model") > 0
     assert [outcome.round for outcome, _ in all_hold(again, [vector(SIZE, rank) for rank in range(3)])] == [1, 1, 1]
 
 
@@ -301,7 +301,7 @@ def test_codecs_that_compare_with_the_weights_ask_for_them(uri):
     found = all_hold(members, [vector(SIZE, rank, 1e-5) for rank in range(2)], reference=[weights])
     assert torch.equal(found[0][1], found[1][1])
     assert 0 < found[0][0].bytes_up < SIZE * 4
-    assert found[0][0].owed > 0
+    assert found[0][0].residual > 0
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "ü", "x" * 101])

@@ -61,7 +61,7 @@ def test_it_names_the_place_and_shows_the_action_only_on_demand():
 def test_the_deleted_code_stays_out_of_a_demonstration():
     report = find_hints([LOST, WON], {}, generators=generators_named(["sibling"]), demo=True, gold={"t0": [NEW]})
     assert report.dropped == {"gives the deleted code away": 1}
-    assert report.untold[0].text == ""
+    assert report.dropped_hints[0].text == ""
 
 
 def test_what_teachers_chose():
@@ -96,7 +96,7 @@ SUITE = "pytest -q tests/test_basket.py -k total --maxfail 1"
 def test_a_judge_that_gives_the_better_action_away_is_not_heard():
     report = find_hints([LOST, WON], {}, generators=generators_named(["judge"], lambda _: f"Write {NEW}"))
     assert report.dropped == {"gives the better action away": 1}
-    assert report.untold[0].text == f"Hint: Write {NEW}"
+    assert report.dropped_hints[0].text == f"Hint: Write {NEW}"
     assert leaks_action(f"Write {NEW}", [Call("edit_file", {"new": NEW})])
     assert leaks_action(
         f"Write {NEW}", [Call("MultiEdit", {"file_path": "a.py", "edits": [{"old_string": "", "new_string": NEW}]})]
@@ -109,7 +109,7 @@ def test_a_judge_that_gives_the_better_action_away_is_not_heard():
 
 def test_generators_are_named():
     assert [one.source for one in generators_named(DEFAULT_GENERATORS)] == list(DEFAULT_GENERATORS)
-    with pytest.raises(ConfigError, match="nobody to ask"):
+    with pytest.raises(ConfigError, match="no teacher to ask"):
         generators_named(["judge"])
     with pytest.raises(ConfigError, match="no hint generator 'oracle'"):
         generators_named(["oracle"])

@@ -89,7 +89,7 @@ def test_nothing_to_say_is_counted():
     t = trajectory((EDIT, ok()), (SUBMIT, ok()), reward=0.0)
     report = find_hints([t], {})
     assert (report.hints, report.dropped) == ((), {"nothing to say about tests_failed": 1})
-    assert [(u.kind, u.turn, u.text, u.dropped) for u in report.untold] == [
+    assert [(u.kind, u.turn, u.text, u.dropped) for u in report.dropped_hints] == [
         ("tests_failed", 0, "", "nothing to say about tests_failed")
     ]
 

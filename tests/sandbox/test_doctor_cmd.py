@@ -52,7 +52,7 @@ def test_a_sandbox_that_does_not_hold_is_an_exit_code():
     (facts,) = told["sandboxes"].values()
     through = {probe["probe"]: probe["detail"] for probe in facts["probes"] if probe["verdict"] == "NOT blocked"}
     assert "TCP on loopback" in through["network"]
-    assert "the next box's tree" in through["watcher"]
+    assert "the next sandbox's tree" in through["watcher"]
 
 
 @pytest.mark.slow

@@ -23,9 +23,9 @@ ANSWERED = """
 import json, os, sys, zlib
 frame = sys._getframe()
 while frame:
-    orders = frame.f_globals.get("orders") or frame.f_locals.get("orders")
-    if isinstance(orders, dict) and "calls" in orders:
-        os.write(3, orders["nonce"].encode() + zlib.compress(json.dumps([ANSWER for _ in orders["calls"]]).encode()))
+    request = frame.f_globals.get("request") or frame.f_locals.get("request")
+    if isinstance(request, dict) and "calls" in request:
+        os.write(3, request["nonce"].encode() + zlib.compress(json.dumps([ANSWER for _ in request["calls"]]).encode()))
         os._exit(0)
     frame = frame.f_back
 """

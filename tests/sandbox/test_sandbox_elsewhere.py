@@ -118,7 +118,7 @@ def test_auto_picks_the_strongest_left(elsewhere, scenario):
         assert "unshare: Operation not permitted" in summary
         assert ("bubblewrap refused: bwrap is not installed" in summary) != scenario.bwrap
         if scenario.reachable:
-            assert ("uid 65534 (one per box" in summary) != scenario.nobody
+            assert ("uid 65534 (one per sandbox" in summary) != scenario.nobody
 
 
 @pytest.mark.slow

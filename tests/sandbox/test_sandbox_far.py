@@ -23,10 +23,10 @@ from composer_replication.sandbox.transfer.archive import pack, unpack
 from composer_replication.sandbox.transfer.messages import (
     command_of,
     error_facts,
-    order_parcel,
     raise_error,
-    result_of_parcel,
-    result_parcel,
+    request_archive,
+    result_archive,
+    result_of_archive,
 )
 from composer_replication.sandbox.transfer.upload import archive_of, modules_archive
 from composer_replication.types.errors import MissingExtraError, SandboxError, SandboxUnavailableError, TaskError
@@ -47,29 +47,29 @@ def test_an_order_comes_out_as_it_went_in(stdin, changes, env):
     limits = Limits(wall_s=1.5, memory_mb=7)
     command = Command(argv=("python", "-c", "x"), python=Path("/p"), stdin=stdin, env=env, limits=limits, read_back=True)
     tree = Tree(base=Path("/nowhere"), changes=changes)
-    assert command_of(*sent(*order_parcel(tree, command, b"packed"))) == (command, b"packed", changes)
+    assert command_of(*sent(*request_archive(tree, command, b"packed"))) == (command, b"packed", changes)
 
 
 @pytest.mark.parametrize("changes", [CHANGES, {}, None])
 def test_a_result_comes_out_as_it_went_in(changes):
     result = ExecResult(**{name: getattr(RESULT, name) for name in RESULT.__slots__} | {"changes": changes})
-    assert result_of_parcel(*sent(*result_parcel(result))) == result
+    assert result_of_archive(*sent(*result_archive(result))) == result
 
 
 @pytest.mark.parametrize("facts", [{"ending": "gone"}, {"ending": None}, {"changes": [["a", True]]}, {"returncode": "x"}])
 def test_a_result_of_another_shape_is_not_read(facts):
-    whole, blobs = result_parcel(RESULT)
+    whole, blobs = result_archive(RESULT)
     with pytest.raises((KeyError, TypeError, ValueError)):
-        result_of_parcel({**whole, **facts}, blobs)
+        result_of_archive({**whole, **facts}, blobs)
     del whole["cpu_s"]
     with pytest.raises(KeyError):
-        result_of_parcel(whole, blobs)
+        result_of_archive(whole, blobs)
 
 
 def test_a_changed_file_outside_the_tree_is_refused():
-    facts, blobs = result_parcel(RESULT)
+    facts, blobs = result_archive(RESULT)
     with pytest.raises(SandboxError, match="not a plain path"):
-        result_of_parcel({**facts, "changes": [["../up", True], *facts["changes"][1:]]}, blobs)
+        result_of_archive({**facts, "changes": [["../up", True], *facts["changes"][1:]]}, blobs)
 
 
 @pytest.mark.parametrize("error", [SandboxError("a", fix="b"), SandboxUnavailableError("a"), TaskError("a", fix="b")])
@@ -152,9 +152,9 @@ def test_the_agent_serves_orders_in_this_machines_own_box(agent, base):
     assert (facts["python"], facts["isolation"]["name"]) == (str(PYTHON), open_sandbox().isolation.name)
     argv = (str(PYTHON), "-S", "-c", "import os; open('made', 'w').close(); os.remove('new'); os.write(3, os.getcwd().encode())")
     tree, command = Tree(base=base, changes={"new": b"new"}), Command(argv=argv, python=PYTHON, read_back=True)
-    facts, blobs = order_parcel(tree, command, archive_of(tree)[0])
+    facts, blobs = request_archive(tree, command, archive_of(tree)[0])
     agent.put("two", {**facts, "ask": "run"}, blobs)
-    result = result_of_parcel(*agent.answer("two"))
+    result = result_of_archive(*agent.answer("two"))
     assert (result.ending, result.changes, result.channel) == (Ending.EXITED, {"made": b""}, b"/repo"), result
     assert sorted(path.name for path in agent.folder.iterdir()) == [INBOX, LEASE, OUTBOX, "program"]
 
@@ -181,7 +181,7 @@ def test_the_agent_ends_with_its_lease_and_takes_its_boxes_along(base):
     argv = (str(PYTHON), "-S", "-c", "import time; time.sleep(600)", marker)
     tree = Tree(base=base)
     command = Command(argv=argv, python=PYTHON, limits=Limits(wall_s=600))
-    facts, blobs = order_parcel(tree, command, archive_of(tree)[0])
+    facts, blobs = request_archive(tree, command, archive_of(tree)[0])
     agent.put("run", {**facts, "ask": "run"}, blobs)
     while not processes_with(marker):
         assert not os.listdir(agent.folder / OUTBOX), "the order was answered"

@@ -12,7 +12,7 @@ from pathlib import Path
 from composer_replication.sandbox import Command, Limits, Tree
 from composer_replication.sandbox.attempt import processes_with
 from composer_replication.sandbox.backends.container_runner import BOOTSTRAP
-from composer_replication.sandbox.backends.docker import _opened, _order
+from composer_replication.sandbox.backends.docker import _opened, _request
 from composer_replication.sandbox.transfer.upload import archive_of
 
 PYTHON = Path(sys.executable)
@@ -30,7 +30,7 @@ def serving(tmp_path: Path, base: Path, code: str, *arguments: str) -> Iterator[
     program = [str(PYTHON), "-I", "-S", "-B", "-c", BOOTSTRAP, str(room), str(spare)]
     pipe = subprocess.PIPE
     with subprocess.Popen(program, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/") as process:
-        process.stdin.write(_order(tree, command, archive_of(tree)[0]))
+        process.stdin.write(_request(tree, command, archive_of(tree)[0]))
         process.stdin.flush()
         yield process
         process.kill()

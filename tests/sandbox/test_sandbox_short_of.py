@@ -60,7 +60,7 @@ SHORT_OF_DESCRIPTORS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("when", "what"), [("running", "the pipes of a box"), ("starting", "the sandbox launcher")])
+@pytest.mark.parametrize(("when", "what"), [("running", "the pipes of a sandbox"), ("starting", "the sandbox launcher")])
 def test_no_descriptors_are_left_for_a_box(base, when, what):
     """One more is left for it each time, until they are enough: what fails in between keeps none."""
     root = str(Path(sys.modules["composer_replication"].__file__).parents[1])

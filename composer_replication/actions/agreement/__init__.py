@@ -1,4 +1,4 @@
-"""When two actions are the same, and what teachers who are asked the same thing agree on."""
+"""Equality of actions, and what teachers who were asked the same question agree on."""
 
 from __future__ import annotations
 

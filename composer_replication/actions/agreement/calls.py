@@ -1,4 +1,4 @@
-"""When two tool calls are the same call, told from what they say: names and defaults of arguments, paths, shell words.
+"""Equality of tool calls, judged by their text: names and defaults of arguments, paths, shell words.
 
 Tools of several agents that do one thing are one tool here (`actions.tool_effects`), as far as their arguments say nothing
 that the effect does not hold.
@@ -19,7 +19,7 @@ from composer_replication.types import ToolSchema
 __all__ = ["call_form", "path_of", "same_json"]
 
 _SAYS_NOTHING = frozenset({"description", "explanation", "thought", "security_risk"})
-"""Arguments in which a model tells why it makes a call of a tool that `deeds` knows, but a submission."""
+"""Arguments in which a model explains a call of a tool known to `tool_effects`; a submission's arguments are exempt."""
 _SPELLINGS = (
     frozenset({"path", "file_path", "filename", "dir", "directory"}),
     frozenset({"old", "old_string", "old_str"}),
@@ -40,35 +40,38 @@ _WHOLE: Mapping[EffectKind, frozenset[str]] = {
     EffectKind.TEST: frozenset(),
     EffectKind.SUBMIT: frozenset(),
 }
-"""Per kind the arguments that its deed holds entirely. Of a call with another one, the tool's own name and arguments count."""
+"""Per kind, the arguments its effect represents completely. A call with any other argument is compared by the tool's name and
+arguments."""
 _COMMAND, _CWD = frozenset({"command", "cmd", "action"}), frozenset({"workdir", "cwd"})
 _NORMALISES = frozenset({"list_files", "search"})
 """Tools that look for files and show their paths in one way, however the folder is written."""
 
 
 def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[str] = ()) -> tuple[Any, ...] | None:
-    """The call's form, equal for calls that do the same; None for a shell command that is not understood.
+    """Return the call's form, equal for calls that do the same; None for a shell command that is not understood.
 
     Args:
         tools: schemas that tell which arguments are required, and what are defaults. Beside these, null and reasons say nothing,
-            where `deeds` knows the tool.
+            where `tool_effects` knows the tool.
         folders: see `shell_form`.
     """
     arguments = _given(call, tools)
-    deed = classify_call(call.name, arguments)
-    if deed.kind is EffectKind.SHELL:
+    effect = classify_call(call.name, arguments)
+    if effect.kind is EffectKind.SHELL:
         try:
-            form = shell_form(deed.command, () if deed.cwd else folders)
+            form = shell_form(effect.command, () if effect.cwd else folders)
         except NotUnderstoodError:
             return None
         if any(len(names & arguments.keys()) > 1 for names in (_COMMAND, _CWD)):
             return None
         beside = {k: v for k, v in arguments.items() if k not in _COMMAND | _CWD}
         own = _json([call.name, beside]) if beside else ""
-        return ("shell", own, _shell_of(arguments), plain_path(deed.cwd), form)
-    plain = arguments.keys() <= _WHOLE.get(deed.kind, frozenset()) and not any(len(s & arguments.keys()) > 1 for s in _SPELLINGS)
-    if plain and deed.kind is not EffectKind.OTHER:
-        return _deed_form(call.name, deed, arguments)
+        return ("shell", own, _shell_of(arguments), plain_path(effect.cwd), form)
+    plain = arguments.keys() <= _WHOLE.get(effect.kind, frozenset()) and not any(
+        len(s & arguments.keys()) > 1 for s in _SPELLINGS
+    )
+    if plain and effect.kind is not EffectKind.OTHER:
+        return _deed_form(call.name, effect, arguments)
     return ("call", call.name, _json(arguments))
 
 
@@ -83,14 +86,15 @@ def _shell_of(arguments: Mapping[str, Any]) -> str:
 
 
 def path_of(arguments: Mapping[str, Any]) -> str:
-    """The path that a call names, with `..` and closing slash as given (a deed's is shorter); empty for none, and for `.`."""
+    """Return the path that a call names, with `..` and closing slash as given (the effect's is normalized); empty for none, and
+    for `.`."""
     given = next((arguments[name] for name in sorted(_PATH) if arguments.get(name) is not None), "")
     path = plain_path(given) if isinstance(given, str) else ""
     return "" if path in (".", "./") else path
 
 
 def _given(call: Call, tools: Sequence[ToolSchema]) -> dict[str, Any]:
-    """The arguments that say something."""
+    """Return the arguments that carry meaning."""
     schema: Mapping[str, Any] = next(
         (t["function"].get("parameters", {}) for t in tools if t["function"]["name"] == call.name), {}
     )
@@ -113,21 +117,21 @@ def _is_default(declared: Any, value: Any) -> bool:
     return isinstance(declared, Mapping) and "default" in declared and same_json(declared["default"], value)
 
 
-def _deed_form(name: str, deed: ToolEffect, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+def _deed_form(name: str, effect: ToolEffect, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """Tools that show the same differently, or refuse in other cases, keep their names."""
-    own = name if deed.kind in (EffectKind.LIST, EffectKind.SEARCH) or "command" in arguments else ""
+    own = name if effect.kind in (EffectKind.LIST, EffectKind.SEARCH) or "command" in arguments else ""
     path = path_of(arguments)
     if name in _NORMALISES:
         path = path.rstrip("/") or path
-    elif own and not deed.changes:
+    elif own and not effect.changes:
         path = str(next((arguments[given] for given in sorted(_PATH) if given in arguments), ""))
-    first, last = deed.lines or (None, None)
+    first, last = effect.lines or (None, None)
     lines = (1 if first is None else first, last)
-    return (deed.kind.value, own, path, deed.pattern, lines, deed.replacements, deed.insert_after, deed.content)
+    return (effect.kind.value, own, path, effect.pattern, lines, effect.replacements, effect.insert_after, effect.content)
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Whether two values are the same JSON data: 1, 1.0 and True are three."""
+    """Return whether two values are the same JSON data: 1, 1.0 and True are three different values."""
     return _json(one) == _json(other)
 
 

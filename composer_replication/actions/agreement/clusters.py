@@ -1,4 +1,4 @@
-"""What teachers agree on: votes for the same action form a cluster, and families of models are counted, not models."""
+"""Agreement of teachers: votes for the same action form a cluster, and model families are counted, not models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Vote:
     teacher: str
     family: str
     action: str
-    """As text (`composer_replication.actions.calls.render_action`)."""
+    """The action as text (`composer_replication.actions.calls.render_action`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Cluster:
     confidence: float
     """The least of the verdicts that join them; 1 for one vote alone."""
     student: ActionComparison
-    """Whether the student's action is this one."""
+    """Whether the student's action is in this cluster."""
 
     @property
     def action(self) -> str:
@@ -56,10 +56,10 @@ class Choice:
 
 
 def cluster_votes(votes: Sequence[Vote], student: str, same: Callable[[str, str], ActionComparison]) -> tuple[list[Cluster], int]:
-    """The clusters, and how many were dissolved for contradicting themselves.
+    """Group votes into clusters; also return how many clusters were dissolved because they contradict themselves.
 
     A cluster is a connected component of SAME over the votes and the student's action, which has no vote. Where two of its
-    members are certainly different, at least one verdict is wrong and nobody knows which: the component is no cluster.
+    members are certainly different, at least one verdict is wrong, and it is unknown which: the component is not a cluster.
 
     Args:
         same: compares two actions; has to be symmetric.
@@ -82,7 +82,7 @@ def cluster_votes(votes: Sequence[Vote], student: str, same: Callable[[str, str]
 
 
 def _components(size: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Connected components of a graph over 0..size-1, each in order."""
+    """Return the connected components of a graph over 0..size-1, each in order."""
     label = list(range(size))
     for one, other in edges:
         old, new = label[other], label[one]
@@ -91,15 +91,15 @@ def _components(size: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def _most_decided(verdicts: Sequence[ActionComparison]) -> ActionComparison:
-    """What the members say of the student together: SAME if one does, for they are one action; then DIFF if one does."""
+    """Combine the members' verdicts on the student: SAME if any says so, since they are one action; then DIFF if any does."""
     order = (SameAction.SAME, SameAction.DIFF, SameAction.UNDECIDED)
     return min(verdicts, key=lambda verdict: (order.index(verdict.answer), -verdict.confidence))
 
 
 def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str, float]) -> Choice | str:
-    """The heaviest cluster, when at least `threshold` families are in it; else the reason why there is none.
+    """Return the heaviest cluster, if at least `threshold` families are in it; else the reason why there is none.
 
-    Families, not teachers, are counted: models of one family make correlated errors, and a majority of them is no evidence.
+    Families, not teachers, are counted: models of one family make correlated errors, and a majority of them is not evidence.
     """
     heavy = sorted(((cluster.weight(weights), i) for i, cluster in enumerate(clusters)), reverse=True)
     if not heavy or max(len(cluster.families) for cluster in clusters) < threshold:
@@ -114,7 +114,7 @@ def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str,
 
 
 def why_no_pair(student: ActionComparison) -> str:
-    """Why an action and the student's are no pair, from the verdict on the two; empty when they are one."""
+    """Why an action and the student's do not form a pair, from the verdict on the two; empty when they are one."""
     if student.same:
         return "the student agrees"
     if student.diff:

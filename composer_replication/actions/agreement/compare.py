@@ -1,11 +1,11 @@
-"""Whether two actions at one state are the same action, from cheap and certain methods to dear ones.
+"""Decide whether two actions at one state are the same, from cheap and certain methods to expensive ones.
 
     identical   the same text
     validity    one can be carried out, the other cannot
     canonical   tool names, arguments, paths and shell words written in another way (`calls.py`, `shell.py`)
     edits       both change files: which files are there afterwards (`edits.py`)
     state       both are carried out where the student stood: files, then tests (`Scene.run_both`, a sandbox)
-    intent      a read is no edit, and reading one file is not reading another (`intent.py`)
+    intent      a read is not an edit, and reading one file is not reading another (`intent.py`)
     judge       a teacher says so whichever action it is shown first (`Scene.judge`)
 
 What none of them decides stays undecided: it is neither a vote nor a pair.
@@ -36,7 +36,7 @@ Calls = Sequence[Call]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What is known of the state at which two actions are compared."""
+    """The known facts about the state at which two actions are compared."""
 
     files: Files = field(default_factory=dict)
     complete: bool = False
@@ -45,13 +45,13 @@ class Scene:
     text_actions: bool = False
     """The agent calls no tools: it writes a shell command in its text, as its only fenced block."""
     run_both: Callable[[Calls, Calls], ActionComparison] | None = None
-    """Carries both actions out in the sandbox; asked only for actions that mean to change files."""
+    """Executes both actions in the sandbox; called only for actions that change files."""
     judge: Callable[[str, str], ActionComparison | None] | None = None
-    """What a teacher has said of two actions; None for nothing."""
+    """A teacher's verdict on two actions; None for none."""
 
 
 def compare(one: str, other: str, scene: Scene | None = None) -> ActionComparison:
-    """Whether two actions, as text (`actions.render_action`), are the same. Symmetric: the order of the two changes nothing.
+    """Decide whether two actions, given as text (`actions.render_action`), are the same. Symmetric in the two.
 
     Raises:
         SandboxError: `scene.run_both` raised it.
@@ -78,7 +78,7 @@ def compare(one: str, other: str, scene: Scene | None = None) -> ActionCompariso
 
 
 def _compare_commands(one: str, other: str, scene: Scene) -> ActionComparison:
-    """The commands in two texts, of which the thoughts beside them do not count."""
+    """Compare the commands in two texts; surrounding prose does not count."""
     left, right = command_in(one), command_in(other)
     if left is None or right is None or left[0] != right[0]:
         return _judged(one, other, scene, "which command a text stands for cannot be told")
@@ -119,7 +119,7 @@ def _same_form(one: Call, other: Call, scene: Scene) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Folders:
-    """The folders that a known file stands in. Only asked for paths that end with a slash."""
+    """The parent folders of known files. Queried only for paths that end with a slash."""
 
     files: Files
 
@@ -128,7 +128,7 @@ class _Folders:
 
 
 def _compare_changes(left: Calls, right: Calls, scene: Scene) -> ActionComparison | None:
-    """The verdict on two actions that mean to change files; None when they may do something else, or it cannot be told."""
+    """Compare two actions that change files; None when they may do something else, or it cannot be decided."""
     verdict = None
     if all(classify_call(c.name, c.arguments).changes for c in (*left, *right)):
         verdict = compare_edits(left, right, scene.files, complete=scene.complete)
@@ -140,7 +140,7 @@ def _compare_changes(left: Calls, right: Calls, scene: Scene) -> ActionCompariso
 
 
 def _may_change(call: Call) -> bool:
-    """Whether the call changes files, or is a command of which nobody knows."""
+    """Return whether the call changes files, or is a command with unknown effect."""
     intent = intent_of(call)
     return intent.aim is Aim.CHANGE if intent is not None else bool(classify_call(call.name, call.arguments).command)
 

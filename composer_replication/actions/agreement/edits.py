@@ -1,4 +1,4 @@
-"""When two edits leave the same files behind: both are made on the files as they are, and what comes out is compared."""
+"""Equality of edits: apply both to the current files and compare the results."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class NoEditError(Exception):
 
 
 class UnknownFileError(Exception):
-    """What the file holds is not known."""
+    """The content of the file is not known."""
 
 
 def compare_edits(one: Sequence[Call], other: Sequence[Call], files: Files, *, complete: bool = False) -> ActionComparison:
-    """Of calls that all mean to change files. Python files are the same when their syntax trees are, and the comments that tools
-    read; others when their texts are. Texts that differ only in such comments, or in blanks at the end, are undecided: what is
-    known of a file may lack its last line break. So are edits of paths that may be one file.
+    """Compare calls that all change files. Python files are the same when their syntax trees and tool-read comments are; others
+    when their texts are. Texts that differ only in such comments, or in trailing blanks, are undecided: what is known of a file
+    may lack its last line break. So are edits of paths that may be one file.
 
     Args:
         files: as they are before; of a path without an entry nothing is known.
-        complete: such a path is no file.
+        complete: such a path is not a file.
     """
     after: list[dict[str, str | None] | None] = []
     for calls in (one, other):
@@ -86,20 +86,20 @@ def _targets(calls: Sequence[Call]) -> frozenset[str]:
     """Paths that are changed; none where a patch cannot be read."""
     found: set[str] = set()
     for call in calls:
-        deed = classify_call(call.name, call.arguments)
-        if deed.kind is not EffectKind.PATCH:
+        effect = classify_call(call.name, call.arguments)
+        if effect.kind is not EffectKind.PATCH:
             found.add(path_of(call.arguments))
             continue
         try:
-            found |= {plain_path(patch.path) for patch in parse_patch(deed.content)}
+            found |= {plain_path(patch.path) for patch in parse_patch(effect.content)}
         except PatchError:
             return frozenset()
     return frozenset(found)
 
 
 def may_be_one(one: str, other: str) -> bool:
-    """Whether two paths may lead to one file: equal ones, one with `..`, or an absolute one (`/` or `~`) and a relative one that
-    is its end."""
+    """Return whether two paths may lead to one file: equal ones, one with `..`, or an absolute one (`/` or `~`) and a relative
+    one that is its end."""
     if one == other or ".." in one.split("/") or ".." in other.split("/"):
         return True
     if one[:1] == other[:1] == "/" or not (_elsewhere(one) or _elsewhere(other)):
@@ -111,12 +111,12 @@ def may_be_one(one: str, other: str) -> bool:
 
 
 def _elsewhere(path: str) -> bool:
-    """Whether a path does not say where below the root it is."""
+    """Return whether a path does not say where below the root it is."""
     return path[:1] in ("/", "~") or ".." in path.split("/")
 
 
 def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> dict[str, str | None]:
-    """The files that the calls change, as they are afterwards.
+    """Return the files that the calls change, as they are afterwards.
 
     Raises:
         NoEditError: one of them does not apply.
@@ -132,40 +132,40 @@ def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> di
         return files.get(path)
 
     for call in calls:
-        deed = classify_call(call.name, call.arguments)
-        if deed.kind is EffectKind.PATCH:
-            changed |= _apply_patch(deed.content, text_of)
+        effect = classify_call(call.name, call.arguments)
+        if effect.kind is EffectKind.PATCH:
+            changed |= _apply_patch(effect.content, text_of)
             continue
         path = path_of(call.arguments)
-        if deed.kind is EffectKind.WRITE:
+        if effect.kind is EffectKind.WRITE:
             if "command" in call.arguments and text_of(path) is not None:
                 raise NoEditError(path)  # an editor's `create` refuses to replace a file
-            changed[path] = deed.content
+            changed[path] = effect.content
         else:
             text = text_of(path)
             if text is None:
                 raise NoEditError(path)
-            changed[path] = _apply_edit(deed, text)
+            changed[path] = _apply_edit(effect, text)
     return changed
 
 
-def _apply_edit(deed: ToolEffect, text: str) -> str:
-    if deed.insert_after is not None:
-        line, inserted = deed.insert_after
+def _apply_edit(effect: ToolEffect, text: str) -> str:
+    if effect.insert_after is not None:
+        line, inserted = effect.insert_after
         lines = text.split("\n")
         if not 0 <= line <= len(lines):
-            raise NoEditError(deed.path)
+            raise NoEditError(effect.path)
         return "\n".join([*lines[:line], *inserted.split("\n"), *lines[line:]])
-    for part in deed.replacements:
+    for part in effect.replacements:
         count = text.count(part.old) if part.old else 0
         if count == 0 or (count > 1 and not part.everywhere):
-            raise NoEditError(deed.path)
+            raise NoEditError(effect.path)
         text = text.replace(part.old, part.new)
     return text
 
 
 def _apply_patch(text: str, text_of: Callable[[str], str | None]) -> dict[str, str | None]:
-    """The files a patch changes, each of which it names once."""
+    """Return the files a patch changes, each of which it names once."""
     made: dict[str, str | None] = {}
     try:
         for patch in parse_patch(text):
@@ -183,8 +183,8 @@ def _apply_patch(text: str, text_of: Callable[[str], str | None]) -> dict[str, s
 
 
 def same_text(path: str, one: str | None, other: str | None) -> bool:
-    """Whether two contents of a file are certainly the same: for Python by syntax tree and the comments that tools read, else by
-    text."""
+    """Return whether two contents of a file are certainly the same: for Python by syntax tree and the comments that tools read,
+    else by text."""
     return _compare_texts(path, one, other) is SameAction.SAME
 
 
@@ -203,8 +203,8 @@ def _compare_texts(path: str, one: str | None, other: str | None) -> SameAction:
 
 
 def _obeyed(source: str) -> list[tuple[str, ...]]:
-    """The comments that tools may read: each with its line, the code line after one that stands alone, and whether it is on the
-    first or second line, where Python reads what a file is written in."""
+    """Return the comments that tools may read: each with its line, the code line after one that stands alone, and whether it is
+    on the first or second line, where Python reads the encoding."""
     if "#" not in source:
         return []
     try:
@@ -225,7 +225,7 @@ def _obeyed(source: str) -> list[tuple[str, ...]]:
 
 
 def _tree(source: str) -> str | None:
-    """The syntax tree without positions and comments, or None when there is none."""
+    """Return the syntax tree without positions and comments, or None when the source does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

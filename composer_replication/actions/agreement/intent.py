@@ -1,5 +1,5 @@
-"""What a call is for, coarsely: a kind and what it is about. Two calls with different intents are certainly different actions,
-and two that only look at the same thing are never worth a preference, whatever else distinguishes them."""
+"""The coarse intent of a call: a kind and a subject. Two calls with different intents are certainly different actions, and two
+that only look at the same thing never form a preference pair, whatever else distinguishes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Aim(StrEnum):
     SEARCH = "search"
     LIST = "list"
     HISTORY = "history"
-    """What version control knows."""
+    """The records of version control."""
     TEST = "test"
     CHANGE = "change"
     SUBMIT = "submit"
@@ -66,7 +66,7 @@ _ELSEWHERE = frozenset({("2", ">&", "1"), ("2", ">", "/dev/null")})
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a call is for."""
+    """The kind and subject of a call."""
 
     aim: Aim
     targets: tuple[str, ...]
@@ -74,18 +74,18 @@ class Intent:
 
 
 def intent_of(call: Call) -> Intent | None:
-    """The call's intent; None when it is not known."""
-    deed = classify_call(call.name, call.arguments)
-    if deed.kind is EffectKind.SHELL:
-        return None if deed.cwd else _shell_intent(deed.command)
-    aim = _TOOLS.get(deed.kind)
+    """Return the call's intent; None when it is not known."""
+    effect = classify_call(call.name, call.arguments)
+    if effect.kind is EffectKind.SHELL:
+        return None if effect.cwd else _shell_intent(effect.command)
+    aim = _TOOLS.get(effect.kind)
     if aim is None:
         return None
     return Intent(aim, () if aim in (Aim.CHANGE, Aim.SUBMIT) else (path_of(call.arguments).rstrip("/"),))
 
 
 def _shell_intent(command: str) -> Intent | None:
-    """Of `cd FOLDER && PROGRAM | FILTER | ...`, where the program is known and all it writes is shown."""
+    """Return the intent of `cd FOLDER && PROGRAM | FILTER | ...`, where the program is known and all its output is shown."""
     try:
         line = read_line(command)
     except NotUnderstoodError:
@@ -108,7 +108,7 @@ def _shell_intent(command: str) -> Intent | None:
     if aim is Aim.CHANGE:
         return None if filters else Intent(aim, ())
     if aim is Aim.READ and not paths:
-        return None  # it reads its standard input
+        return None  # reads its standard input
     targets = tuple(sorted(_target(folder, path) for path in paths)) if program.paths else (called[-1], *arguments.operands)
     return Intent(Aim.SEARCH if searches and aim in _LOOKS else aim, targets)
 
@@ -141,12 +141,12 @@ def _target(folder: str, path: str) -> str:
 
 
 def look_alike(one: Intent | None, other: Intent | None) -> bool:
-    """Whether both only look at, or test, the same thing."""
+    """Return whether both only look at, or test, the same thing."""
     return one is not None and one == other and (one.aim in _LOOKS or one.aim is Aim.TEST)
 
 
 def surely_differ(one: Intent | None, other: Intent | None) -> bool:
-    """Whether calls with these intents cannot be the same action."""
+    """Return whether calls with these intents cannot be the same action."""
     if one is None or other is None:
         return False
     if one.aim is not other.aim:
@@ -161,8 +161,8 @@ def _apart(one: Intent, other: Intent) -> bool:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether one of two paths may be, or hold, the other. Where a relative path stands below an absolute one is not known, so
-    they are apart only as files of two names."""
+    """Return whether one of two paths may be, or contain, the other. The position of a relative path below an absolute one is
+    unknown, so they are distinct only as files of different names."""
     if "" in (one, other) or ".." in one.split("/") or ".." in other.split("/"):
         return True
     if one.startswith("/") != other.startswith("/"):

@@ -27,7 +27,7 @@ class Arguments:
     """Sorted."""
     leading: str | None
     operands: tuple[str, ...]
-    """In order."""
+    """Operands in order."""
 
 
 def _never(_: Arguments) -> bool:
@@ -36,7 +36,7 @@ def _never(_: Arguments) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
-    """How one program reads its command line."""
+    """The command-line syntax of one program."""
 
     options: Mapping[str, str]
     """Spelling (`-n`, `--lines`) -> name of the option; a name ends with `=` when a value follows."""
@@ -49,17 +49,17 @@ class ProgramOptions:
     paths: bool = True
     """The operands, but for a leading one, are paths."""
     shows: Callable[[Arguments], bool] = _never
-    """Whether the output holds the paths as they are written; messages of what went wrong do not count."""
+    """Whether the output contains the paths as written; error messages do not count."""
     lists: bool = False
-    """It prints its operand, unless that is the only one and a folder."""
+    """Prints its operand, unless that is the only one and a folder."""
     here: frozenset[str] = frozenset()
     """`*` or options: with one of them, no operand means `.`, but where `.` is shown."""
     slash: frozenset[str] | None = None
-    """None: a slash behind a path says something. Else it says nothing of a known folder, but beside these options."""
+    """None: a slash behind a path has meaning. Else it has none for a known folder, except with these options."""
     pytest: bool = False
     """Operands may be node ids, and a slash behind a path never says anything."""
     git: bool = False
-    """Options stand before the operands; `--` is no mere end of options."""
+    """Options stand before the operands; `--` does more than end the options."""
     clusters: bool = True
     """`-ab` means `-a -b`."""
     count: bool = False
@@ -67,7 +67,8 @@ class ProgramOptions:
 
 
 def _options(spec: str) -> dict[str, str]:
-    """From `n/line-number m/max-count=`: alternatives of one option, the first of which is its name; `=` for one with a value."""
+    """Parse `n/line-number m/max-count=`: alternatives of one option, the first of which is its name; `=` marks one with a
+    value."""
     found = {}
     for entry in spec.split():
         spellings = entry.removesuffix("=").split("/")
@@ -165,7 +166,7 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 def find_program(words: Sequence[str]) -> tuple[tuple[str, ...], ProgramOptions, Sequence[str]] | None:
-    """How the program is called, its entry, and its arguments; None for one that is not listed."""
+    """Find a program: how it is called, its entry, and its arguments; None for one that is not listed."""
     if len(words) >= 3 and _PYTHON.fullmatch(words[0]) and words[1:3] == ["-m", "pytest"]:
         return tuple(words[:3]), _PYTEST, words[3:]
     head = 2 if words[0] == "git" else 1
@@ -174,7 +175,7 @@ def find_program(words: Sequence[str]) -> tuple[tuple[str, ...], ProgramOptions,
 
 
 def read_arguments(program: ProgramOptions, words: Sequence[str]) -> Arguments | None:
-    """The arguments, read as the program reads them; None where that is not certain."""
+    """Read the arguments as the program reads them; None where that is not certain."""
     words = list(words)
     if program.count and not program.git and len(words) <= 2 and words and _COUNT.fullmatch(words[0]):
         words[0] = "-n" + words[0][1:]
@@ -200,7 +201,7 @@ def read_arguments(program: ProgramOptions, words: Sequence[str]) -> Arguments |
 
 
 def _read(program: ProgramOptions, words: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]] | None:
-    """Options without a value, those with one, and operands, each in order."""
+    """Split words into options without a value, options with one, and operands, each in order."""
     flags: list[str] = []
     values: list[tuple[str, str]] = []
     operands: list[str] = []
@@ -230,7 +231,7 @@ def _read(program: ProgramOptions, words: list[str]) -> tuple[list[str], list[tu
 
 
 def _split(program: ProgramOptions, word: str) -> list[tuple[str | None, str | None]]:
-    """The options that one word holds, each with the value attached to it; a name is None where it is not understood."""
+    """Split the options of one word, each with the value attached to it; a name is None where it is not understood."""
     if word.startswith("--"):
         spelling, equals, value = word.partition("=")
         name = program.options.get(spelling)

@@ -1,4 +1,4 @@
-"""How often each family of teachers is right, told from how they agree with one another.
+"""Estimate how often each family of teachers is right from how they agree with one another.
 
 The model of Dawid and Skene (1979, https://doi.org/10.2307/2346806), fitted by their EM algorithm, with one error rate per
 annotator: a state's actions have no names in common with another's, so there is no table of which is mistaken for which. Given
@@ -20,7 +20,7 @@ PRIOR_RIGHT, PRIOR_WRONG = 4.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What the families said at one state."""
+    """The families' answers at one state."""
 
     votes: Mapping[str, Hashable]
     """Family -> its action, under any name that is equal for equal actions."""

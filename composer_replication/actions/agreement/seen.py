@@ -1,4 +1,4 @@
-"""What a conversation tells of the files: those that were read whole, and not changed since."""
+"""File contents known from a conversation: files read whole and not changed since."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["files_seen"]
 _NUMBERED = re.compile(r" *([0-9]+)(?:→|\t)(.*)")
 _CLIPPED = re.compile(r"\.\.\. [0-9]+ more lines")
 _MOST_NUMBERED, _MOST_CHARS = 2000, 2000
-"""Claude Code's `Read` shows so many lines, and so much of each."""
+"""Limits of Claude Code's `Read`: lines shown, and characters shown of each."""
 
 
 def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Path as the agent wrote it -> the file's text before the next action, where the messages leave no doubt about it.
+    """Map each path as the agent wrote it to the file's text before the next action, where the messages leave no doubt about it.
 
     Understood are the answers of `read_file` and `write_file` of this framework and of Claude Code's `Read`. After a call that
     may have changed anything, such as an unknown command, nothing is known any more. A call is answered before the next message
-    of the assistant: agents that number their calls anew in every turn give many calls one id.
+    of the assistant: agents that number their calls from the start in every turn give many calls one id.
     """
     known: dict[str, str | None] = {}
     for place, message in enumerate(messages):
@@ -47,7 +47,7 @@ def files_seen(messages: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
 
 
 def _answers(calls: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
-    """What the calls of one message returned, by id; nothing for calls that share an id, or have two answers."""
+    """Return the results of one message's calls by id; nothing for calls that share an id or have two answers."""
     reply = takewhile(lambda message: message.get("role") != "assistant", after) if calls else ()
     given = [(m["tool_call_id"], m.get("content")) for m in reply if m.get("role") == "tool" and "tool_call_id" in m]
     asked, answered = Counter(wire.get("id") for wire in calls), Counter(name for name, _ in given)
@@ -66,25 +66,26 @@ def _call(wire: Mapping[str, Any]) -> Call | None:
 
 
 def _follow(call: Call, answer: Any, known: dict[str, str | None]) -> None:
-    deed, path = classify_call(call.name, call.arguments), path_of(call.arguments)
-    if deed.kind is EffectKind.READ:
-        text = _text(call.name, deed, answer)
+    effect, path = classify_call(call.name, call.arguments), path_of(call.arguments)
+    if effect.kind is EffectKind.READ:
+        text = _text(call.name, effect, answer)
         if text is not None:
             known[path] = text
-    elif deed.kind in (EffectKind.EDIT, EffectKind.WRITE):
+    elif effect.kind in (EffectKind.EDIT, EffectKind.WRITE):
         for other in [name for name in known if may_be_one(name, path)]:
             del known[other]
         if call.name == "write_file" and answer == f"wrote {path}":
-            known[path] = deed.content
-    elif deed.kind not in (EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST, EffectKind.SUBMIT):
+            known[path] = effect.content
+    elif effect.kind not in (EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST, EffectKind.SUBMIT):
         intent = intent_of(call)
         if intent is None or intent.aim in (Aim.CHANGE, Aim.TEST):
             known.clear()
 
 
-def _text(name: str, deed: ToolEffect, answer: Any) -> str | None:
-    """The whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from either."""
-    if deed.lines is not None or not isinstance(answer, str):
+def _text(name: str, effect: ToolEffect, answer: Any) -> str | None:
+    """Return the whole file that a READ shows; None when it shows a part, an error, or something that cannot be told from
+    either."""
+    if effect.lines is not None or not isinstance(answer, str):
         return None
     if name == "read_file":
         lines = answer.split("\n")

@@ -1,4 +1,4 @@
-"""When two shell command lines are the same command.
+"""Equality of shell command lines.
 
 The lines are read into words (`words.py`), so blanks, quotes, comments and line breaks do not matter, and nothing is moved but
 the options of the few programs whose manuals allow it (`programs.py`). Two lines with one form have one meaning in every state of
@@ -55,7 +55,7 @@ _PASS_LINES = frozenset({("cat",), ("head",), ("tail",)})
 
 
 def shell_form(command: str, folders: Container[str] = ()) -> tuple[Any, ...]:
-    """The line's form: equal for lines that do the same. Raises NotUnderstoodError.
+    """Return the line's form, equal for lines that do the same. Raises NotUnderstoodError.
 
     Args:
         folders: paths, without `./` and closing slash, that are known to be folders.
@@ -89,7 +89,8 @@ def _simple_form(simple: Simple, folders: Container[str] | None, *, messages_sho
 
 
 def arguments_of(simple: Simple) -> tuple[tuple[str, ...], ProgramOptions, Arguments] | None:
-    """How a simple command calls a known program; None where nothing expands only by chance, or the program is not known."""
+    """Parse how a simple command calls a known program; None where nothing expands only by chance, or the program is not
+    known."""
     if not simple.words or any(word.expands for word in (*simple.words, *simple.assignments)):
         return None
     if any(word.source.partition("=")[0] not in _HARMLESS for word in simple.assignments):
@@ -103,7 +104,8 @@ def arguments_of(simple: Simple) -> tuple[tuple[str, ...], ProgramOptions, Argum
 
 
 def _messages_shown(simple: Simple, after: Sequence[Simple]) -> bool:
-    """Whether what it says of what went wrong is shown to the agent, or to nobody: there a path may be written in any way."""
+    """Return whether a command's error messages reach the agent only, or are discarded: there a path may be written in any
+    way."""
     for r in simple.redirects:
         if (r.descriptor, r.operator, r.target.text) == ("2", ">&", "1"):
             if not _output_shown(simple, after):
@@ -114,7 +116,7 @@ def _messages_shown(simple: Simple, after: Sequence[Simple]) -> bool:
 
 
 def _output_shown(simple: Simple, after: Sequence[Simple]) -> bool:
-    """Whether whole lines of what a command writes come to the agent, and to nobody else."""
+    """Return whether whole lines of a command's output reach the agent, and nothing else reads them."""
     if any(r.descriptor == "1" for r in simple.redirects):
         return False
     for follower in after:
@@ -129,7 +131,7 @@ def _output_shown(simple: Simple, after: Sequence[Simple]) -> bool:
 
 
 def _operand(text: str, program: ProgramOptions, arguments: Arguments, folders: Container[str], *, plain: bool) -> str:
-    """The operand; if `plain`, nothing but its meaning counts."""
+    """Return the operand; if `plain`, only its meaning counts."""
     if not program.paths:
         return text
     path, separator, test = text.partition("::") if program.pytest else (text, "", "")

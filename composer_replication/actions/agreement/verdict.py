@@ -1,4 +1,4 @@
-"""What a comparison of two actions ends with."""
+"""The result of comparing two actions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["ActionComparison", "SameAction"]
 
 
 class SameAction(StrEnum):
-    """Whether two actions are one."""
+    """Whether two actions are the same."""
 
     SAME = "same"
     """They do the same and show the same: which of the two is taken makes no difference."""
     DIFF = "diff"
     """They do not."""
     UNDECIDED = "undecided"
-    """Nobody could tell. Neither a vote nor a pair may be built on it."""
+    """Not decidable. No vote or pair may be built on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class ActionComparison:
     method: str
     """`identical`, `canonical`, `edits`, `state`, `validity`, `intent`, `judge`, or `none` where no method applied."""
     why: str
-    """In a few words; the same whichever action comes first."""
+    """The reason in a few words; the same whichever action comes first."""
     confidence: float = 1.0
-    """In (0, 1]: below 1 for the judge's."""
+    """In (0, 1]: below 1 only for the judge's verdicts."""
 
     @property
     def same(self) -> bool:

@@ -42,7 +42,7 @@ ReachOption: TypeAlias = Annotated[
 
 
 def gate_of(rule: GateOption, *, uncertain: float, findings: bool, audit: float, seed: int) -> Gate | None:
-    """The gate that options describe; None where it is off.
+    """Make the gate that options describe; None where it is off.
 
     Raises:
         ConfigError: a share is outside [0, 1], or the gate is off and one of the other options is not at its default.
@@ -59,17 +59,17 @@ def gate_of(rule: GateOption, *, uncertain: float, findings: bool, audit: float,
 
 
 def listed(reasons: Mapping[Reason, int]) -> str:
-    """Why states are asked, in numbers of them."""
+    """List why states are asked, with the number of each."""
     return ", ".join(f"{count} {reason}" for reason, count in reasons.items())
 
 
 def without_gate(option: str) -> ConfigError:
-    """The error for an option that only a gate reads."""
+    """Make the error for an option that only a gate reads."""
     return ConfigError(f"--{option} says how a gate decides, and there is none", fix="choose one with --gate, or leave it out")
 
 
 def split_teachers(teachers: Sequence[Teacher], gate: Gate | None, cheap: str | None) -> tuple[list[Teacher], list[Teacher]]:
-    """The teachers of the first and of the second tier; without a gate all are of the first.
+    """Split the teachers into the first and the second tier; without a gate all are in the first.
 
     Raises:
         ConfigError: no teacher is called `cheap`, one is named without a gate, or there are not two teachers with prices.

@@ -1,4 +1,4 @@
-"""What a file or folder is: where another kind was meant, the error names the command that makes it."""
+"""Recognition of files and folders: where another kind was meant, the error names the command that makes it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refuse_other_kind(path: Path, wanted: Wanted) -> None:
 
 
 def _kind(path: Path) -> str:
-    """A key of `_CALLED`, the format of a log, or an empty text."""
+    """Return a key of `_CALLED`, the format of a log, or an empty text."""
     if path.is_dir() and (path / TRACES).is_file():
         return "import"
     if path.is_dir() and (path / "metrics.jsonl").is_file():

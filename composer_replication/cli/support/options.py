@@ -21,16 +21,16 @@ SandboxOption: TypeAlias = Annotated[
 
 
 def marked(task_id: str, impossible: bool) -> str:
-    """A task's name in a table."""
+    """Format a task's name for a table."""
     return f"{task_id} (impossible)" if impossible else task_id
 
 
 def refuse_overwriting(read: dict[str, Path | None], written: dict[str, Path | None]) -> None:
-    """Of files by the argument that names them: raises ConfigError when one to be written is read too, or to be written twice."""
+    """Raise ConfigError when a file to be written is read too, or would be written twice. Files are named by their argument."""
     taken = {path.resolve(): name for name, path in read.items() if path is not None}
     for name, path in written.items():
         if path is None:
             continue
         other = taken.setdefault(path.resolve(), name)
         if other != name:
-            raise ConfigError(f"{name} and {other} are the same file, {path}", fix=f"give {name} a file of its own")
+            raise ConfigError(f"{name} and {other} are the same file, {path}", fix=f"give {name} a separate file")

@@ -25,13 +25,13 @@ class Batch:
     name: str
     transcripts: tuple[Transcript, ...]
     hints: Mapping[tuple[str, int, str], Hint] = field(default_factory=dict)
-    """What was said or withheld when they were trained on, by trajectory, turn and kind of finding."""
+    """Hints used or withheld in training, by trajectory, turn and kind of finding."""
     consensus: Mapping[str, str] = field(default_factory=dict)
-    """By state id, what teachers chose."""
+    """By state id, the teachers' choice."""
 
 
 def read_transcripts(path: Path) -> Iterator[Batch]:
-    """The transcripts at `path`, one batch per step of a run.
+    """Read the transcripts at `path`, one batch per step of a run.
 
     Raises:
         ConfigError: there is nothing there, it is something else, or a line of it is none of these.

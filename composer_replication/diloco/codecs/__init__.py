@@ -1,4 +1,4 @@
-"""How a pseudo-gradient travels: fewer bits, fewer values, and what that leaves behind carried to the next round."""
+"""Codecs of pseudo-gradients: fewer bits, fewer values, and error feedback that carries the rest to the next round."""
 
 from __future__ import annotations
 

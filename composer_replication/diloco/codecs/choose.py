@@ -19,7 +19,7 @@ _PATCH, _DENSE = b"P", b"D"
 
 
 class Auto:
-    """For each vector the shorter of a patch and 8-bit integers, by the density that it has.
+    """For each vector the shorter of a patch and 8-bit integers, judged by its density.
 
     With the weights at hand, what a bfloat16 copy of them would not show is left out of a patch, and not of the integers.
     """
@@ -62,7 +62,7 @@ CODECS: Mapping[str, Callable[[], Codec]] = {
 
 
 def make_codec(name: str) -> Codec:
-    """The codec of that name; `topk@0.01` keeps another share than 1/32.
+    """Return the codec of that name; `topk@0.01` keeps another share than 1/32.
 
     Raises:
         ConfigError: there is none, or no such share.

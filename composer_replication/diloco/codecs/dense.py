@@ -35,7 +35,7 @@ class Integers:
     """Signed integers of `bits` bits, in multiples of a scale.
 
     A group's scale is its largest magnitude over the largest integer, kept as a float16 share of the payload's largest scale:
-    updates of a learning rate of 1e-6 would vanish in a float16 of their own.
+    updates of a learning rate of 1e-6 would vanish in their own float16.
     """
 
     sparse = False

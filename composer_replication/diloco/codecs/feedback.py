@@ -11,40 +11,40 @@ __all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback:
-    """What each fragment still owes: (n,) float32 on the CPU, in the units of its pseudo-gradient."""
+    """The residual of each fragment: (n,) float32 on the CPU, in the units of its pseudo-gradient."""
 
     def __init__(self) -> None:
-        self._owed: dict[str, Tensor] = {}
+        self._residuals: dict[str, Tensor] = {}
 
     def added(self, name: str, values: Tensor) -> Tensor:
-        """`values` and what is owed; `values` itself stays as it is.
+        """Return `values` plus the residual; `values` itself is not changed.
 
         Raises:
-            ValueError: what is owed is of another size.
+            ValueError: the residual has another size.
         """
-        owed = self._owed.get(name)
-        if owed is None:
+        residual = self._residuals.get(name)
+        if residual is None:
             return values
-        if owed.shape != values.shape:
-            raise ValueError(f"{name!r} has {values.numel()} values and owes {owed.numel()}")
-        return values + owed
+        if residual.shape != values.shape:
+            raise ValueError(f"{name!r} has {values.numel()} values and a residual of {residual.numel()}")
+        return values + residual
 
     def keep(self, name: str, left: Tensor) -> None:
-        """What the fragment owes from now on."""
+        """Set the fragment's residual."""
         if bool(torch.any(left)):
-            self._owed[name] = left
+            self._residuals[name] = left
         else:
-            self._owed.pop(name, None)
+            self._residuals.pop(name, None)
 
     def norm(self, name: str) -> float:
-        """L2 of what is owed."""
-        owed = self._owed.get(name)
-        return 0.0 if owed is None else float(torch.linalg.vector_norm(owed))
+        """Return the L2 norm of the residual."""
+        residual = self._residuals.get(name)
+        return 0.0 if residual is None else float(torch.linalg.vector_norm(residual))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is owed, by fragment."""
-        return {name: owed.clone() for name, owed in self._owed.items()}
+        """Return the residuals, by fragment."""
+        return {name: residual.clone() for name, residual in self._residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state_dict` gave."""
-        self._owed = {name: owed.detach().to("cpu", torch.float32).clone() for name, owed in state.items()}
+        self._residuals = {name: residual.detach().to("cpu", torch.float32).clone() for name, residual in state.items()}

@@ -1,4 +1,4 @@
-"""What changes weights that are kept in bfloat16 (PULSE, arXiv:2602.03839): most small updates change nothing there.
+"""Codecs based on changes of bfloat16 weights (PULSE, arXiv:2602.03839): most small updates change nothing there.
 
 For pseudo-gradients, `Pulse` sends the entries that move a weight to another bfloat16; error feedback keeps the rest till then.
 For weights themselves, a patch has the entries that differ and how, and gives the new ones bit for bit.
@@ -18,7 +18,8 @@ __all__ = ["Pulse", "apply_patch", "make_patch", "patch_length", "visible"]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LEVELS = {1: 6, 2: 6, 4: 1, 8: 1}
-"""Of zlib, by bytes a value: of wide ones nearly all change, and a higher level takes four times as long for a tenth."""
+"""Compression level of zlib, by bytes per value: of wide ones nearly all change, and a higher level takes four times as long for
+a tenth."""
 
 
 def visible(values: Tensor, reference: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class Pulse:
 
 
 def make_patch(old: Tensor, new: Tensor) -> bytes:
-    """What makes `new` of `old`.
+    """Make the patch that turns `old` into `new`.
 
     Args:
         old: (n,) of 1, 2, 4 or 8 bytes a value.
@@ -76,7 +77,7 @@ def make_patch(old: Tensor, new: Tensor) -> bytes:
 
 
 def apply_patch(old: Tensor, patch: bytes) -> Tensor:
-    """The tensor that `make_patch` was given as `new`.
+    """Return the tensor that `make_patch` was given as `new`.
 
     Raises:
         ValueError: the bytes are not a patch of as many values.

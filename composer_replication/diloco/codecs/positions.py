@@ -11,12 +11,12 @@ __all__ = ["pack_positions", "positions_length", "unpack_positions"]
 
 _BITS, _GAPS = b"\0", b"\1"
 _LONG = 255
-"""A gap of so many values or more stands in full behind the short ones."""
+"""A gap of this many values or more is written in full after the short ones."""
 _MOST = 2**31 - 1
 
 
 def pack_positions(there: Tensor) -> bytes:
-    """The bytes of a (n,) mask.
+    """Encode the positions of a (n,) mask.
 
     Raises:
         ValueError: there are more than 2**31 values.
@@ -37,7 +37,7 @@ def positions_length(size: int, count: int) -> int:
 
 
 def unpack_positions(payload: bytes, size: int) -> tuple[Tensor, int]:
-    """The indices, ascending, and where in the payload they end.
+    """Decode the indices, ascending, and return where in the payload they end.
 
     Raises:
         ValueError: the bytes are not positions among `size` values.

@@ -1,4 +1,4 @@
-"""What a codec is: float32 values to bytes and back."""
+"""The codec interface: float32 values to bytes and back."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ __all__ = ["Codec", "VisibleCodec"]
 
 
 class Codec(Protocol):
-    """Turns a vector into bytes. Whoever decodes the same bytes, on whatever machine, gets the same bits."""
+    """Turns a vector into bytes. Decoding the same bytes gives the same bits on any machine."""
 
     @property
     def name(self) -> str:
-        """As it is asked for, and as it stands in the header of what it wrote."""
+        """Name by which it is requested, and which stands in the header of what it wrote."""
 
     @property
     def sparse(self) -> bool:
-        """Whether most values are left out, so that a sum of several vectors is larger than each."""
+        """Whether it drops most values, so that a sum of several vectors is larger than each."""
 
     def encode(self, values: Tensor) -> bytes:
-        """The payload of a vector.
+        """Encode a vector.
 
         Args:
             values: (n,) float32 on the CPU, finite, in the units of the model's parameters.
         """
 
     def decode(self, payload: bytes, size: int) -> Tensor:
-        """The (size,) float32 values that a payload stands for.
+        """Decode the (size,) float32 values of a payload.
 
         Raises:
             ValueError: the payload is not that of `size` values.
@@ -41,10 +41,10 @@ class VisibleCodec(Codec, Protocol):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it has nothing else to go by."""
+        """Whether it cannot encode without a reference."""
 
     def encode_visible(self, values: Tensor, reference: Tensor) -> bytes:
-        """The payload of what changes bfloat16 weights.
+        """Encode the changes of bfloat16 weights.
 
         Args:
             values: (n,) float32, what is subtracted from the weights.

@@ -14,12 +14,12 @@ if sys.byteorder != "little":
 
 
 def to_bytes(values: Tensor) -> bytes:
-    """The values of a tensor on the CPU, in order."""
+    """Return the bytes of a tensor on the CPU, in order."""
     return values.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def to_tensor(payload: bytes, dtype: torch.dtype, count: int, offset: int = 0) -> Tensor:
-    """A (count,) tensor of its own memory, from `offset` bytes on.
+    """Return a (count,) tensor in separate memory, read from `offset` bytes on.
 
     Raises:
         ValueError: there are not as many.

@@ -15,7 +15,7 @@ BLOCK = 4096
 
 
 class TopK:
-    """In each block the `share` of values with the largest magnitudes: sign, and which of two magnitudes.
+    """In each block the `share` of values with the largest magnitudes: sign, and one of two magnitudes.
 
     The two are the means of the magnitudes above and below their mean, as float16 shares of the payload's largest.
     """
@@ -69,7 +69,7 @@ class TopK:
         return max(1, round(self._share * width))
 
     def _encoded(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of (r, w) values: indices (r, k) ascending, two levels (r, 2), codes (r, k)."""
+        """Encode (r, w) values: indices (r, k) ascending, two levels (r, 2), codes (r, k)."""
         indices = rows.abs().topk(self._count(rows.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
         chosen = rows.gather(1, indices)
         sizes = chosen.abs()

@@ -43,7 +43,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the process that watches a replica needs no torch."""
+    """Import names on demand: the process that watches a replica needs no torch."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,4 +1,4 @@
-"""What replicas do when they are given nothing to do: they meet, which shows that the rendezvous works."""
+"""The default job: a barrier that proves the rendezvous works."""
 
 from __future__ import annotations
 

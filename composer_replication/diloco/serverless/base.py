@@ -1,4 +1,4 @@
-"""What all executors share: a backend only starts a command, looks at it and stops it; logs and results come from the store."""
+"""The base of all executors: a backend only starts a command, looks at it and stops it; logs and results come from the store."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Sight", "StoreExecutor"]
 _STARTERS = 16
 """Replicas that are started at once: a backend may take minutes to find a machine for one."""
 _STOPS = 2
-"""How often one that runs is told to end, where the backend does not take it."""
+"""How often a running replica is told to end, where the backend does not accept it."""
 _TAIL_BYTES = 2000
-"""Of the log of a replica that failed, in what is said of it."""
+"""Bytes of a failed replica's log that an error message quotes."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What the backend says of a replica."""
+    """A backend's view of a replica."""
 
     status: ReplicaStatus
     why: str = ""
-    """Where it failed, in the backend's words."""
+    """Why it failed, in the backend's words."""
 
 
 class StoreExecutor(ABC):
@@ -49,7 +49,7 @@ class StoreExecutor(ABC):
 
     @abstractmethod
     def _check(self, launch: Launch, gpu: str | None) -> None:
-        """Raises ConfigError for what this backend cannot do."""
+        """Raise ConfigError for what this backend cannot do."""
 
     @abstractmethod
     def _start(self, launch: Launch, rank: int, gpu: str | None) -> str:
@@ -57,14 +57,14 @@ class StoreExecutor(ABC):
 
     @abstractmethod
     def _look(self, identity: str) -> Sight:
-        """Raises BackendError."""
+        """Ask the backend about a replica. Raises BackendError."""
 
     @abstractmethod
     def _stop(self, identity: str) -> None:
         """End a replica; one that has ended stays as it is. Raises BackendError."""
 
     def _last_words(self, identity: str) -> str:  # noqa: ARG002 - a backend's hook
-        """What the backend itself has of a replica's output, for one that never reached the store."""
+        """Return the backend's own record of a replica's output, for one that never reached the store."""
         return ""
 
     def launch_replicas(
@@ -126,7 +126,7 @@ class StoreExecutor(ABC):
         refusal: BackendError | None = None
         try:
             self.cancel([handles[place] for place in left])
-        except BackendError as error:  # why replicas failed is what has to be told
+        except BackendError as error:  # report why replicas failed
             refusal = error
         failures = {handles[place].rank: self._failure(handles[place], *ended[place]) for place in sorted(failed)}
         fix = None if refusal is None else refusal.fix
@@ -151,7 +151,7 @@ class StoreExecutor(ABC):
         return Records.of(handle.metadata, handle.rank).log()
 
     def _stop_all(self, identities: Iterable[str], stop: Callable[[str], None]) -> dict[str, ConfigError | BackendError]:
-        """Those that cannot be ended, and why."""
+        """Stop replicas; return those that could not be stopped, and why."""
         left: dict[str, ConfigError | BackendError] = {}
         for identity in identities:
             try:
@@ -162,7 +162,7 @@ class StoreExecutor(ABC):
 
     def _end(self, identity: str) -> None:
         """End a replica unless it has ended. Raises ConfigError and BackendError."""
-        with suppress(BackendError):  # one that cannot be seen is told to end all the same
+        with suppress(BackendError):  # also stop a replica that cannot be inspected
             if self._look(identity).status.final:
                 return
         self._cancelled.add(identity)

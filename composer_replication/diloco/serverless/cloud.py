@@ -1,4 +1,4 @@
-"""What the executors of rented machines share: the command of a container, its environment, and the vendor's package."""
+"""The base of executors on rented machines: the command of a container, its environment, and the vendor's package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = f"python -m pip install --quiet composer-replication=={version('compos
 """Makes a plain Python image one that can run replicas of this version."""
 PYTHON_IMAGE = "python:3.11"
 GRACE_S = 120.0
-"""How much longer than a replica its container may live: to start, and to tell the store."""
+"""Extra seconds a container lives beyond its replica, to start and to write to the store."""
 _REFERENCE = re.compile(r"[a-z0-9]+(?:[._:/-]+[A-Za-z0-9_]+)*(?:@sha256:[0-9a-f]{64})?")
 
 
@@ -66,7 +66,7 @@ class CloudExecutor(StoreExecutor):
 
 
 def check_image(image: str) -> str:
-    """An image as registries name them.
+    """Return an image in registry notation.
 
     Raises:
         ConfigError: it is none.
@@ -82,7 +82,7 @@ def check_image(image: str) -> str:
 
 
 def vendor(module: str, package: str, extra: str, lowest: str) -> ModuleType:
-    """The vendor's package.
+    """Import the vendor's package.
 
     Raises:
         MissingExtraError: it is not installed, or is older than `lowest`.

@@ -108,7 +108,7 @@ class HFJobsExecutor(CloudExecutor):
             raise ConfigError("there is no token of Hugging Face", fix="run `hf auth login`, or set HF_TOKEN") from error
         except self._hub.errors.HfHubHTTPError as error:
             raise _refusal(error) from error
-        except self._hub.errors.HTTPError as error:  # of whatever HTTP client it is built on
+        except self._hub.errors.HTTPError as error:  # of any HTTP client it may use
             fix = "see whether it can be reached from here, and try again"
             raise BackendError(f"Hugging Face does not answer: {error}", fix=fix) from error
 

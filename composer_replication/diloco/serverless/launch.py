@@ -21,7 +21,7 @@ ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 RANK_ENV = "REPLICA_RANK"
 """The environment variable with a replica's rank."""
 MEETING = ("composer_replication.diloco.serverless.barrier_job", "meet")
-"""What replicas do when they are given nothing to do."""
+"""The default job of replicas."""
 _MOST_ARGUMENTS = 1 << 16
 """Bytes of a command line that every backend takes: Modal's limit, below that of Linux."""
 _NAMED = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Launch:
-    """What every replica of a job is started with; only the rank, in the environment, differs."""
+    """The arguments of every replica of a job; only the rank, in the environment, differs."""
 
     rendezvous_uri: str
     """The object store that replicas share."""
@@ -43,12 +43,12 @@ class Launch:
     trainer_kwargs: str
     """Its keyword arguments, a JSON object."""
     job: str
-    """Where in the store this launch keeps its logs and results."""
+    """Folder in the store for this launch's logs and results."""
     timeout_s: float
     rank_env: str = RANK_ENV
 
     def arguments(self) -> list[str]:
-        """What follows the interpreter."""
+        """Return the arguments after the interpreter."""
         return [
             *("-m", ENTRYPOINT),
             *("--rendezvous", self.rendezvous_uri),
@@ -103,7 +103,7 @@ def plan(n_replicas: int, entrypoint: str | Callable[..., Any], arguments: Mappi
 
 
 def chosen(n_replicas: int, ranks: Sequence[int] | None) -> list[int]:
-    """The ranks to start, in their order; all of them for None.
+    """Return the ranks to start, in their order; all of them for None.
 
     Raises:
         ConfigError: they are not some of the job's, each once.
@@ -130,7 +130,7 @@ def _trainer(entrypoint: str | Callable[..., Any], rest: Mapping[str, Any]) -> t
 
 
 def module_and_name(entrypoint: str | Callable[..., Any]) -> tuple[str, str]:
-    """The module and the qualified name under which a replica finds a function.
+    """Return the module and the qualified name under which a replica finds a function.
 
     Raises:
         ConfigError: it cannot be found by name. Nothing is pickled, so a lambda or a closure cannot travel.
@@ -151,7 +151,7 @@ def module_and_name(entrypoint: str | Callable[..., Any]) -> tuple[str, str]:
 
 
 def resolve(module: str, name: str) -> Any:
-    """What a module calls so.
+    """Return the object of that name in a module.
 
     Raises:
         ConfigError: there is no such module, or nothing of that name in it.
@@ -186,7 +186,7 @@ def _plain(value: Any) -> bool:
 
 
 def secret_values(names: Sequence[str]) -> dict[str, str]:
-    """The environment variables whose values replicas are given as secrets.
+    """Return the environment variables whose values replicas are given as secrets.
 
     Raises:
         ConfigError: one is not set here.

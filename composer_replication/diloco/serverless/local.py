@@ -19,12 +19,12 @@ from composer_replication.types.errors import ConfigError
 __all__ = ["LocalProcessExecutor"]
 
 _STOP_S = 30.0
-"""For a replica to end its trainer and tell the store, before it is killed."""
+"""Seconds for a replica to end its trainer and write to the store, before it is killed."""
 _ENDS = {0: ReplicaStatus.SUCCEEDED, TIMED_OUT: ReplicaStatus.TIMED_OUT, CANCELLED: ReplicaStatus.CANCELLED}
 
 
 class _Replica:
-    """One process, and what it says itself: its trainer's output goes into the store."""
+    """One process and its own output; its trainer's output goes into the store."""
 
     def __init__(self, argv: list[str], environment: dict[str, str]) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - until it has ended
@@ -57,12 +57,12 @@ class _Replica:
         self.status()
 
     def words(self) -> str:
-        """Of one that has ended."""
+        """Output of an ended replica."""
         return self._words.decode("utf-8", "replace")
 
 
 class LocalProcessExecutor(StoreExecutor):
-    """Spawns each replica as a process of its own, with this one's environment and module path.
+    """Spawns each replica as a separate process, with this one's environment and module path.
 
     Replicas end when the process that launched them ends, however it does.
     """

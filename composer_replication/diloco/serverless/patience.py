@@ -16,17 +16,17 @@ _Answer = TypeVar("_Answer")
 
 
 class Patience:
-    """What is asked of a backend again and again."""
+    """Retries of questions to a backend."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
         self._said: dict[str, BackendError] = {}
 
     def ask(self, about: str, question: Callable[[], _Answer]) -> _Answer | None:
-        """What is answered; None where for now nothing is.
+        """Return the answer; None while there is none for now.
 
         Args:
-            about: what else is asked has an outage of its own.
+            about: the subject of the question; each subject has its own outage.
 
         Raises:
             BackendError: `question` has raised it for more than `OUTAGE_S` seconds.
@@ -44,5 +44,5 @@ class Patience:
 
     @property
     def outage(self) -> BackendError | None:
-        """What was last said of an outage that lasts; None where there is none."""
+        """The error of an outage in progress; None where there is none."""
         return next(iter(self._said.values()), None)

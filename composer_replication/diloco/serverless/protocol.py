@@ -1,4 +1,4 @@
-"""What every executor offers: start replicas of a job, look at them, take their results, stop them."""
+"""The interface of executors: start replicas of a job, inspect them, take their results, stop them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 __all__ = ["DEFAULT_TIMEOUT_S", "ReplicaHandle", "ReplicaStatus", "ServerlessExecutor"]
 
 DEFAULT_TIMEOUT_S = 6 * 3600.0
-"""How long a replica may run when nobody says: a forgotten one ends, and its bill with it."""
+"""Default time limit of a replica in seconds: a forgotten one ends, and its bill with it."""
 
 
 class ReplicaStatus(StrEnum):
-    """Where a replica is. The last four are final."""
+    """State of a replica. The last four are final."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -38,9 +38,9 @@ class ReplicaHandle:
     """
 
     rank: int
-    """From 0."""
+    """Rank, from 0."""
     backend_name: str
-    """Of the executor."""
+    """Name of the executor."""
     metadata: Mapping[str, str]
     """`rendezvous_uri` and `job`, under which log and result are in the store; `world_size`; and the backend's own `id`."""
 
@@ -51,7 +51,7 @@ class ServerlessExecutor(Protocol):
 
     @property
     def backend_name(self) -> str:
-        """What its handles are marked with."""
+        """Name that marks its handles."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class ServerlessExecutor(Protocol):
                 `composer_replication.diloco.serverless.replica_entrypoint`.
             entrypoint_args: `rendezvous_uri` is needed. `world_size` and `rank_env` may be given. The rest are the function's
                 arguments, plain JSON; for the module they are `trainer_module`, `trainer_fn` and `trainer_kwargs`.
-            gpu: what each replica gets, in the words of the backend; None for what the executor was made with.
+            gpu: what each replica gets, in the backend's notation; None for what the executor was made with.
             timeout: seconds after which a replica is ended.
             ranks: only these of them, in the place of replicas that were lost; None for all.
 
@@ -87,7 +87,7 @@ class ServerlessExecutor(Protocol):
         ...
 
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """Where a replica is.
+        """Return the state of a replica.
 
         Raises:
             ConfigError: a handle of another executor.
@@ -110,7 +110,7 @@ class ServerlessExecutor(Protocol):
         ...
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """End replicas that have not ended: each is told to, whatever comes of the others.
+        """End replicas that have not ended: each receives the request, even if stopping another fails.
 
         Raises:
             ConfigError: a handle of another executor; nothing is done.
@@ -119,5 +119,5 @@ class ServerlessExecutor(Protocol):
         ...
 
     def logs(self, handle: ReplicaHandle) -> str:
-        """What a replica has printed, as far as it has reached the store."""
+        """Return what a replica has printed, as far as it has reached the store."""
         ...

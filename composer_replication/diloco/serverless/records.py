@@ -1,7 +1,7 @@
-"""What a replica leaves in the store: a log that grows while it runs, and how it ended.
+"""A replica's records in the store: a log that grows while it runs, and its outcome.
 
 replicas/JOB/00001/started.json       where it runs
-replicas/JOB/00001/log/00000000       its output in parts; the last one is written anew until it is full
+replicas/JOB/00001/log/00000000       its output in parts; the last one is rewritten until it is full
 replicas/JOB/00001/outcome.json       how it ended; written once
 """
 
@@ -20,22 +20,22 @@ from composer_replication.types.errors import ObjectStoreError
 __all__ = ["LogWriter", "Records", "ReplicaOutcome"]
 
 PART_BYTES = 256 << 10
-"""Of one part of a log: what is uploaded again with every few lines of a slow one is at most this."""
+"""Size of one part of a log: at most this much is uploaded again with every few lines of a slow one."""
 
 
 @dataclass(frozen=True)
 class ReplicaOutcome:
-    """How a replica ended."""
+    """The outcome of a replica."""
 
     status: ReplicaStatus
     exit_code: int
     seconds: float
     value: Any = None
-    """What its function returned."""
+    """Return value of its function."""
     error: str = ""
     """Why it ended otherwise: one line."""
     traceback: str = ""
-    """Of the exception, where there was one."""
+    """Traceback of the exception, if there was one."""
 
 
 class Records:
@@ -46,15 +46,15 @@ class Records:
 
     @classmethod
     def of(cls, metadata: Mapping[str, str], rank: int) -> Records:
-        """Those that a handle names. Raises ConfigError and ObjectStoreError."""
+        """Open the records that a handle names. Raises ConfigError and ObjectStoreError."""
         return cls(open_store(metadata["rendezvous_uri"]), metadata["job"], rank)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Say that the replica runs. Raises ObjectStoreError."""
+        """Record that the replica runs. Raises ObjectStoreError."""
         self._store.put("started.json", json.dumps(dict(facts)).encode())
 
     def started(self) -> dict[str, Any] | None:
-        """What it said of itself; None before it runs. Raises ObjectStoreError."""
+        """Return its start record; None before it runs. Raises ObjectStoreError."""
         found = self._store.get("started.json")
         return None if found is None else json.loads(found)
 
@@ -63,7 +63,7 @@ class Records:
         self._store.put(f"log/{part:08d}", data)
 
     def log(self, most: int | None = None) -> str:
-        """The last `most` bytes of the log; all of it without. Raises ObjectStoreError."""
+        """Return the last `most` bytes of the log; all of it without. Raises ObjectStoreError."""
         parts: list[bytes] = []
         for key in reversed(self._store.list("log")):
             parts.insert(0, self._store.get(key) or b"")
@@ -77,7 +77,7 @@ class Records:
         self._store.put("outcome.json", json.dumps(asdict(outcome)).encode())
 
     def outcome(self) -> ReplicaOutcome | None:
-        """How it ended; None where it has not said so.
+        """Return its outcome; None where it has not reported one.
 
         Raises:
             ObjectStoreError: the store does not answer, or has something else in this place.
@@ -94,7 +94,7 @@ class Records:
 
 
 class LogWriter:
-    """Puts what it is fed into the store every `interval_s` seconds, from a thread of its own.
+    """Uploads what it is fed to the store every `interval_s` seconds, from a separate thread.
 
     A store that does not answer never stops the replica: what it did not take is put again with what came since.
     """
@@ -117,7 +117,7 @@ class LogWriter:
             self._fresh = True
 
     def close(self) -> None:
-        """Put what is left."""
+        """Upload the rest."""
         self._closing.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""What a function that runs as a replica may ask about itself."""
+"""A replica's view of itself."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Replica:
     """One of the replicas of a job."""
 
     rank: int
-    """From 0."""
+    """Rank, from 0."""
     world_size: int
     rendezvous_uri: str
     """The object store that they share."""
     job: str
 
     def environment(self) -> dict[str, str]:
-        """The variable that tells a process which replica it is."""
+        """Return the environment variable that tells a process which replica it is."""
         return {_VARIABLE: json.dumps(asdict(self))}
 
 
 def this_replica() -> Replica:
-    """The replica that this process is, or was started by.
+    """Return the replica that this process is, or was started by.
 
     Raises:
         ConfigError: it is none.

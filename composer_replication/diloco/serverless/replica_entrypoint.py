@@ -1,7 +1,7 @@
 """The program that runs one replica: `python -m composer_replication.diloco.serverless.replica_entrypoint`.
 
 It starts the process that trains, carries its output and its result into the store while it runs, and ends it when its time is
-up or when it is told to. Being another process, it can still tell what happened when the trainer is killed.
+up or on request. As a separate process, it can still report what happened when the trainer is killed.
 
 Exit status: 0 done; 124 out of time; 143 cancelled; 128 + N killed by signal N; else the trainer's own: that of its error for a
 `ComposerError`, 1 for any other exception. 2 where the arguments are wrong, 7 where the store is unreachable.
@@ -42,7 +42,7 @@ _LOOK_S, _GRACE_S, _TELL_S = 0.2, 5.0, 60.0
 
 
 class _TrainerProcess:
-    """The process that trains, in a process group of its own."""
+    """The process that trains, in a separate process group."""
 
     def __init__(self, folder: Path, replica: Replica, rank_env: str, told_to_end: threading.Event) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class _TrainerProcess:
         self._begun = time.monotonic()
         self._parent = os.environ.get(PARENT_ENV)
         self.note = ""
-        """What there is to say of its end beside the outcome."""
+        """An addition to its outcome for the log."""
 
     @property
     def output(self) -> BinaryIO:
@@ -83,13 +83,13 @@ class _TrainerProcess:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_S)
-        self._signal(signal.SIGKILL)  # what it started itself ends as well
+        self._signal(signal.SIGKILL)  # also end processes it started
         status = self._process.wait()
         seconds = round(time.monotonic() - self._begun, 3)
         return ReplicaOutcome(why[0], why[1], seconds, error=why[2]) if why is not None else self._outcome(status, seconds)
 
     def _outcome(self, status: int, seconds: float) -> ReplicaOutcome:
-        """How it ended by itself."""
+        """Return its outcome when it ended by itself."""
         path = self._folder / END
         told = json.loads(path.read_text("utf-8")) if path.exists() else {}
         died = f"killed by signal {-status} ({signal.Signals(-status).name})" if status < 0 else ""
@@ -108,7 +108,7 @@ class _TrainerProcess:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     asked = _arguments(argv)
     try:
         return _run(asked)
@@ -139,7 +139,7 @@ def _run(asked: argparse.Namespace) -> int:
         pump = threading.Thread(target=_pump, args=(trainer.output, log), name="replica-pump", daemon=True)
         pump.start()
         outcome = trainer.watch(asked.timeout_s)
-        pump.join(_GRACE_S)  # a grandchild in a session of its own may still hold the pipe
+        pump.join(_GRACE_S)  # a grandchild in a different session may still hold the pipe
         if trainer.note:
             log.feed(trainer.note.encode())
         log.close()
@@ -152,7 +152,7 @@ def _run(asked: argparse.Namespace) -> int:
 def _pump(output: BinaryIO, log: LogWriter) -> None:
     while data := os.read(output.fileno(), 1 << 16):
         log.feed(data)
-        with contextlib.suppress(OSError):  # nobody reads this process's output any more
+        with contextlib.suppress(OSError):  # this process's output is no longer read
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 

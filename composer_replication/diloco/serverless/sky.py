@@ -31,13 +31,13 @@ _NO_ACCESS = ("NoCloudAccessError", "InvalidCloudCredentials", "ApiServerAuthent
 
 
 class SkyExecutor(CloudExecutor):
-    """Runs each replica as the job of a cluster of its own, of one machine, which SkyPilot takes down when the job has ended.
+    """Runs each replica as the job of a separate one-machine cluster, which SkyPilot takes down when the job has ended.
 
     Credentials are those of the clouds, as `sky check` finds them.
 
     Args:
-        infra: where, in SkyPilot's words: `aws/us-east-1`, `kubernetes`, `ssh/POOL`; None for wherever it is cheapest.
-        gpu: accelerators in SkyPilot's words: `A100:8`; None for none. `launch_replicas` may name others.
+        infra: where, in SkyPilot's notation: `aws/us-east-1`, `kubernetes`, `ssh/POOL`; None for wherever it is cheapest.
+        gpu: accelerators in SkyPilot's notation: `A100:8`; None for none. `launch_replicas` may name others.
         image: a registry's image for the replica to run in; None for the machine as it comes.
         cpus: of each machine, as `8` or `8+`.
         memory: of each machine in GB, as `32` or `32+`.
@@ -135,6 +135,6 @@ class SkyExecutor(CloudExecutor):
 
 
 def _raised_by(errors: Any) -> tuple[type[Exception], ...]:
-    """SkyPilot's exceptions: they have no base of their own."""
+    """Return SkyPilot's exceptions: they have no common base."""
     every = (value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception))
     return tuple(kind for kind in every if kind.__module__ == errors.__name__)

@@ -21,7 +21,7 @@ class EditNotApplied:
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
-            replacements = step.deed.replacements
+            replacements = step.effect.replacements
             if step.refusal == "edit_not_applied":
                 yield step.finding("edit_not_applied")
             elif step.refusal is None and replacements and all(one.old == one.new for one in replacements):
@@ -38,7 +38,7 @@ class PathNotFound:
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
             if step.refusal == "path_not_found":
-                yield step.finding("path_not_found", {"path": step.deed.path} if step.deed.path else {})
+                yield step.finding("path_not_found", {"path": step.effect.path} if step.effect.path else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _failed_without_saying(step: CallStep) -> bool:
 
 
 def _taken_back(work: Reading, step: CallStep) -> str | None:
-    """Whether the next turn corrects or undoes a command, in words."""
+    """Describe how the next turn corrects or undoes a command; None if it does not."""
     following = next((s for s in work.steps[step.index + 1 :] if s.turn > step.turn), None)
     if following is None or following.turn > step.turn + 1 or following.command is None or step.command is None:
         return None
@@ -104,7 +104,7 @@ def _taken_back(work: Reading, step: CallStep) -> str | None:
 class FailedRun:
     """Code that was run failed: the last change of the workspace before it went wrong.
 
-    A failing run before any change says how the task began and is nobody's error; a call that timed out or ran out of memory
+    A failing run before any change shows how the task began and is not an error; a call that timed out or ran out of memory
     before any change, or without running code, is its own turn's error. Only a test tool's own status counts as failed tests: to
     run tests that fail by a command is work in progress.
     """
@@ -119,9 +119,11 @@ class FailedRun:
             if step.changes:
                 changed = step.turn
             kind = step.refusal
-            if kind not in self.kinds or (kind == "tests_failed" and (changed is None or step.deed.kind is not EffectKind.TEST)):
+            if kind not in self.kinds or (
+                kind == "tests_failed" and (changed is None or step.effect.kind is not EffectKind.TEST)
+            ):
                 continue
-            turn = step.turn if changed is None or step.deed.kind is not EffectKind.TEST else changed
+            turn = step.turn if changed is None or step.effect.kind is not EffectKind.TEST else changed
             if (kind, turn) not in found:
                 found.add((kind, turn))
                 yield step.finding(kind, turn=turn)

@@ -1,7 +1,7 @@
-"""What the environment said of a call: whether it was carried out, and if not, which kind of error that is.
+"""The environment's answer to a call: whether it was carried out, and if not, which kind of error that is.
 
-An environment of this framework says it in the result's `status`. Logs of other agents say it in words; only words that their
-tools are known to answer with count, where they stand at the beginning of an answer or, for a shell, on a line of their own.
+An environment of this framework says it in the result's `status`. Logs of other agents say it in text; only words that their
+tools are known to answer with count, where they stand at the beginning of an answer or, for a shell, on a separate line.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _REFUSALS: Mapping[str, re.Pattern[str]] = {
         """
     ),
 }
-"""What tools answer, after an opening such as `Error:`, when they refuse a call."""
+"""Texts with which tools refuse a call, after an opening such as `Error:`."""
 
 _OPENING = re.compile(r"^\s*(?:<tool_use_error>|<error>)?\s*(?:(?:tool )?error:|failed:|execution error:)?\s*", re.IGNORECASE)
 _EXIT = re.compile(
@@ -126,7 +126,7 @@ _EXIT = re.compile(
     re.IGNORECASE,
 )
 _FRAME = re.compile(r"(?:[A-Z][a-z]+ [A-Za-z ]{2,20}:? .{1,80}\n){1,4}Output:\n|<returncode>-?\d+</returncode>\s*<output>\n?")
-"""What Codex and mini-swe-agent put before a command's output."""
+"""Text that Codex and mini-swe-agent put before a command's output."""
 _TIMEOUT_LINE = _any(
     r"""
     (?:^|\n)\W{0,2}(?:The )?command timed out
@@ -187,19 +187,20 @@ _MISUSED = re.compile(
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 
 
-def refusal_of(result: ToolResult | None, deed: ToolEffect) -> str | None:
-    """The kind of error that a result tells in its status, or, of a tool that is not this framework's, in its first words."""
+def refusal_of(result: ToolResult | None, effect: ToolEffect) -> str | None:
+    """Return the kind of error that a result reports in its status or, for a tool that is not this framework's, in its first
+    words."""
     if result is None:
         return None
     if result.status != "ok":
-        if deed.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
+        if effect.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
             return result.status
         return _told(result.content) or result.status
-    if result.name in _OWN or deed.kind in (EffectKind.SHELL, EffectKind.TEST):
+    if result.name in _OWN or effect.kind in (EffectKind.SHELL, EffectKind.TEST):
         return None
     opening = _OPENING.match(result.content)
-    if deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
-        # what they show may begin with anything: only a short answer that is all error counts
+    if effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
+        # their output may begin with anything: only a short answer that is all error counts
         return _told(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
     return _told(result.content)
 
@@ -211,7 +212,8 @@ def _told(content: str) -> str | None:
 
 
 def shell_answer(result: ToolResult) -> tuple[str, int | None]:
-    """What a shell command showed, and its exit status, as the log's fields or the first or last words of the answer say it."""
+    """Return the output of a shell command and its exit status, read from the log's fields or the answer's first or last
+    words."""
     text, code = result.content, None
     if text.startswith('{"output":'):  # Codex
         try:
@@ -232,7 +234,7 @@ def shell_answer(result: ToolResult) -> tuple[str, int | None]:
 
 
 def shell_refusal(status: str, shown: str, command: ShellCommand, exit_code: int | None) -> str | None:
-    """The kind of error of a command that certainly failed through its own fault, or None.
+    """Return the kind of error of a command that certainly failed through its own fault, or None.
 
     A failing test run, check or search says something about the code, not about the command.
     """
@@ -243,7 +245,7 @@ def shell_refusal(status: str, shown: str, command: ShellCommand, exit_code: int
     silent = exit_code is None and status == "ok"
     text = _ends(shown)
     if silent and command.looks and not command.checks:
-        # what a file shows is no word of the shell's; the program's own error would come first
+        # a file's content is not the shell's message; the program's own error would come first
         first = text.partition("\n")[0]
         text = first if any(f"{program}:" in first[:60] for program in command.programs) else ""
     if (exit_code == 124 and not command.checks) or (exit_code in (None, -1, 124) and _TIMEOUT_LINE.search(text or shown[:80])):
@@ -258,7 +260,7 @@ def shell_refusal(status: str, shown: str, command: ShellCommand, exit_code: int
 
 
 def _ends(text: str) -> str:
-    """The first and last lines of an answer: a shell complains there, and a long middle is what the command showed."""
+    """Return the first and last lines of an answer: a shell reports errors there, and a long middle is the command's output."""
     if len(text) < 2_000:
         return text
     return text[:1_000] + "\n" + text[-1_000:]

@@ -1,4 +1,4 @@
-"""What is known of the files' texts at every step, from what the agent was shown and what it wrote.
+"""Known file contents at every step, from what the agent was shown and what it wrote.
 
 Only what is certain: a text is known after a whole file was shown or written, stays known through edits that can be carried out
 here too, and is forgotten at every command that may have changed files.
@@ -37,56 +37,56 @@ class Change:
 
 
 def changes(steps: Sequence[CallStep]) -> Iterator[Change]:
-    """Every change of a file by an editing tool that was carried out, in order."""
+    """Yield every change of a file by an editing tool that was carried out, in order."""
     known: dict[str, str] = {}
     for step in steps:
-        deed = step.deed
+        effect = step.effect
         if step.command is not None:
             words = step.command.words
             if words[:1] == ("cat",) and len(words) == 2 and len(step.command.programs) == 1 and step.exit_code == 0:
                 known[posixpath.normpath(words[1])] = step.content
             elif not step.command.looks and not step.command.checks:
                 known.clear()
-        elif deed.kind is EffectKind.READ and deed.lines is None and step.refusal is None:
+        elif effect.kind is EffectKind.READ and effect.lines is None and step.refusal is None:
             text = _shown(step.content)
             if text is not None:
-                known[deed.path] = text
+                known[effect.path] = text
         elif step.changes:
-            for path, after in _after(deed, known):
+            for path, after in _after(effect, known):
                 before = known.pop(path, None)
                 if after is not None:
                     known[path] = after
                 yield Change(step, path, before, after)
-        elif deed.changes or deed.kind is EffectKind.OTHER:
-            for path in patched_paths(deed) if deed.changes else tuple(known):
+        elif effect.changes or effect.kind is EffectKind.OTHER:
+            for path in patched_paths(effect) if effect.changes else tuple(known):
                 known.pop(path, None)
 
 
-def patched_paths(deed: ToolEffect) -> tuple[str, ...]:
-    """The files that an editing call means to change."""
-    if deed.kind is not EffectKind.PATCH:
-        return (deed.path,)
-    found = (match[2] or match[3] for match in _PATCH_FILE.finditer(deed.content))
+def patched_paths(effect: ToolEffect) -> tuple[str, ...]:
+    """Return the files that an editing call changes."""
+    if effect.kind is not EffectKind.PATCH:
+        return (effect.path,)
+    found = (match[2] or match[3] for match in _PATCH_FILE.finditer(effect.content))
     return tuple(dict.fromkeys(posixpath.normpath(path.strip()) for path in found if path))
 
 
-def _after(deed: ToolEffect, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    if deed.kind is EffectKind.WRITE:
-        yield deed.path, deed.content
-    elif deed.kind is EffectKind.EDIT:
-        yield deed.path, _edited(deed, known.get(deed.path))
+def _after(effect: ToolEffect, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    if effect.kind is EffectKind.WRITE:
+        yield effect.path, effect.content
+    elif effect.kind is EffectKind.EDIT:
+        yield effect.path, _edited(effect, known.get(effect.path))
     else:
-        yield from _patched(deed.content, known)
+        yield from _patched(effect.content, known)
 
 
-def _edited(deed: ToolEffect, text: str | None) -> str | None:
+def _edited(effect: ToolEffect, text: str | None) -> str | None:
     if text is None:
         return None
-    if deed.insert_after is not None:
-        after, inserted = deed.insert_after
+    if effect.insert_after is not None:
+        after, inserted = effect.insert_after
         lines = text.split("\n")
         return "\n".join([*lines[:after], inserted.removesuffix("\n"), *lines[after:]]) if 0 <= after <= len(lines) else None
-    for one in deed.replacements:
+    for one in effect.replacements:
         count = text.count(one.old) if one.old else 0
         if count == 0 or (count > 1 and not one.everywhere):
             return None
@@ -95,7 +95,7 @@ def _edited(deed: ToolEffect, text: str | None) -> str | None:
 
 
 def _patched(patch: str, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    """The files of a `*** Begin Patch`; of another kind of patch only their names are known."""
+    """Return the files of a `*** Begin Patch`; of another kind of patch only their names are known."""
     marks = [match for match in _PATCH_FILE.finditer(patch) if match[2]]
     if not marks:
         yield from ((path, None) for path in patched_paths(ToolEffect(kind=EffectKind.PATCH, content=patch)))
@@ -125,7 +125,7 @@ def _hunks(body: str, text: str | None) -> str | None:
 
 
 def _shown(content: str) -> str | None:
-    """The whole file that an answer shows, its line numbers taken off; None when it may be only a part."""
+    """Return the whole file that an answer shows, without its line numbers; None when it may be only a part."""
     content = _LISTING.sub("", content, count=1)
     lines = content.split("\n")
     while lines and not lines[-1].strip():

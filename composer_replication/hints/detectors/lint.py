@@ -1,4 +1,4 @@
-"""What a linter says about the lines an edit has changed: ruff, in a process of its own."""
+"""Lint errors in the lines an edit has changed: ruff, in a separate process."""
 
 from __future__ import annotations
 

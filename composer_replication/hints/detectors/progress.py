@@ -119,12 +119,12 @@ class PrematureSubmit:
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         untested: CallStep | None = None
         for step in work.steps:
-            if step.changes and step.deed.changes:
-                code = [path for path in patched_paths(step.deed) if path.endswith(_CODE)]
+            if step.changes and step.effect.changes:
+                code = [path for path in patched_paths(step.effect) if path.endswith(_CODE)]
                 untested = step if code else untested
             elif step.runs_tests or (step.command is not None and not step.command.looks):
                 untested = None
-            elif step.deed.kind is EffectKind.SUBMIT and step.refusal is None and untested is not None:
+            elif step.effect.kind is EffectKind.SUBMIT and step.refusal is None and untested is not None:
                 yield self._finding(step.turn, untested)
                 return
         last = len(work.turns) - 1
@@ -134,13 +134,13 @@ class PrematureSubmit:
             yield self._finding(last, untested)
 
     def _finding(self, turn: int, untested: CallStep) -> Finding:
-        paths = [posixpath.basename(path) for path in patched_paths(untested.deed)]
+        paths = [posixpath.basename(path) for path in patched_paths(untested.effect)]
         return Finding(kind="premature_submit", turn=turn, confidence=0.9, evidence={"changed_at": untested.turn, "paths": paths})
 
 
 @dataclass(frozen=True, slots=True)
 class TooLong:
-    """A turn that says far too much, or a call that brought far too much to read."""
+    """A turn with far too much text, or a call that returned far too much to read."""
 
     kinds: tuple[str, ...] = ("long_turn", "long_observation")
     needs: frozenset[str] = frozenset()

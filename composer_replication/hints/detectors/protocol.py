@@ -33,9 +33,9 @@ class UnknownTool:
         for step in work.steps:
             call = step.call
             missing = bool(work.tool_names) and call is not None and call.error is None and call.name not in work.tool_names
-            told = step.refusal == "unknown_tool"
-            # what was carried out, or refused for another reason, is a tool that the log's list lacks
-            if told or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
+            refused = step.refusal == "unknown_tool"
+            # a call that was carried out, or refused for another reason, is of a tool missing from the log's list
+            if refused or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
                 yield step.finding("unknown_tool")
 
 
@@ -48,7 +48,7 @@ class MalformedCall:
 
     def detect(self, work: Reading, /) -> Iterator[Finding]:
         for step in work.steps:
-            # one without a result was cut off by a budget, and nobody complained about it
+            # one without a result was cut off by a budget, not rejected
             unread = step.result is not None and step.call is not None and step.call.error is not None
             if step.refusal == "malformed_call" or (unread and step.refusal is None):
                 yield step.finding("malformed_call")
@@ -68,7 +68,7 @@ class InvalidArguments:
             problem = None
             if call is not None and call.error is None and call.name in schemas:
                 refused = step.result is None or step.refusal is not None
-                # what was carried out is not wrong, however strict the schema
+                # a call that was carried out is not wrong, however strict the schema
                 problem = schemas[call.name].problem(call.arguments) if refused else None
             if step.refusal == "invalid_arguments":
                 yield step.finding("invalid_arguments", {} if problem is None else {"problem": problem})
@@ -103,7 +103,7 @@ class _Schema:
         }  # fmt: skip
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """Why the arguments do not fit, in one line; None when they do, or the schema itself is no schema."""
+        """Why the arguments do not fit, in one line; None when they do, or the schema itself is not a schema."""
         if (self.simple and self._fit(arguments)) or too_deep(dict(arguments)):
             return None
         if self.validator is False:
@@ -128,7 +128,7 @@ class _Schema:
 
 @lru_cache(maxsize=256)
 def _validator(parameters: str) -> Draft202012Validator | None:
-    """Of a schema in JSON; None when it is none."""
+    """Return the validator of a JSON schema; None when the text is not a schema."""
     schema = json.loads(parameters)
     try:
         Draft202012Validator.check_schema(schema)

@@ -28,34 +28,35 @@ class CallStep:
     """Place among all steps of the transcript."""
     call: ToolCall | None
     result: ToolResult | None
-    deed: ToolEffect
+    effect: ToolEffect
     command: ShellCommand | None
-    """Of a shell call."""
+    """The parsed command of a shell call."""
     content: str
-    """What was shown; empty when there is no result."""
+    """The text shown; empty when there is no result."""
     exit_code: int | None
     refusal: str | None
-    """The kind of error the environment told (`failure.STATUSES`, or what else a log has as a status), None for none."""
+    """The kind of error the environment reported (`failure.STATUSES`, or another status of a log), None for none."""
     signature: str
     """Equal for equal actions, and cheap: unequal ones may share it (`same_action` decides)."""
 
     @property
     def runs_tests(self) -> bool:
-        return self.deed.kind is EffectKind.TEST or (self.command is not None and self.command.tests)
+        return self.effect.kind is EffectKind.TEST or (self.command is not None and self.command.tests)
 
     @property
     def looks(self) -> bool:
-        """It certainly changes no file."""
-        return self.deed.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
+        """Whether the step certainly changed no file."""
+        return self.effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
             self.command is not None and self.command.looks
         )
 
     @property
     def changes(self) -> bool:
-        """It has certainly changed files: an edit that was carried out, or a command whose environment says so."""
-        if self.deed.kind is EffectKind.SHELL:
+        """Whether the step has certainly changed files: an edit that was carried out, or a command whose environment reports
+        changes."""
+        if self.effect.kind is EffectKind.SHELL:
             return self.result is not None and bool(self.result.details.get("changed"))
-        return self.deed.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
+        return self.effect.changes and self.refusal is None and (self.result is None or self.result.status == "ok")
 
     def finding(
         self,
@@ -66,8 +67,8 @@ class CallStep:
         span: tuple[int, int] | None = None,
         confidence: float = 1.0,
     ) -> Finding:
-        """A finding about this step's turn, or an earlier one that it has revealed. The evidence holds what a generator may need:
-        the tool, its arguments, what the environment said and its structured details."""
+        """Make a finding about this step's turn, or an earlier one that it reveals. The evidence holds what a generator may need:
+        the tool, its arguments, the environment's answer and its structured details."""
         call, result = self.call, self.result
         shared = {
             **({} if result is None else result.details),
@@ -111,17 +112,17 @@ class Reading:
 
     @cached_property
     def instruction(self) -> str:
-        """What the agent was asked, as far as the opening messages say."""
+        """The instruction the agent was given, as far as the opening messages contain it."""
         return "\n".join(str(message.get("content") or "") for message in self.messages if message.get("role") == "user")
 
     @cached_property
     def tool_names(self) -> frozenset[str]:
-        """Of the tools the agent was given; empty when its log does not say."""
+        """Names of the tools the agent was given; empty when its log does not say."""
         functions = (tool.get("function") for tool in self.tools if isinstance(tool, dict))
         return frozenset(str(function.get("name", "")) for function in functions if isinstance(function, dict))
 
     def steps_of(self, turn: int) -> list[CallStep]:
-        """The steps of one turn, in order."""
+        """Return the steps of one turn, in order."""
         return [step for step in self.steps if step.turn == turn]
 
 
@@ -142,32 +143,32 @@ def _steps(transcript: Transcript) -> Iterator[CallStep]:
 
 
 def _step(turn: int, index: int, call: ToolCall | None, result: ToolResult | None) -> CallStep:
-    deed = _NOTHING if call is None or call.error is not None else classify_call(call.name, call.arguments)
-    if deed.kind is EffectKind.SHELL and deed.command.startswith("apply_patch"):
-        deed = ToolEffect(kind=EffectKind.PATCH, content=deed.command)
+    effect = _NOTHING if call is None or call.error is not None else classify_call(call.name, call.arguments)
+    if effect.kind is EffectKind.SHELL and effect.command.startswith("apply_patch"):
+        effect = ToolEffect(kind=EffectKind.PATCH, content=effect.command)
     command, exit_code, content = None, None, "" if result is None else result.content
-    if deed.kind is EffectKind.SHELL:
-        command, refusal = command_of(deed.command), None
+    if effect.kind is EffectKind.SHELL:
+        command, refusal = command_of(effect.command), None
         if result is not None:
             content, exit_code = shell_answer(result)
             refusal = shell_refusal(result.status, content, command, exit_code)
     else:
-        refusal = refusal_of(result, deed)
-    return CallStep(turn, index, call, result, deed, command, content, exit_code, refusal, _signature(call, deed))
+        refusal = refusal_of(result, effect)
+    return CallStep(turn, index, call, result, effect, command, content, exit_code, refusal, _signature(call, effect))
 
 
-def _signature(call: ToolCall | None, deed: ToolEffect) -> str:
+def _signature(call: ToolCall | None, effect: ToolEffect) -> str:
     if call is None or call.error is not None:
         return ""
-    if deed.kind is EffectKind.SHELL:
-        return f"{call.name}\0{deed.cwd}\0{condensed(deed.command)}"
-    if deed.kind in (EffectKind.READ, EffectKind.LIST, EffectKind.SEARCH):
-        return f"{call.name}\0{deed.path}\0{deed.pattern}\0{deed.lines}"
-    return f"{call.name}\0{deed.path}\0{len(call.arguments)}"
+    if effect.kind is EffectKind.SHELL:
+        return f"{call.name}\0{effect.cwd}\0{condensed(effect.command)}"
+    if effect.kind in (EffectKind.READ, EffectKind.LIST, EffectKind.SEARCH):
+        return f"{call.name}\0{effect.path}\0{effect.pattern}\0{effect.lines}"
+    return f"{call.name}\0{effect.path}\0{len(call.arguments)}"
 
 
 def same_action(one: CallStep, other: CallStep) -> bool:
-    """Whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
+    """Return whether two steps are equal in canonical form (`actions.canonical_call`); an unreadable call equals none."""
     if one.call is None or other.call is None or not one.signature or one.signature != other.signature:
         return False
     mine, others = one.call.arguments, other.call.arguments
@@ -177,5 +178,5 @@ def same_action(one: CallStep, other: CallStep) -> bool:
         if too_deep(dict(mine)) or too_deep(dict(others)):
             return False
         return canonical_call(one.call.name, mine) == canonical_call(other.call.name, others)
-    except (RecursionError, TypeError, ValueError):  # arguments that are no JSON
+    except (RecursionError, TypeError, ValueError):  # arguments that are not JSON
         return False

@@ -49,12 +49,12 @@ class Detector(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it needs besides the transcript up to a finding's turn: `next` (the turn after it), `end` (that the transcript is
-        whole), `subprocess`, `judge`."""
+        """Its needs besides the transcript up to a finding's turn: `next` (the turn after it), `end` (a complete transcript),
+        `subprocess`, `judge`."""
         ...
 
     def detect(self, work: Reading, /) -> Iterable[Finding]:
-        """`work` is the `Transcript`, and has its calls parsed besides (`Reading.steps`)."""
+        """Yield findings. `work` is the `Transcript` with its calls already parsed (`Reading.steps`)."""
         ...
 
 
@@ -79,17 +79,17 @@ BUILTIN_DETECTORS: Mapping[str, Detector] = {
     "test_regression": TestRegression(),
     "forbidden_path": ForbiddenPath(),
 }
-"""By the name a run file calls them. Of one turn's findings the first that something can be said about is hinted, so the order
-counts: what the environment refused, then what the tests said, then the rest."""
+"""Detectors by their run-file name. If several find the same turn, the first one that yields a hint counts, so the order matters:
+what the environment refused, then what the tests reported, then the rest."""
 
 ENVIRONMENT = tuple(BUILTIN_DETECTORS)[:9]
-"""The detectors that only repeat what the environment said: their word is certain."""
+"""The detectors that only repeat what the environment reported: their findings are certain."""
 
 GROUP = "composer_replication.detectors"
 
 
 def load_plugins(group: str) -> dict[str, Any]:
-    """What installed packages offer under an entry point group, by name; a class is called without arguments.
+    """Return the objects that installed packages offer under an entry point group, by name; classes are called without arguments.
 
     Raises:
         ConfigError: one of them cannot be loaded, or takes the name of one of the house.
@@ -109,7 +109,7 @@ def load_plugins(group: str) -> dict[str, Any]:
 
 @cache
 def all_detectors() -> Mapping[str, Detector]:
-    """Those of the house, then those of installed packages. Raises ConfigError when one of these cannot be loaded."""
+    """Return the built-in detectors, then those of installed packages. Raises ConfigError when one of these cannot be loaded."""
     plugins = load_plugins(GROUP)
     for name, plugin in plugins.items():
         if name in BUILTIN_DETECTORS or not callable(getattr(plugin, "detect", None)):
@@ -121,7 +121,7 @@ def all_detectors() -> Mapping[str, Detector]:
 
 
 def detectors_named(names: Sequence[str]) -> tuple[Detector, ...]:
-    """The detectors of these names, in this order. Raises ConfigError for one that there is not."""
+    """Return the detectors of these names, in this order. Raises ConfigError for an unknown one."""
     known = all_detectors()
     for name in names:
         if name not in known:
@@ -130,7 +130,7 @@ def detectors_named(names: Sequence[str]) -> tuple[Detector, ...]:
 
 
 def detect(transcript: Transcript, detectors: Sequence[Detector] | None = None) -> list[Finding]:
-    """All findings, earliest turn first; findings of one turn keep the order of `detectors`.
+    """Return all findings, earliest turn first; findings of one turn keep the order of `detectors`.
 
     Args:
         transcript: of any agent: a `Trajectory`, a `Trace`, or whatever has what `Transcript` names.
@@ -144,7 +144,7 @@ def detect(transcript: Transcript, detectors: Sequence[Detector] | None = None) 
 
 
 def first_error(findings: Sequence[Finding], *, limit: int = 1) -> list[Finding]:
-    """The first finding of each of the `limit` earliest error turns.
+    """Return the first finding of each of the `limit` earliest error turns.
 
     Later errors are often consequences of the first, and a teacher's signal after a wrong turn is unreliable (SOD, arXiv
     2605.07725).

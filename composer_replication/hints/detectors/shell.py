@@ -1,4 +1,4 @@
-"""What a shell command is for, told from its words: does it run tests, look something up, or possibly change files?
+"""The purpose of a shell command, judged by its words: does it run tests, look something up, or possibly change files?
 
 No parser of a shell: quoted parts are blanked out, the rest is cut at `&&`, `||`, `;`, `|` and line ends, and each part is known
 by its program. What is not known may change files and may fail for any reason, so nothing is claimed about it.
@@ -53,12 +53,12 @@ _UNDOES = re.compile(r"^git (?:checkout\b.*\s--\s|checkout -- |restore\b|reset -
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """A command, as far as it is known."""
+    """A command, as far as it is understood."""
 
     programs: tuple[str, ...]
-    """Of each simple command in it, without its folder; `python -m NAME` is NAME."""
+    """Program of each simple command in it, without its folder; `python -m NAME` is NAME."""
     words: tuple[str, ...]
-    """Of the last simple command, after what stands before its program."""
+    """Words of the last simple command, from its program on."""
     tests: bool
     """It runs tests."""
     checks: bool
@@ -66,13 +66,13 @@ class ShellCommand:
     searches: bool
     """A part of it says by exit status 1 that there is nothing, or that something differs."""
     looks: bool
-    """It changes no file: every part is known to only look."""
+    """It changes no file: every part is known only to read."""
     undoes: bool
-    """It puts files back as they were."""
+    """It restores files."""
 
 
 def command_of(text: str) -> ShellCommand:
-    """What a command line is for."""
+    """Parse a command line."""
     text = text[:_LONGEST]
     bare = _QUOTED.sub("Q", text)
     parts = [_BEFORE.sub("", part, count=1).strip() for part in _CUT.split(bare)]
@@ -123,6 +123,6 @@ _LAYOUT = str.maketrans("", "", " \t\n\r'\"\\")
 
 
 def condensed(text: str) -> str:
-    """The command without white space, quotes and backslashes: equal for nearly all that `actions.canonical_call` calls
-    equal, but for comments and redirections that stand elsewhere."""
+    """Remove white space, quotes and backslashes: the result is equal for nearly all commands that `actions.canonical_call`
+    treats as equal, except for comments and redirections in other places."""
     return text.translate(_LAYOUT)

@@ -122,14 +122,14 @@ def _texts(where: Where, steps: Iterable[CallStep]) -> Iterator[tuple[str, str]]
     for step in steps:
         if step.call is None or step.call.error is not None:
             continue
-        wanted = where == "arguments" or (step.deed.kind is EffectKind.SHELL if where == "command" else step.deed.changes)
+        wanted = where == "arguments" or (step.effect.kind is EffectKind.SHELL if where == "command" else step.effect.changes)
         for name, value in step.call.arguments.items() if wanted else ():
             if isinstance(value, str) and not (where == "code" and (name in _OLD or "path" in str(name))):
                 yield str(name), value
 
 
 def load_rules(path: Path) -> tuple[PatternRule | JudgeRule, ...]:
-    """The rules of a TOML file.
+    """Load the rules of a TOML file.
 
     Raises:
         ConfigError: the file cannot be read, or a rule in it is not one; the message names the file, the rule and the field.
@@ -147,7 +147,7 @@ def load_rules(path: Path) -> tuple[PatternRule | JudgeRule, ...]:
     names = [rule.name for rule in made]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{path}: two rules are called {name!r}", fix="give each rule a name of its own")
+            raise ConfigError(f"{path}: two rules are called {name!r}", fix="give each rule a unique name")
     return made
 
 

@@ -26,12 +26,12 @@ def delete_bodies(source: bytes, functions: Iterable[Function]) -> bytes:
 
 
 def body_of(source: bytes, function: Function) -> bytes:
-    """The lines of `source` that deleting `function` removes."""
+    """Return the lines of `source` that deleting `function` removes."""
     return b"".join(split_lines(source)[function.first_line - 1 : function.last_line])
 
 
 def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes]) -> bytes:
-    r"""A patch that `git apply` and `patch -p1` take, from the files of `before` to those of `after` (same paths).
+    r"""Return a patch that `git apply` and `patch -p1` take, from the files of `before` to those of `after` (same paths).
 
     None is a file that is not there yet.
 

@@ -1,4 +1,4 @@
-"""Where the bodies are: functions and methods of a module that can be deleted line by line, found with `ast`."""
+"""Deletable bodies: functions and methods of a module that can be deleted line by line, found with `ast`."""
 
 from __future__ import annotations
 
@@ -60,12 +60,15 @@ class Skipped:
 
 
 def split_lines(source: bytes) -> list[bytes]:
-    r"""The lines Python counts, each with its ending: only ``\n``, ``\r\n`` and ``\r`` end one (`str.splitlines` has more)."""
+    r"""Split into the lines that Python counts, each with its ending.
+
+    Only ``\n``, ``\r\n`` and ``\r`` end one; `str.splitlines` has more.
+    """
     return source.splitlines(keepends=True)
 
 
 def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> tuple[list[Function], list[Skipped]]:
-    """The deletable functions of one file in order, and what was skipped and why.
+    """Find the deletable functions of one file in order, and what was skipped and why.
 
     Functions inside functions belong to the body of the outer one and are not looked at. `keep_docstring=False` counts the
     docstring to the body.
@@ -105,7 +108,7 @@ def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Def]]:
 
 
 def _examine(path: str, qualname: str, node: _Def, lines: list[bytes], keep_docstring: bool) -> Function | str:
-    """The function, or why it is skipped."""
+    """Return the function, or the reason why it is skipped."""
     reason = _unsuitable(node)
     if reason is not None:
         return reason
@@ -163,7 +166,7 @@ def _stores_argument(statement: ast.stmt) -> bool:
 
 
 def _header_end(node: _Def, lines: list[bytes]) -> int:
-    """The line of the colon that ends the signature.
+    """Return the line of the colon that ends the signature.
 
     After the signature's last syntax node only brackets, commas, white space, continuations and comments can precede the colon.
     """

@@ -53,14 +53,14 @@ def _mixed(mine: list[Any], theirs: list[Any], rng: random.Random) -> list[Any]:
 
 
 def _at(arguments: list[Any], part: int, at: Any) -> Any:
-    """The value at a place, None where there is none."""
+    """Return the value at a place, None where there is none."""
     if part == 1:
         return arguments[1].get(at)
     return arguments[0][at] if at < len(arguments[0]) else None
 
 
 def _kind(written: Any) -> str:
-    """The type, with that of the first item, or the class or function it stands for."""
+    """Return the type, with that of the first item, or the class or function it stands for."""
     if not isinstance(written, list):
         return type(written).__name__
     if written[0] in ("built", "made"):

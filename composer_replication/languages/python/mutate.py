@@ -69,7 +69,7 @@ def _changes(tree: ast.Module, function: Function) -> Iterator[tuple[ast.expr, s
 
 
 def _with_other_operator(node: ast.Compare | ast.BinOp | ast.BoolOp) -> str:
-    """The expression with its (first) operator replaced; empty when that one has no counterpart."""
+    """Return the expression with its (first) operator replaced; empty when that one has no counterpart."""
     changed = copy.deepcopy(node)
     if isinstance(changed, ast.Compare):
         changed.ops[0] = _COMPARISONS[type(changed.ops[0])]()

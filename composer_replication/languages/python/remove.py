@@ -24,7 +24,7 @@ _Assignment = TypeVar("_Assignment", cst.Assign, cst.AugAssign, cst.AnnAssign)
 def remove_functions(
     sources: Mapping[str, bytes], functions: Iterable[Function], import_roots: Sequence[str]
 ) -> dict[str, bytes]:
-    """The files that change when `functions` are removed, with their new content.
+    """Return the files that change when `functions` are removed, with their new content.
 
     Second accessors of a removed property and overloads of a removed function go too: they have its qualified name.
 
@@ -60,7 +60,7 @@ def _edit(path: str, content: bytes, gone: set[str], homes: Mapping[str, set[str
     remover = _Remover(gone, homes, package if is_package else package[:-1])
     edited = module.visit(remover)
     edited = edited.visit(_Exports(remover.lost))
-    if gone and not is_package:  # what a package imports is what it offers
+    if gone and not is_package:  # a package offers what it imports
         edited = edited.visit(_UnusedImports(_used_names(module) - _used_names(edited)))
     return edited.bytes
 
@@ -71,7 +71,7 @@ def _parsed(content: bytes) -> cst.Module:
 
 
 def _module_of(path: str, roots: Sequence[str]) -> str:
-    """The dotted name a file is imported by; the longest root that holds it counts."""
+    """Return the dotted name a file is imported by; the longest root that contains it counts."""
     root = max((root for root in roots if path.startswith(root + "/")), key=len, default="")
     inside = path.removeprefix(root + "/") if root else path
     return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -221,12 +221,12 @@ def _used_names(module: cst.Module) -> set[str]:
 
 
 def _bound(alias: cst.ImportAlias) -> str:
-    """The name an import binds."""
+    """Return the name an import binds."""
     return alias.evaluated_alias or alias.evaluated_name.partition(".")[0]
 
 
 def _with_names(node: _Import, kept: Sequence[cst.ImportAlias]) -> _Import | cst.RemovalSentinel:
-    """The import of what is kept."""
+    """Return the import of what is kept."""
     if isinstance(node.names, cst.ImportStar) or len(kept) == len(node.names):
         return node
     if not kept:

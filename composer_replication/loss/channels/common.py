@@ -1,4 +1,4 @@
-"""What the three channels share."""
+"""Types and helpers shared by the three channels."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _check_inside(row: Tensor, position: Tensor, ids: Tensor, attention_mask: Te
 def _teacher_rows(
     part: TeacherPart, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
 ) -> FusedRows | PlainRows:
-    """What predicts the compared tokens in the teacher's sequences, without gradient and with dropout off."""
+    """Return the rows that predict the compared tokens in the teacher's sequences, without gradient and with dropout off."""
     ids, mask = batch["ctx_teacher_input_ids"], batch.get("ctx_teacher_attention_mask")
     with evaluating(part.model), part.context():
         if why_no_prefix(part.model) is not None:
@@ -151,12 +151,12 @@ def _teacher_rows(
 def _after_prefix(
     model: nn.Module, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
 ) -> FusedRows | PlainRows:
-    """The same, on top of what the teacher's sequences have in common with their student's row: that is read once per row,
-    however many turns it has, or not at all where the student's own forward pass left it."""
+    """Return those rows on top of the prefix that the teacher's sequences share with their student's row. The prefix is read once
+    per row, however many turns it has, or not at all when the student's own forward pass kept it."""
     students, ids = batch["input_ids"], batch["ctx_teacher_input_ids"]
     mask = batch.get("ctx_teacher_attention_mask", torch.ones_like(ids))
     turns = torch.unique(compared.turn)
-    at = torch.searchsorted(turns, compared.turn)  # of each compared token: which of `turns`
+    at = torch.searchsorted(turns, compared.turn)  # index into `turns` of each compared token
     row = torch.empty_like(turns).index_put((at,), compared.row)
     first = torch.full_like(turns, ids.shape[1]).scatter_reduce(0, at, compared.teacher_at, "amin")
     shared = torch.minimum(common_prefix(students[row], ids[turns]), first - 1)

@@ -40,7 +40,7 @@ def replay_channel(model: nn.Module, batch: Mapping[str, Tensor], options: Repla
 
 
 def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Summed log-prob [P] and number of response tokens [P] of the chosen and of the rejected answers."""
+    """Return the summed log-prob [P] and the number of response tokens [P] of the chosen and of the rejected answers."""
     ids, mask, wanted = _both_sides(batch)
     pairs = len(ids) // 2
     row, position = wanted.nonzero(as_tuple=True)

@@ -56,7 +56,7 @@ def cross_entropy(student: Forward, batch: Mapping[str, Tensor]) -> Result:
 
 
 def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: RlvrConfig, temperature: float) -> Result:
-    """The surrogate on sampled tokens, with the KL to the reference where `kl_beta` > 0.
+    """Compute the surrogate on sampled tokens, plus the KL to the reference where `kl_beta` > 0.
 
     Raises ValueError when the batch lacks the log-probs that an option needs, and when what is read of a token with a weight is
     not finite: a log-ratio of infinity would be clamped to some number, as if it had been measured.
@@ -98,14 +98,14 @@ def policy_gradient(student: Forward, batch: Mapping[str, Tensor], options: Rlvr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenStreams:
-    """What the batch says of the tokens in the loss, [n] each."""
+    """Per-token inputs of the policy gradient, [n] each."""
 
     advantages: Tensor
     old: Tensor | None
     """None: the current log-probs, that is exactly on-policy."""
     reference: Tensor | None
     sampler: Tensor | None
-    """What the engine that sampled said, where it is to be corrected for."""
+    """The engine's log-probs of the sampled tokens, when they are to be corrected for."""
 
     @classmethod
     def gather(cls, batch: Mapping[str, Tensor], row: Tensor, position: Tensor, options: RlvrConfig) -> TokenStreams:
@@ -133,7 +133,7 @@ class TokenStreams:
         )
 
     def corrections(self, logprobs: Tensor, rows: slice, options: RlvrConfig) -> Tensor | None:
-        """Importance weights of the surrogate; the KL term has none, as in TRL."""
+        """Return the importance weights of the surrogate; the KL term has none, as in TRL."""
         if self.sampler is None or options.importance == "none":
             return None
         scored = logprobs if self.old is None else self.old[rows]

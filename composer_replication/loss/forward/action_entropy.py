@@ -1,4 +1,4 @@
-"""How uncertain the policy was when it acted: the entropy of its own distribution over every token of an action."""
+"""The policy's uncertainty when it acted: the entropy of its distribution at every token of an action."""
 
 from __future__ import annotations
 

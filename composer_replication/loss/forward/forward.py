@@ -26,7 +26,7 @@ class Forward:
         self.head = head
 
     def rows(self, row: Tensor, position: Tensor) -> FusedRows | PlainRows:
-        """What predicts the tokens AT `position` [n] of `row` [n]: it stands at position - 1."""
+        """Return the rows that predict the tokens AT `position` [n] of `row` [n]: their hidden states stand at position - 1."""
         chosen = self.output[row, position - 1]
         return PlainRows(chosen) if self.head is None else FusedRows(chosen, self.head)
 
@@ -68,10 +68,10 @@ def overheard(model: nn.Module) -> Iterator[list[Forward]]:
     inner = unwrapped(model)
     head = _describe(inner)
 
-    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:  # what a hook returns would replace the output
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:  # a hook's return value would replace the output
         heard.append(Forward(output.last_hidden_state, head))
 
-    whole = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # a peft wrapper has a `base_model` of its own
+    whole = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # a peft wrapper has its own `base_model`
     handle = whole.base_model.register_forward_hook(note)
     try:
         yield heard
@@ -152,7 +152,7 @@ class _FirstColumn(torch.autograd.Function):
 
 
 def _describe(inner: Any) -> Head:
-    """The head in the words of the configurations that know a scale or a soft cap: Cohere, Granite, Falcon-H1; Gemma."""
+    """Describe the head's scale and soft cap as the configurations that have one name them: Cohere, Granite, Falcon-H1; Gemma."""
     lm_head = inner.get_output_embeddings()
     config = inner.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0)
@@ -173,7 +173,7 @@ def _doubt(model: nn.Module, lm_head: nn.Module | None) -> str | None:
         if not noted:
             raise ModelError(
                 "the model never calls its own output head: its forward may be that of a patched model of which it is a copy",
-                fix="copy a model before a trainer patches it, or load it anew",
+                fix="copy a model before a trainer patches it, or reload it",
             )
         ours = _describe(unwrapped(model)).logits(noted[-1])
     tolerance = 2e-2 if logits.dtype in (torch.bfloat16, torch.float16) else 1e-4

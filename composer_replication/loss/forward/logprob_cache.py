@@ -50,8 +50,8 @@ class LogprobCache:
         response_mask: Tensor,
         temperature: float = 1.0,
     ) -> Tensor:
-        """What `score` gives [B, T], float32; it is asked only for the rows that are not known. `policy` names its weights, as
-        `weights_digest` does; padding is no part of a row."""
+        """Return the log-probs [B, T], float32, and call `score` only for rows not in the cache. `policy` identifies the weights,
+        as `weights_digest` does; padding is not part of a row."""
         wanted = response_mask != 0
         keys = [_key(policy, temperature, *row) for row in zip(input_ids, attention_mask, wanted, strict=True)]
         known = [self._known(key) for key in keys]

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-# What a damaged config.json becomes inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
+# How a damaged config.json surfaces inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
 # key/value heads), StrictDataclassError (a field of another type).
 _LOAD_ERRORS = (
     OSError,
@@ -43,7 +43,7 @@ _LOAD_ERRORS = (
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of a configuration. Raises ModelError when CUDA is asked for and absent."""
+    """Return the device a configuration names. Raises ModelError when CUDA is asked for and absent."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -84,12 +84,13 @@ def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrain
 
 
 def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerBase, GenerationConfig | None]:
-    """The tokenizer of a folder or a Hugging Face id, and how its model generates where that is said. Errors as `load_model`."""
+    """Load the tokenizer of a folder or Hugging Face id, and the model's generation settings where it has any. Raises as
+    `load_model` does."""
     with _loading(path):
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(path)
     try:
         return _fit_for_chat(tokenizer, path), GenerationConfig.from_pretrained(path)
-    except OSError:  # it has none
+    except OSError:  # no generation config
         return tokenizer, None
 
 
@@ -114,7 +115,7 @@ def _loading(path: str) -> Iterator[None]:
 
 
 def _fit_for_chat(tokenizer: Any, path: str) -> Any:
-    """The tokenizer, which then has a chat template, an EOS token and one for padding."""
+    """Check and return the tokenizer: it has a chat template and an EOS token, and gets a padding token if it has none."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise ModelError(
             f"the tokenizer of {path} has no chat template",
@@ -128,7 +129,7 @@ def _fit_for_chat(tokenizer: Any, path: str) -> Any:
 
 
 def _refuse_incomplete(folder: Path) -> None:
-    """What transformers says of these is hard to read."""
+    """Reject an incomplete model folder with a clear message; transformers' own is hard to read."""
     for names, what in ((("config.json",), "model"), (("tokenizer.json", "tokenizer_config.json"), "tokenizer")):
         if not any((folder / name).is_file() for name in names):
             raise ModelError(
@@ -138,7 +139,7 @@ def _refuse_incomplete(folder: Path) -> None:
 
 
 def load_weights(folder: Path, *, like: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others."""
+    """Read the weights that `save_policy` wrote, under the names that a model `like` this has in memory: files may use others."""
     with no_progress_bars():
         return type(like).from_pretrained(folder, dtype=torch.float32).state_dict()
 

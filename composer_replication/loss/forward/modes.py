@@ -16,7 +16,7 @@ __all__ = ["enable_checkpointing", "evaluating", "in_lockstep", "sharded_units",
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """The Hugging Face model inside DistributedDataParallel and other wrappers that keep it as `.module`."""
+    """Return the Hugging Face model inside DistributedDataParallel and other wrappers that keep it as `.module`."""
     inner: Any = model
     while not hasattr(inner, "get_output_embeddings") and isinstance(getattr(inner, "module", None), nn.Module):
         inner = inner.module
@@ -24,13 +24,14 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 def in_lockstep(model: nn.Module) -> bool:
-    """Whether all ranks must make the same forward passes of `model` in the same order, because each pass waits for the others':
-    DDP sends buffers around, FSDP2 gathers weights. Raises ModelError on a model under FSDP1."""
+    """Return whether all ranks must make the same forward passes of `model` in the same order, because each pass is collective:
+    DDP broadcasts buffers, FSDP2 gathers weights. Raises ModelError on a model under FSDP1."""
     return bool(sharded_units(model)) or any(isinstance(module, DistributedDataParallel) for module in model.modules())
 
 
 def sharded_units(model: nn.Module) -> list[Any]:
-    """The modules of `model` that FSDP2 gathers and puts away as one, outer ones first. Raises ModelError on one under FSDP1."""
+    """Return the modules of `model` that FSDP2 gathers and reshards as one, outer ones first. Raises ModelError on one under
+    FSDP1."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return []
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes a second
@@ -62,7 +63,7 @@ def update_mode(model: nn.Module) -> None:
     """Dropout off, which would make another policy of the one that sampled; gradient checkpointing on where it was enabled."""
     model.eval()
     for module in _checkpointed(model):
-        module.training = True  # it checkpoints nothing otherwise; the modules in it stay as they are
+        module.training = True  # without train mode it does not checkpoint; its submodules keep their mode
 
 
 def enable_checkpointing(model: nn.Module) -> None:

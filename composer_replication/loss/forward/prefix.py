@@ -30,12 +30,12 @@ class Prefix:
         """Keys and values [B, heads, T, D] of each layer."""
 
     def detach(self) -> Prefix:
-        """The same without gradient."""
+        """Return the same prefix without gradient."""
         return Prefix([(keys.detach(), values.detach()) for keys, values in self.layers])
 
 
 def caches_attention_only(config: Any) -> bool:
-    """Whether every layer of a model with this configuration caches full attention keys and values and nothing else."""
+    """Return whether every layer of a model with this configuration caches full attention keys and values and nothing else."""
     layers = DynamicCache(config=config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
@@ -51,20 +51,20 @@ def why_no_prefix(model: nn.Module) -> str | None:
 
 
 def _rope_kinds(config: Any) -> set[Any]:
-    """The `rope_type`s of a configuration, which may name one for all layers or one for each kind of layer."""
+    """Return the `rope_type`s of a configuration, which may name one for all layers or one for each kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
 
 
 def fallbacks(model: nn.Module) -> dict[str, str]:
-    """What `model` cannot be spared in the mode it is in, and why: `head` is losses without the whole logits, `prefix` is reading
-    only once what sequences share."""
+    """Return the slow paths `model` needs in its current mode, each with its reason: `head` forms the whole logits, `prefix`
+    reads shared prefixes more than once."""
     reasons = {"head": why_plain(model), "prefix": why_no_prefix(model)}
     return {what: why for what, why in reasons.items() if why is not None}
 
 
 def read_prefix(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Forward, Prefix]:
-    """A forward pass over right-padded rows [B, T] that keeps their keys and values, with their gradient."""
+    """Run a forward pass over right-padded rows [B, T] that keeps their keys and values, with their gradient."""
     new: Callable[[], _Noting] = _Noting
     layers = [new() for _ in DynamicCache(config=unwrapped(model).config).layers]
     read = forward(model, input_ids, attention_mask, past_key_values=Cache(layers=list(layers)), use_cache=True)
@@ -91,8 +91,8 @@ def read_on_top(
     *,
     tokens_at_once: int | None = None,
 ) -> FusedRows | PlainRows:
-    """What predicts the tokens at `position` [n] of `row` [n] of right-padded sequences `input_ids` [S, T], of which the i-th
-    begins with the first `shared[i]` positions of row `owner[i]` of `prefix`.
+    """Return the rows that predict the tokens at `position` [n] of `row` [n] of right-padded sequences `input_ids` [S, T], of
+    which the i-th begins with the first `shared[i]` positions of row `owner[i]` of `prefix`.
 
     Every position must be beyond `shared` of its row, so that what predicts it is read here. `tokens_at_once` limits the
     positions (prefixes included) that one forward pass reads.
@@ -111,7 +111,7 @@ def read_on_top(
 
 
 def _continue(model: nn.Module, prefix: Prefix, owner: Tensor, shared: Tensor, tails: Tensor, mask: Tensor) -> Forward:
-    """A forward pass over `tails` [S, q], each after its prefix."""
+    """Run a forward pass over `tails` [S, q], each after its prefix."""
     longest = int(shared.max())
     columns = torch.arange(longest, device=shared.device) - (longest - shared).unsqueeze(-1)  # right-aligned; below 0: none
     layers = [_Continuing(keys, values, owner, columns) for keys, values in prefix.layers]
@@ -126,7 +126,7 @@ def _continue(model: nn.Module, prefix: Prefix, owner: Tensor, shared: Tensor, t
 
 
 def _tails(ids: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens of each row of `ids` [S, T] from `start` [S] on, right-padded, and their mask."""
+    """Return the tokens of each row of `ids` [S, T] from `start` [S] on, right-padded, and their mask."""
     lengths = mask.sum(-1)
     columns = start.unsqueeze(-1) + torch.arange(int((lengths - start).max()), device=ids.device)
     inside = columns < lengths.unsqueeze(-1)

@@ -32,7 +32,7 @@ from composer_replication.policy_gradient import token_logprobs
 __all__ = ["FusedRows", "HintLoss", "PlainRows", "concatenated", "divergence_of"]
 
 HintLoss: TypeAlias = Divergence | SampledToken | EntropyGatedOPD
-"""What the hint channel's student is compared with its teacher by."""
+"""The comparison of the hint channel's student with its teacher."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class FusedRows:
     head: Head
 
     def token_loss(self, targets: Tensor, loss: TokenLoss, temperature: float) -> tuple[Tensor, TokenScores]:
-        """The sum of `loss` over the rows, and each row's log-prob and entropy; see `fused_token_loss`."""
+        """Return the sum of `loss` over the rows, and each row's log-prob and entropy; see `fused_token_loss`."""
         return fused_token_loss(self.hidden, self.head, targets, loss, temperature=temperature)
 
     def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:

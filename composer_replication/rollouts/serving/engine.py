@@ -35,7 +35,7 @@ T = TypeVar("T")
 def open_server(
     kind: Literal["vllm", "sglang"], url: str, *, timeout_s: float = 1800.0, attempts: int = 6, model: str | None = None
 ) -> Server:
-    """The server of a kind at an address; nothing is sent yet.
+    """Return the server of a kind at an address; nothing is sent yet.
 
     Args:
         url: `http://HOST:PORT`.
@@ -129,7 +129,7 @@ class ServingEngine:
         self._await(self._check())
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:
-        """Sample one turn for every request, in order; all are under way together.
+        """Sample one turn for every request, in order; all are in progress together.
 
         Raises:
             ModelError: the server fails or answers something else than asked for, a context leaves its window, or its weights are
@@ -155,11 +155,11 @@ class ServingEngine:
         if self._preparation is None or self._preparation.done():
             thread = ThreadPoolExecutor(1, "serving-prepare")
             self._preparation = thread.submit(self._prepare)
-            thread.shutdown(wait=False)  # it ends with its work
+            thread.shutdown(wait=False)  # the thread ends when its work is done
         await asyncio.shield(asyncio.wrap_future(self._preparation))
 
     async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
-        """Sample one turn, whatever else is under way. Raises as `sample`.
+        """Sample one turn, whatever else is in progress. Raises as `sample`.
 
         Cancelling it aborts the request: the connection is closed, so that the server can stop sampling. The session has not
         moved then.
@@ -176,7 +176,7 @@ class ServingEngine:
     def push(self) -> None:
         """Load the policy's weights into the server and prove that it samples from them. `sample` does it when it has to.
 
-        Full weights: the server answers what is under way, holds back what comes, loads the folder and empties its cache. An
+        Full weights: the server answers what is in progress, holds back what comes, loads the folder and empties its cache. An
         adapter gets a new name, and requests name theirs, so that nothing waits.
 
         Raises:
@@ -257,7 +257,7 @@ class ServingEngine:
                 raise ModelError(
                     f"{self.url} sampled from the weights {label!r} and not from this policy's",
                     fix="it was started again or another client loaded weights: keep it for one run at a time, and repeat the "
-                    "command, which loads them anew",
+                    "command, which reloads them",
                 )
         return answer
 
@@ -302,7 +302,7 @@ class ServingEngine:
             await self._server.load_adapter(folder, adapter)
 
     def _prove(self, adapter: str | None) -> None:
-        """Raises ModelError when the server samples from another distribution than the policy's."""
+        """Raise ModelError when the server samples from another distribution than the policy's."""
         assert self._policy is not None
         answer = self._await(self._one(self._probe(1.0, _PROBE_TOKENS), adapter))
         own = self._policy.logprobs(self._probe_ids, answer.ids)
@@ -317,6 +317,6 @@ class ServingEngine:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error inside a group of groups."""
+    """Return the first error inside a group of groups."""
     inner = errors.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

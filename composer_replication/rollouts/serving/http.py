@@ -1,4 +1,4 @@
-"""JSON over HTTP to a server that samples. What costs nothing is repeated, and whatever fails is one sentence.
+"""JSON over HTTP to a sampling server. Free requests are retried, and every failure is reported in one sentence.
 
 A connection that is refused and the statuses 429 and 503 are tried again, with growing pauses. A connection that breaks while the
 server is at work is not: the server was killed or crashed, and another one in its place may hold other weights.
@@ -44,7 +44,7 @@ class RefusedError(Exception):
         self.url, self.path, self.status, self.message = url, path, status, message
 
     def as_model_error(self, fix: str = "look at the server's log") -> ModelError:
-        """For whoever has nothing better to say about it."""
+        """Convert it to a ModelError when there is nothing more specific to say."""
         return ModelError(f"{self.url}{self.path} answered HTTP {self.status}: {self.message}", fix=fix)
 
 
@@ -74,11 +74,12 @@ class Http:
         self._finalizer = weakref.finalize(self, _end, self._loop, thread, self._client)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which a thread of its own carries out: the caller may be in an event loop already."""
+        """Run `work` in a separate thread and return its result: the caller may already be in an event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def submit(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `run` gives, without blocking the caller's event loop. Cancelling it aborts the request that `work` waits for."""
+        """Run `work` as `run` does, without blocking the caller's event loop. Cancelling it aborts the request that `work` waits
+        for."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def end(self) -> None:
@@ -86,11 +87,11 @@ class Http:
         self._finalizer()
 
     async def get(self, path: str) -> Any:
-        """What `post` gives."""
+        """Send a GET request; returns what `post` returns."""
         return await self._ask("GET", path, None)
 
     async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer: JSON data, or its text where it is none.
+        """Send a POST request and return the answer: JSON data, or its text when it is not JSON.
 
         Raises:
             RefusedError: a status from 400 that does not pass by itself.
@@ -123,7 +124,7 @@ class Http:
             return await self._client.get(path, cast_to=str)
         return await self._client.post(path, cast_to=str, body=body)
 
-    # --- what is said of it -----------------------------------------------------------------------------------------------
+    # --- error messages ---------------------------------------------------------------------------------------------------
 
     def _refused(self, path: str, error: openai.APIStatusError) -> ModelError | RefusedError:
         if error.status_code in (401, 403):
@@ -165,7 +166,7 @@ def _parsed(text: str) -> Any:
 
 
 def _words(error: openai.APIStatusError) -> str:
-    """The server's own message: vLLM's is an object, SGLang's an object or a text."""
+    """Return the server's own message: vLLM's is an object, SGLang's an object or a text."""
     body = error.body if isinstance(error.body, dict) else {}
     said = body.get("message") or body.get("detail") or error.response.text or error.message
     return " ".join(str(said).split())[:500]

@@ -13,7 +13,7 @@ __all__ = ["VllmServer"]
 
 _TOO_OLD = "serve with vLLM 0.32 or newer, and ask it itself: gateways leave token ids out"
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Said, because the server would otherwise take the model's generation_config.json for its default."""
+"""Sent explicitly; otherwise the server would take its defaults from the model's generation_config.json."""
 
 
 class VllmServer:
@@ -55,7 +55,7 @@ class VllmServer:
             try:
                 await self.http.get("/v1/load_lora_adapter")
             except RefusedError as error:
-                if error.status == 405:  # it is there, for POST
+                if error.status == 405:  # the route exists, for POST
                     return
                 raise ModelError(
                     f"{self.http.url} cannot load LoRA adapters while it runs",
@@ -81,7 +81,7 @@ class VllmServer:
             "temperature": ask.temperature,
             "seed": ask.seed,
             "stop_token_ids": list(ask.stop_ids),
-            "ignore_eos": True,  # what ends a turn is in stop_token_ids
+            "ignore_eos": True,  # the ends of a turn are in stop_token_ids
             "logprobs": ask.top,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
@@ -129,7 +129,7 @@ class VllmServer:
         except RefusedError as error:
             raise ModelError(
                 f"{self.http.url}{error.path} answered HTTP {error.status} while it loaded {folder}: {error.message}; it stays "
-                "paused, so that nobody samples from half of these weights",
+                "paused, so that no request samples from half of these weights",
                 fix="make the folder readable under this path on the server's machine too, and serve a model of the policy's "
                 "shape; a load that succeeds ends the pause",
             ) from error

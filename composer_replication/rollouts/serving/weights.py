@@ -1,4 +1,4 @@
-"""The policy on its way to a server: whole folders, each under a name of its own."""
+"""Transfer of the policy's weights to a server: whole folders, each with a unique name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from composer_replication.types.errors import StorageError
 __all__ = ["PREFIX", "PolicySource", "keep_only", "write_whole"]
 
 PREFIX = "composer-"
-"""Of the folders' names."""
+"""Prefix of the folders' names."""
 
 
 class PolicySource(Protocol):
@@ -27,7 +27,7 @@ class PolicySource(Protocol):
 
     @property
     def is_adapter(self) -> bool:
-        """Whether `save` writes a LoRA adapter, and the rest of the policy is what the server has served from its start."""
+        """Whether `save` writes a LoRA adapter; the server then keeps the base weights it started with."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -35,12 +35,12 @@ class PolicySource(Protocol):
         ...
 
     def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Sequence[float]:
-        """Of each of `ids` after `prompt_ids`, at temperature 1."""
+        """Return the log-prob of each of `ids` after `prompt_ids`, at temperature 1."""
         ...
 
 
 def write_whole(source: PolicySource, target: Path) -> None:
-    """Write the policy beside `target`, then rename, so that there is never half of it. Raises StorageError."""
+    """Write the policy beside `target`, then rename, so that it is never half written. Raises StorageError."""
     partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -56,7 +56,7 @@ def write_whole(source: PolicySource, target: Path) -> None:
 
 
 def keep_only(target: Path) -> None:
-    """Remove the other versions beside `target`, and what a killed run left there half written."""
+    """Remove the other versions beside `target`, and what a killed run left half written there."""
     for path in target.parent.iterdir():
         if path != target and path.name.lstrip(".").startswith(PREFIX):
             shutil.rmtree(path, ignore_errors=True)

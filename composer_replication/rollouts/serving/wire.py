@@ -1,4 +1,4 @@
-"""What an engine wants of a server, whatever it is called there, and the proof that an answer is one."""
+"""The requests an engine makes of any server, and checks that its answers fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from composer_replication.types.errors import ModelError
 __all__ = ["Answer", "Ask", "Facts", "Server", "checked", "encoded_by", "unreadable"]
 
 _CLAMPED = -9999.0
-"""What vLLM sends for minus infinity and for NaN."""
+"""The value vLLM sends for minus infinity and for NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class Ask:
     seed: int
     stop_ids: tuple[int, ...]
     top: int = 0
-    """So many of the likeliest tokens, with their log-probs, for the first position."""
+    """Number of most likely tokens to return, with their log-probs, for the first position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the server sampled."""
+    """Sampled tokens from the server."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -45,12 +45,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     window: int
     """Most positions of one sequence that can be sampled in full."""
     notes: Sequence[str] = ()
-    """What holds for its samples and is no error."""
+    """Notes on its samples that are not errors."""
 
 
 class Server(Protocol):
@@ -58,16 +58,16 @@ class Server(Protocol):
 
     http: Http
     processed_fix: str
-    """How to make it return the log-probs of the distribution sampled from."""
+    """How to make the server return log-probs of the distribution it samples from."""
     proof_note: str
-    """What is known to keep old weights in it after a load, as the end of a sentence."""
+    """Known reasons for it to keep old weights after a load, as the end of a sentence."""
 
     async def facts(self) -> Facts:
-        """Raises also where another kind of server, or none, is at the address."""
+        """Return the server's facts. Also raises when another kind of server, or none, is at the address."""
         ...
 
     async def require_loading(self, *, adapter: bool) -> None:
-        """Raises where weights, or adapters, cannot be loaded while it runs."""
+        """Raise when weights, or adapters, cannot be loaded while it runs."""
         ...
 
     async def encode(self, text: str) -> list[int]:
@@ -79,12 +79,12 @@ class Server(Protocol):
     async def load_weights(self, folder: Path, label: str) -> None:
         """Replace all weights by those of `folder`, forget what was cached under the old ones, and take over `label`.
 
-        Requests under way are answered by the old weights, and later ones wait for the new.
+        Requests in progress are answered by the old weights, and later ones wait for the new.
         """
         ...
 
     async def weights(self) -> str:
-        """The label of the present weights."""
+        """Return the label of the present weights."""
         ...
 
     async def load_adapter(self, folder: Path, name: str) -> None: ...
@@ -93,7 +93,7 @@ class Server(Protocol):
 
 
 async def encoded_by(http: Http, text: str, model: str | None = None) -> list[int]:
-    """The tokens of a text by `/tokenize`, which both kinds of server have."""
+    """Tokenize a text by `/tokenize`, which both kinds of server have."""
     named = {} if model is None else {"model": model}
     try:
         reply = await http.post("/tokenize", {"prompt": text, "add_special_tokens": False, **named})
@@ -105,12 +105,12 @@ async def encoded_by(http: Http, text: str, model: str | None = None) -> list[in
 
 
 def unreadable(url: str, what: str, fix: str) -> ModelError:
-    """An answer that is not what was asked for."""
+    """Make the error for an answer that is not what was asked for."""
     return ModelError(f"{url} answered without {what}", fix=fix)
 
 
 def checked(answer: Answer, ask: Ask, url: str) -> Answer:
-    """The answer, when every token has a log-prob and its end is one that was asked for."""
+    """Return the answer if every token has a log-prob and its end is one that was asked for."""
     if len(answer.ids) != len(answer.logprobs) or not answer.ids:
         raise ModelError(
             f"{url} answered with {len(answer.ids)} tokens and {len(answer.logprobs)} log-probs",

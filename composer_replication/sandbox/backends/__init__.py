@@ -1,1 +1,1 @@
-"""Every kind of box: how it starts, what it isolates and how it is supervised."""
+"""The sandbox backends: how each starts, what it isolates and how it is supervised."""

@@ -28,28 +28,28 @@ from composer_replication.types.errors import SandboxError
 __all__ = ["BoxSandbox", "Setup"]
 
 _GRACE_S = 20.0
-"""How much longer than its wall limit a box may take to be set up and torn down before its supervisor counts as hung."""
+"""Extra seconds beyond its wall limit for setting up and tearing down a sandbox before its supervisor counts as hung."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How one kind of sandbox is made on this machine."""
+    """How to build one kind of sandbox on this machine."""
 
     backend: str
     isolation: Isolation
     cgroups: Cgroups | None
     overlay: bool = True
     sized_disk: bool = True
-    """The box's disk is a tmpfs: its pages count as the box's memory, and no single file needs a limit of its own."""
+    """The sandbox's disk is a tmpfs: its pages count as the sandbox's memory, and no single file needs its own limit."""
     uids: tuple[int, ...] = ()
-    """Users the boxes run as, one box at a time each; empty: the user of this process."""
+    """User ids for the sandboxes, one sandbox at a time each; empty: the user of this process."""
     program: str = ""
     ready: int = min(16, max(4, 2 * (os.cpu_count() or 2)))
-    """Boxes that wait for their command."""
+    """Number of prepared sandboxes that wait for a command."""
 
 
 class BoxSandbox:
-    """A `Sandbox` whose boxes are forked from one launcher process."""
+    """A `Sandbox` whose sandboxes are forked from one launcher process."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -70,7 +70,7 @@ class BoxSandbox:
         return self._cpu_s
 
     def with_isolation(self, isolation: Isolation) -> BoxSandbox:
-        """The same boxes, described otherwise; no two of either have one user at a time."""
+        """Return the same sandbox with another description; both share the pool of users, one sandbox at a time each."""
         twin = BoxSandbox(dataclasses.replace(self._setup, isolation=isolation))
         twin._free_uids = self._free_uids
         return twin
@@ -108,7 +108,7 @@ class BoxSandbox:
 
 
 def _can_be_warm(command: Command) -> bool:
-    """Whether a running interpreter can turn into the command: same version as ours, and nothing set at its start differs."""
+    """Return whether a running interpreter can become the command: same version as ours, and no different start-up setting."""
     flags = command.argv[1 : 1 + len(WARM_FLAGS)]
     if (command.argv[0], flags) != (str(command.python), WARM_FLAGS) or len(command.argv) <= 1 + len(WARM_FLAGS):
         return False
@@ -153,7 +153,7 @@ class _Launcher:
     """
 
     def __init__(self, setup: Setup, warm_python: str) -> None:
-        """Raises SandboxError."""
+        """Start the launcher. Raises SandboxError."""
         try:
             self._start(setup, warm_python)
         except OSError as error:
@@ -183,7 +183,7 @@ class _Launcher:
                     stdout=subprocess.DEVNULL,
                     cwd="/",
                     env=PYTHON_ENVIRONMENT,
-                    start_new_session=True,  # what kills our whole group leaves it the time to clean up
+                    start_new_session=True,  # a signal to our whole process group leaves it time to clean up
                 )
             undo.pop_all()
         self._connection = ours
@@ -196,7 +196,7 @@ class _Launcher:
         try:
             socket.send_fds(self._connection, [b"1"], list(fds))
         except OSError as error:
-            raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; it is started anew") from error
+            raise SandboxError(f"the sandbox launcher has ended ({error})", fix="try again; a new one is started") from error
 
 
 def _close_launcher(process: subprocess.Popen[bytes], connection: socket.socket, scratch: str, held: int, owner: int) -> None:

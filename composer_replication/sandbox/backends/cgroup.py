@@ -1,4 +1,4 @@
-"""Control groups where the machine lets us make them: memory and process count of a whole box, and why a process was killed.
+"""Control groups where this machine allows them: memory and process count of a whole sandbox, and why a process was killed.
 
 Version 1 (one hierarchy per controller) and version 2 (one tree) are both found by trying: a group counts as usable only
 when one could be made, limited and removed. Documents: kernel `admin-guide/cgroup-v1` and `admin-guide/cgroup-v2.rst`.
@@ -32,11 +32,11 @@ class UsageMeter:
     cpu: int | None
 
     def oom_killed(self) -> bool:
-        """Whether the kernel killed a process of the box for memory."""
+        """Return whether the kernel killed a process of the sandbox for memory."""
         return _fields(self.memory).get("oom_kill", 0) > 0
 
     def cpu_s(self) -> float | None:
-        """CPU seconds of all processes of the box, or None where nobody counts them."""
+        """Return the CPU seconds of all processes of the sandbox, or None where they are not counted."""
         if self.cpu is None:
             return None
         words = os.pread(self.cpu, _COUNTER_BYTES, 0).split()
@@ -45,7 +45,7 @@ class UsageMeter:
 
 @dataclass(frozen=True, slots=True)
 class BoxGroup:
-    """The groups of one box; `close` removes them."""
+    """The control groups of one sandbox; `close` removes them."""
 
     memory: Path
     pids: Path
@@ -74,7 +74,7 @@ class BoxGroup:
         (self.pids / "pids.max").write_text(str(processes))
 
     def meter(self) -> UsageMeter:
-        """What reads the counters, also when the folders are out of sight. Raises OSError."""
+        """Return a reader of the counters that works even when the folders are out of sight. Raises OSError."""
         if self.version == 2:
             return UsageMeter(_opened(self.memory / "memory.events"), _opened(self.memory / "cpu.stat"))
         return UsageMeter(
@@ -97,7 +97,7 @@ class BoxGroup:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where new groups are made."""
+    """The places where new groups are made."""
 
     version: int
     memory: Path
@@ -105,7 +105,7 @@ class Cgroups:
     cpu: Path | None
 
     def as_plain(self) -> tuple[int, str, str, str | None]:
-        """For another process: `from_plain` makes it again."""
+        """Return plain data for another process; `from_plain` restores it."""
         return self.version, str(self.memory), str(self.pids), None if self.cpu is None else str(self.cpu)
 
     @classmethod
@@ -115,16 +115,16 @@ class Cgroups:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Where groups are made, once each."""
+        """Folders in which groups are made, once each."""
         return tuple(dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p is not None))
 
     @property
     def description(self) -> str:
-        """For `Isolation.limits`."""
+        """Description for `Isolation.limits`."""
         return f"cgroup v{self.version} (memory, pids)"
 
     def create(self, owner: int) -> BoxGroup:
-        """A fresh group for one box of the host process `owner`, with the usual limits. Raises OSError."""
+        """Make fresh groups for one sandbox of the host process `owner`, with the usual limits. Raises OSError."""
         names = (f"{_PREFIX}{owner}-{os.getpid()}-{number}" for number in _counter)
         # a maker that was killed may have left a group with its counts, and this process may have got its number
         name = next(name for name in names if not any((folder / name).exists() for folder in self.folders))
@@ -140,7 +140,7 @@ class Cgroups:
         return box
 
     def remove_of(self, owner: int, maker: int) -> None:
-        """Remove what a process that has ended made for the boxes of `owner`."""
+        """Remove the groups that an ended process made for the sandboxes of `owner`."""
         for memory in self.memory.glob(f"{_PREFIX}{owner}-{maker}-*"):
             cpu = None if self.cpu is None else self.cpu / memory.name
             BoxGroup(memory, self.pids / memory.name, cpu, self.version).close()
@@ -155,7 +155,7 @@ class Cgroups:
 
 
 def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroups | None:
-    """The groups this process may make, or None. The arguments default to /proc/self/mountinfo and /proc/self/cgroup."""
+    """Return the groups this process may make, or None. The arguments default to /proc/self/mountinfo and /proc/self/cgroup."""
     mountinfo = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
     own = Path("/proc/self/cgroup").read_text() if own is None else own
     hierarchies = _hierarchies(mountinfo, own)
@@ -187,7 +187,7 @@ def _candidates(hierarchies: dict[str, tuple[Path, Path]]) -> list[Cgroups]:
 
 
 def _hierarchies(mountinfo: str, own: str) -> dict[str, tuple[Path, Path]]:
-    """Controller ('' for version 2) -> (mount point, folder of this process's own group below it)."""
+    """Map each controller ('' for version 2) to (mount point, folder of this process's own group below it)."""
     paths: dict[str, str] = {}
     for line in own.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -211,7 +211,7 @@ def _opened(path: Path) -> int:
 
 
 def _fields(fd: int) -> dict[str, int]:
-    """A flat keyed file."""
+    """Parse a flat keyed file."""
     pairs = (line.split() for line in os.pread(fd, _COUNTER_BYTES, 0).decode().splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 

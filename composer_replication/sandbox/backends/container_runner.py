@@ -1,7 +1,7 @@
-"""The first process of a container: lays out one tree, runs one command over it, and sends back what came of it.
+"""The first process of a container: lays out one tree, runs one command over it, and sends back the result.
 
 It has the user of the command and no right beyond. As process 1 the command cannot kill or stop it, and as a process that is not
-dumpable (prctl(2), PR_SET_DUMPABLE) nobody of that user can read its memory, trace it or reach its descriptors.
+dumpable (prctl(2), PR_SET_DUMPABLE) no process of that user can read its memory, trace it or reach its descriptors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from composer_replication.types.errors import SandboxError
 
 __all__ = ["BOOTSTRAP", "lay_out", "main"]
 
-"""What of this room runs inside, besides `errors`: sent along with every command, so the image needs to know nothing of it."""
+"""The modules of this package that run inside, besides `errors`: sent along with every command, so the image needs none of
+them."""
 
 BOOTSTRAP = """
 import os, sys
 if sys.version_info < (3, 11):
-    sys.exit("the interpreter of a box in a container must be Python 3.11 or newer, and this is " + sys.version.split()[0])
+    sys.exit("the interpreter of a sandbox in a container must be Python 3.11 or newer, and this is " + sys.version.split()[0])
 modules = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
 archive = os.memfd_create("modules")
 with open(archive, "wb", closefd=False) as file:
@@ -44,7 +45,7 @@ sys.path.insert(0, f"/proc/self/fd/{archive}")
 from composer_replication.sandbox.backends.container_runner import main
 main(sys.argv[1], sys.argv[2])
 """
-"""The program of process 1: the size of the archive of modules, the archive and one parcel are what it reads."""
+"""The program of process 1. It reads the size of the archive of modules, the archive, and one request."""
 
 _GRACE_S = 20.0
 _FULL_BLOCKS = 16
@@ -52,7 +53,7 @@ _GROUPS = "/sys/fs/cgroup"
 
 
 def main(room: str, spare: str) -> None:
-    """Serve the one order that comes on standard input, in two folders of a size the host has chosen.
+    """Serve the one request that comes on standard input, in two folders of a size the host has chosen.
 
     Args:
         room: where the tree and the command's temporary files are.
@@ -89,7 +90,7 @@ def _packed(report: BoxReport, kept: dict[str, bytes]) -> bytes:
 
 
 def _own_meter() -> UsageMeter | None:
-    """Counts the processes of this container that were killed for memory, under either version of control groups."""
+    """Return a counter of this container's processes killed for memory, under either version of control groups."""
     for folder, version in ((Path(_GROUPS), 2), (Path(_GROUPS, "memory"), 1)):
         group = BoxGroup(folder, folder, None, version)
         try:
@@ -129,12 +130,12 @@ def lay_out(tree: bytes, folder: Path) -> None:
 
 
 def _as_it_is(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo:
-    """The host made the archive."""
+    """Accept every member: the host made the archive."""
     return member
 
 
 def _changes(tree: bytes, repo: Path, spare: Path) -> Callable[[int, int], Changed]:
-    """The base is laid out when the command has ended, so that the command never sees it."""
+    """Return how to read the changes. The base is laid out after the command has ended, so that the command never sees it."""
 
     def changes(most_files: int, most_bytes: int) -> Changed:
         try:

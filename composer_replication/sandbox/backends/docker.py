@@ -1,4 +1,4 @@
-"""The box a Docker daemon builds: one container per command, through the `docker` program and whatever daemon it is set up for.
+"""The Docker backend: one container per command, through the `docker` program and whatever daemon it is set up for.
 
 The image provides what is under /usr; the interpreter is the host's, shown read-only as in the other kinds, so the daemon has
 to be one of this machine. The tree travels over the container's standard input into a tmpfs; nothing else of the host is mounted.
@@ -43,7 +43,7 @@ _LABEL = "composer-box"
 _ABANDONED = "1h"
 """Containers of ours that ended so long ago have lost their host, and are removed."""
 _GRACE_S = 120.0
-"""How much longer than its wall limit a container may take to start and end."""
+"""Extra seconds beyond its wall limit for starting and ending a container."""
 _ANSWER_S = 60.0
 """Most for a question to the daemon."""
 _OWN_MB, _OWN_PROCESSES = 48, 2
@@ -51,7 +51,7 @@ _OWN_MB, _OWN_PROCESSES = 48, 2
 
 
 class DockerSandbox:
-    """A `Sandbox` whose boxes are containers of one image."""
+    """A `Sandbox` whose commands run in containers of one image."""
 
     def __init__(self, docker: str, image: str, isolation: Isolation) -> None:
         self._docker = docker
@@ -69,13 +69,13 @@ class DockerSandbox:
         """See `Sandbox.run`."""
         check_paths(tree.changes)
         files, disk = archive_of(tree)
-        order = _order(tree, command, files)
+        request = _request(tree, command, files)
         name = f"{_LABEL}-{os.getpid()}-{secrets.token_hex(8)}"
-        argv = [self._docker, "run", *_options(command, name, disk, len(order)), self._image, *_PROGRAM]
+        argv = [self._docker, "run", *_options(command, name, disk, len(request)), self._image, *_PROGRAM]
         started = time.monotonic()
         try:
             with _container(argv, command.limits.wall_s + _GRACE_S) as process:
-                answer, said = _exchange(process, order, most_bytes(command.limits))
+                answer, said = _exchange(process, request, most_bytes(command.limits))
             report, kept = self._judged(name, answer, said)
         finally:
             _tidy(self._docker, "rm", "--force", name)
@@ -88,7 +88,7 @@ class DockerSandbox:
         return installation_of(python)
 
     def _judged(self, name: str, answer: bytes, said: str) -> tuple[BoxReport, dict[str, bytes]]:
-        """What process 1 answered; where it did not, only the daemon knows whether memory was why. Raises SandboxError."""
+        """Read process 1's answer; without one, only the daemon knows whether memory was why. Raises SandboxError."""
         if not answer and _ask(self._docker, "inspect", "--format", "{{.State.OOMKilled}}", name).stdout.strip() == "true":
             return BoxReport(returncode=-9, oom_killed=True), dict.fromkeys(("stdout", "stderr", "channel"), b"")
         if not answer:
@@ -105,7 +105,7 @@ _PROGRAM = ("-I", "-S", "-B", "-W", "ignore", "-c", BOOTSTRAP, _ROOM, _SPARE)
 
 
 def open_docker(kind: str, image: str) -> DockerSandbox:
-    """The sandbox that starts containers of `image`, which has to be there already; `kind` is what it was asked for as.
+    """Open a sandbox that starts containers of `image`, which must already exist; `kind` is the name it was requested by.
 
     Raises:
         SandboxUnavailableError: there is no `docker` program, no daemon that answers in time, or no such image.
@@ -150,7 +150,7 @@ def _isolation(kind: str, image: str, digest: str, facts: Mapping[str, Any]) -> 
 
 
 def _ask(docker: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the daemon says. Raises SandboxUnavailableError when it takes too long."""
+    """Return the daemon's answer. Raises SandboxUnavailableError when it takes too long."""
     with _started([docker, *arguments], subprocess.DEVNULL) as process:
         try:
             stdout, stderr = process.communicate(timeout=_ANSWER_S)
@@ -173,7 +173,7 @@ def _tidy(docker: str, *arguments: str) -> None:
 
 
 def _started(argv: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
-    """A running `docker`, in a process group of its own. Raises SandboxUnavailableError."""
+    """Start `docker` in a new process group. Raises SandboxUnavailableError."""
     pipe = subprocess.PIPE
     try:
         return subprocess.Popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -188,9 +188,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _options(command: Command, name: str, disk: Disk, order_bytes: int) -> list[str]:
+def _options(command: Command, name: str, disk: Disk, request_bytes: int) -> list[str]:
     limits, installed = command.limits, installation_of(command.python)
-    held_mb = (2 * order_bytes + 3 * limits.output_bytes >> 20) + _OWN_MB
+    held_mb = (2 * request_bytes + 3 * limits.output_bytes >> 20) + _OWN_MB
     memory = f"{limits.memory_mb + limits.disk_mb + 2 * disk.mb + held_mb}m"
     inodes = disk.entries + max(1024, limits.disk_mb * 64)
     options = ["--interactive", "--name", name, "--label", _LABEL, "--pull", "never", "--log-driver", "none"]
@@ -207,7 +207,7 @@ def _options(command: Command, name: str, disk: Disk, order_bytes: int) -> list[
 
 
 def _mounts(installed: Installation) -> list[str]:
-    """The interpreter's installation, and nothing where it holds this package: values of `--mount`, which are lines of CSV."""
+    """Return values of `--mount`, which are lines of CSV: the interpreter's installation, with this package's folder hidden."""
     lines = [("type=bind", f"source={path}", f"target={path}", "readonly") for path in installed.binds]
     lines += [("type=tmpfs", f"target={path}", "tmpfs-size=4096", "tmpfs-mode=0555") for path in installed.masks]
     text = io.StringIO()
@@ -215,7 +215,7 @@ def _mounts(installed: Installation) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def _order(tree: Tree, command: Command, files: bytes) -> bytes:
+def _request(tree: Tree, command: Command, files: bytes) -> bytes:
     """All that the container's process 1 reads: its own program, then what to run."""
     limits = command.limits
     request = {
@@ -240,14 +240,14 @@ def _order(tree: Tree, command: Command, files: bytes) -> bytes:
 
 @cache
 def _program() -> bytes:
-    """The modules that run inside, preceded by the size of their archive."""
+    """Return the modules that run inside, preceded by the size of their archive."""
     archive = modules_archive("sandbox/backends/container_runner.py")
     return b"%d\n" % len(archive) + archive
 
 
 @contextlib.contextmanager
 def _container(argv: Sequence[str], most_s: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A running `docker run`, which is killed when it takes longer than it may."""
+    """Run `docker run`, and kill it when it takes too long."""
     with _started(argv, subprocess.PIPE) as process:
         watchdog = threading.Timer(most_s, _end, (process,))
         watchdog.start()
@@ -259,8 +259,8 @@ def _container(argv: Sequence[str], most_s: float) -> Iterator[subprocess.Popen[
             _end(process)
 
 
-def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -> tuple[bytes, str]:
-    """Send the order and return the answer, or what stderr says; standard input stays open, as its end would end the box.
+def _exchange(process: subprocess.Popen[bytes], request: bytes, most_bytes: int) -> tuple[bytes, str]:
+    """Send the request and return the answer, or the text of stderr; standard input stays open, as its end would end the sandbox.
 
     Raises SandboxError when the answer is longer than any may be.
     """
@@ -268,10 +268,10 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        process.stdin.write(order)
+        process.stdin.write(request)
         process.stdin.flush()
     except BrokenPipeError:
-        with contextlib.suppress(BrokenPipeError):  # what is left in its buffer
+        with contextlib.suppress(BrokenPipeError):  # the rest of its buffer
             process.stdin.close()
     answer = process.stdout.read(most_bytes + 1)
     if len(answer) > most_bytes:
@@ -280,7 +280,8 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, most_bytes: int) -
 
 
 def _opened(answer: bytes) -> tuple[BoxReport, dict[str, bytes]]:
-    """Raises SandboxError when the box could not be made; ValueError, TypeError or KeyError for a torn answer."""
+    """Read an answer. Raises SandboxError when the sandbox could not be made; ValueError, TypeError or KeyError for a torn
+    answer."""
     facts, blobs = unpack(io.BytesIO(answer))
     if "error" in facts:
         raise SandboxError(str(facts["error"]))

@@ -1,4 +1,4 @@
-"""What is left where user namespaces are refused, as in a stock Docker container: Landlock, a system call filter, an own user.
+"""Isolation where user namespaces are refused, as in a stock Docker container: Landlock, a system call filter, a separate user.
 
 The kernel interface is documented in `userspace-api/landlock.rst`. The command works in a private copy of the tree; it may read
 the system's and the interpreter's files, write its copy, and open no socket. No namespace: it sees that other files exist.
@@ -48,12 +48,12 @@ _METADATA = {
     "x86_64": (90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199, 235, 260, 261, 268, 280, 452, 463, 466, 469),
     "aarch64": (5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88, 452, 463, 466, 469),
 }
-"""Changing modes, owners, times and extended attributes: Landlock does not govern it, so for a user who owns files outside the
-box these calls succeed without effect."""
+"""System calls that change modes, owners, times and extended attributes. Landlock does not cover them, so for a user who owns
+files outside the sandbox they succeed without effect."""
 
 
 def abi_version() -> int:
-    """The kernel's Landlock version; 0 where there is none or it is switched off."""
+    """Return the kernel's Landlock version; 0 where there is none or it is switched off."""
     try:
         return linux.syscall("landlock_create_ruleset", _CREATE_RULESET, None, 0, _GET_VERSION)
     except OSError:

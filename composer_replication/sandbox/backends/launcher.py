@@ -1,8 +1,8 @@
-"""The fork server behind every sandbox: a small single-threaded process that keeps a few boxes waiting for their commands.
+"""The fork server behind every sandbox: a small single-threaded process that keeps a few sandboxes waiting for their commands.
 
-A box is made of dozens of system calls between fork and exec. Made in the training process, with its threads and gigabytes,
-they could deadlock; made by a fresh interpreter per box, they would cost a start-up of 20 to 40 ms each time. Most of them are
-made before the command is there, and a new box takes the place of each that is taken.
+A sandbox is made of dozens of system calls between fork and exec. Made in the training process, with its threads and gigabytes,
+they could deadlock; made by a fresh interpreter per sandbox, they would cost a start-up of 20 to 40 ms each time. Most of them
+are made before the command is there, and a new sandbox takes the place of each that is taken.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from composer_replication.sandbox.backends.supervisor import (
     Backend,
     Started,
     read_request,
-    receive_order,
+    receive_fds,
     supervise,
 )
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
@@ -39,25 +39,26 @@ Groups: TypeAlias = tuple[int, str, str, str | None] | None
 """`Cgroups.as_plain`, where there are any."""
 
 _BACKENDS: dict[str, Backend] = {"bubblewrap": bubblewrap.start, "landlock": landlock.start, "unsafe-subprocess": unsafe.start}
-"""What makes a box when its command is there; a box of `namespaces` waits for its command."""
+"""Functions that build a sandbox when its command arrives; a sandbox of `namespaces` is built before."""
 
 _NEWS = struct.Struct("ci")
 _TAKEN, _DONE = b"t", b"d"
-"""What a box tells the launcher, with its process id."""
+"""Messages of a sandbox to the launcher, sent with its process id."""
 _LOOK_ROUND_MS = 1000
 
 _PRELOADED = "pytest"
-"""What nearly every program of a box imports first; costs ten times the start of the interpreter."""
+"""The first import of nearly every program in a sandbox; it takes ten times as long as starting the interpreter."""
 
 
 def main(
     connection: int, scratch: str, *, held: int, backend: str, ready: int, groups: Groups, owner: int, warm: bool
 ) -> WarmProgram | None:
-    """Keep `ready` boxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
+    """Keep `ready` sandboxes waiting until the host closes its end or dies; then wait for them to end, and remove `scratch`.
 
-    All of them receive from the one connection, and whichever gets an order serves it. `held` locks `scratch`, so that nobody
-    takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are written for:
-    pytest is imported before the first box is forked, and in a box's process the program to turn into is returned.
+    All of them receive from the one connection, and the first to get a request serves it. `held` locks `scratch`, so that no
+    process takes it for abandoned before the last process has ended. With `warm`, this interpreter is one that programs are
+    written for: pytest is imported before the first sandbox is forked, and in a sandbox's process the program to turn into is
+    returned.
     """
     for fd in (connection, held):
         os.set_inheritable(fd, False)
@@ -72,7 +73,7 @@ def main(
     poll.register(news, select.POLLIN)
     cgroups = Cgroups.from_plain(*groups) if groups else None
     if cgroups is not None:
-        cgroups.sweep()  # of a launcher that was killed
+        cgroups.sweep()  # left by a launcher that was killed
     waiting: set[int] = set()
     wanted = ready
     while True:
@@ -92,7 +93,7 @@ def main(
         heard = list(_NEWS.iter_unpack(os.read(news, _NEWS.size * ready))) if news in events else []
         waiting -= {pid for _, pid in heard} | set(_buried(os.WNOHANG, cgroups, owner))
         done = any(what == _DONE for what, _ in heard)
-        wanted = ready if done or not waiting else len(waiting)  # a box is made between two commands, not beside one
+        wanted = ready if done or not waiting else len(waiting)  # make sandboxes between commands, not during one
     os.close(connection)
     list(_buried(0, cgroups, owner))
     shutil.rmtree(scratch, ignore_errors=True)
@@ -100,7 +101,7 @@ def main(
 
 
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
-    """Prepare a box, wait for an order, and serve it."""
+    """Prepare a sandbox, wait for a request, and serve it."""
     os.setsid()
     group: BoxGroup | None = None
     meter: UsageMeter | None = None
@@ -112,7 +113,7 @@ def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: 
         start = _BACKENDS[backend] if backend in _BACKENDS else namespaces.prepare(scratch, group.procs if group else []).start
     except SETUP_ERRORS as error:
         start = _refusing(str(error))
-    received = receive_order(connection, len(BoxFds._fields))
+    received = receive_fds(connection, len(BoxFds._fields))
     if not received:
         return
     os.close(connection)
@@ -120,7 +121,7 @@ def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: 
 
     def start_and_tell(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
         started = start(request, fds, error_fd)
-        os.write(news, _NEWS.pack(_TAKEN, os.getpid()))  # not before: the launcher would wake up beside the box
+        os.write(news, _NEWS.pack(_TAKEN, os.getpid()))  # not before: the launcher would wake up beside the sandbox
         return started
 
     supervise(start_and_tell, read_request(fds.request), fds, group, meter)
@@ -137,7 +138,7 @@ def _buried(how: int, cgroups: Cgroups | None, owner: int) -> Iterator[int]:
 
 
 def _refusing(reason: str) -> Backend:
-    """What says why there is no box, when it is asked to start a command."""
+    """Return a backend that gives this reason when it is asked to start a command."""
 
     def refuse(_request: BoxRequest, _fds: BoxFds, _error_fd: int) -> Started:
         raise OSError(reason)
@@ -183,4 +184,4 @@ if program is not None:
     del sys, launcher, program
     exec(compile(source, "<string>", "exec"), place)
 """
-"""The launcher's `__main__`: a box's program runs at its top level, with none of the launcher's frames below it."""
+"""The launcher's `__main__`: a sandbox's program runs at its top level, with none of the launcher's frames below it."""

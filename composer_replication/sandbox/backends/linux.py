@@ -1,4 +1,4 @@
-"""The handful of Linux system calls the boxes are made of, through ctypes: each raises OSError with the call's name.
+"""The Linux system calls that sandsandboxes are built from, through ctypes: each raises OSError with the call's name.
 
 Numbers without a C library wrapper (`open_tree` and its kin, Landlock, `pivot_root`) come from the kernel's
 `asm-generic/unistd.h` and `asm/unistd_64.h`; structures from `linux/mount.h`, `linux/capability.h` and `linux/filter.h`.
@@ -82,7 +82,7 @@ def _check(result: int, what: str) -> int:
 
 
 def syscall(what: str, number: int, *args: object) -> int:
-    """The raw system call `number`; integers are passed as longs, bytes and ctypes pointers as they are."""
+    """Make the raw system call `number`; integers are passed as longs, bytes and ctypes pointers as they are."""
     converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
     return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
 
@@ -144,7 +144,8 @@ def die_with_parent(sent: int = _SIGKILL) -> None:
 
 
 def set_dumpable(allowed: bool) -> None:
-    """Whether others of this process's user, and after a change of user itself, may look into it (/proc, ptrace)."""
+    """Set whether other processes of this user, and after a change of user this process itself, may inspect it (/proc,
+    ptrace)."""
     _prctl("prctl DUMPABLE", _PR_SET_DUMPABLE, int(allowed))
 
 
@@ -190,7 +191,7 @@ def loopback_up() -> None:
 
 
 def watch_arrivals(folder: str) -> int:
-    """A descriptor that can be read when a file has been written to the end in `folder`, or moved there; see `arrivals`."""
+    """Return a descriptor that becomes readable when a file in `folder` is fully written, or moved there; see `arrivals`."""
     fd = _check(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC)), "inotify_init1")
     events = ctypes.c_uint32(_IN_CLOSE_WRITE | _IN_MOVED_TO)
     _check(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(folder), events), f"inotify_add_watch {folder}")
@@ -198,7 +199,7 @@ def watch_arrivals(folder: str) -> int:
 
 
 def arrivals(fd: int) -> list[str]:
-    """Wait until there are any, and name the files that have arrived since it was asked last."""
+    """Wait for files to arrive and return the names of those that arrived since the last call."""
     data, names = os.read(fd, 1 << 16), []
     while data:
         length = _INOTIFY_EVENT.unpack_from(data)[3]

@@ -1,4 +1,4 @@
-"""The box Linux can build alone: seven namespaces, an overlay on a tmpfs, and a new root holding nothing of the host's files.
+"""The native Linux sandbox: seven namespaces, an overlay on a tmpfs, and a new root holding nothing of the host's files.
 
 Needs neither root nor any program: user namespaces (kernel 5.12 or newer, as Debian ships it) make the mounts. The command is
 uid 65534 in a second user namespace inside the first, so it owns the tree's files and holds no capability over anything.
@@ -23,8 +23,8 @@ from composer_replication.sandbox.backends.supervisor import (
     open_cgroups,
     raised,
     read_request,
-    receive_order,
-    send_order,
+    receive_fds,
+    send_fds,
 )
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
@@ -32,11 +32,11 @@ __all__ = ["BOX_UID", "ETC_FILES", "SYSTEM_FOLDERS", "Prepared", "enter_user_nam
 
 BOX_UID = 65534
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Top folders besides /usr a program may be linked against: symbolic links into /usr, or folders of their own."""
+"""Top-level folders besides /usr that a program may be linked against: symbolic links into /usr, or separate folders."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _READY = b"ready"
 _MESSAGE = 4000
-_ORDERED_FDS = 6
+_REQUEST_FDS = 6
 ETC_FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:{BOX_UID}:{BOX_UID}:nobody:/tmp:/usr/sbin/nologin\n",
     "group": f"root:x:0:\nnogroup:x:{BOX_UID}:\n",
@@ -57,16 +57,16 @@ def enter_user_namespace(flags: int) -> int:
 
 
 class Prepared:
-    """A box that waits for its command: its namespaces, root and processes are there, its tree is not.
+    """A sandbox that waits for its command: it has its namespaces, root and processes, but no tree yet.
 
-    Making namespaces and processes is most of what a box costs, and none of it depends on the command.
+    Making namespaces and processes is most of what a sandbox costs, and none of it depends on the command.
     """
 
     def __init__(self, stage: Stage, init: int, status_fd: int, command: int) -> None:
         self._stage = stage
         self._init = init
         self._mounts = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        """Held, so that the end of the box does not wait until all of it is unmounted; that happens when this process ends."""
+        """Kept open, so that the end of the sandbox does not wait for unmounting; that happens when this process ends."""
         self._status_fd = status_fd
         self._command = command
 
@@ -74,13 +74,13 @@ class Prepared:
         """Add the tree and the interpreter, and let the waiting process become the command. Raises OSError."""
         changes = self._stage.lay_out(request)
         _add_interpreter(self._stage, request)
-        send_order(self._command, [fds.request, error_fd, *fds.streams])
+        send_fds(self._command, [fds.request, error_fd, *fds.streams])
         os.close(self._command)
         return Started(pid=self._init, changes=changes, status_fd=self._status_fd, finish=self._stage.disk_full)
 
 
 def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
-    """Make a box that waits for its command, in its control groups: to enter one takes the kernel a while. Raises OSError."""
+    """Make a sandbox that waits for its command, in its control groups: entering one takes the kernel a while. Raises OSError."""
     cgroups = open_cgroups(cgroup_procs)
     proc_fd = enter_user_namespace(_NAMESPACES)
     linux.loopback_up()
@@ -105,12 +105,12 @@ def prepare(scratch: str, cgroup_procs: Sequence[str]) -> Prepared:
     os.close(theirs)
     said = os.read(ours, _MESSAGE)
     if said != _READY:
-        raise OSError(said.decode(errors="replace") or "the box's first processes ended")
+        raise OSError(said.decode(errors="replace") or "the sandbox's first processes ended")
     return Prepared(stage, pid, status_read, ours)
 
 
 def _reap_until(command: int, status_fd: int) -> NoReturn:
-    """Be the box's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
+    """Run as the sandbox's init: collect orphans, report the command's wait status, end. The kernel kills whatever is left."""
     os.closerange(0, status_fd)
     os.closerange(status_fd + 1, os.sysconf("SC_OPEN_MAX"))
     while True:
@@ -157,9 +157,10 @@ def _add_interpreter(stage: Stage, request: BoxRequest) -> None:
 
 
 def _mount_proc(target: str) -> None:
-    """The box's own /proc, read-only: root's files in it (sysctl) stay out of reach even where the host's user is root.
+    """Mount the sandbox's own /proc, read-only: root's files in it (sysctl) stay out of reach even where the host's user is root.
 
-    Below this user namespace there may be one more (the command's) and no other: nobody in the box becomes root of anything.
+    Below this user namespace there may be one more (the command's) and no other: no process in the sandbox becomes root of
+    anything.
     """
     flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
     linux.mount("proc", target, "proc", flags)
@@ -200,8 +201,8 @@ def _add_devices(root: str) -> None:
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
 
 
-def _command(orders: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
-    """Give up every right, wait for the orders, and become the box's program."""
+def _command(connection: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
+    """Give up every right, wait for the request, and become the sandbox's program."""
     try:
         os.setsid()
         join_cgroups(cgroups)
@@ -210,11 +211,11 @@ def _command(orders: int, proc_fd: int, cgroups: list[int]) -> NoReturn:
         linux.no_new_privs()
         linux.drop_bounding_set()
         linux.drop_capabilities()
-        os.write(orders, _READY)
+        os.write(connection, _READY)
     except SETUP_ERRORS as error:
-        os.write(orders, str(error).encode()[:_MESSAGE])
+        os.write(connection, str(error).encode()[:_MESSAGE])
         os._exit(70)
-    received = receive_order(orders, _ORDERED_FDS)
+    received = receive_fds(connection, _REQUEST_FDS)
     if not received:
         os._exit(0)
     request_fd, error_fd, *streams = raised(received)

@@ -1,4 +1,4 @@
-"""The near end of a box's pipes: its standard input is fed, and the first bytes of what it says are kept."""
+"""The host's end of a sandbox's pipes: feeds standard input, and keeps the first bytes of the output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK = 1 << 16
 
 
 class Pump:
-    """Feeds one box's stdin and keeps the first bytes of what it says."""
+    """Feeds one sandbox's stdin and keeps the first bytes of its output."""
 
     def __init__(self, stdin: bytes, limits: Limits) -> None:
         self._stdin = memoryview(stdin)
@@ -27,11 +27,12 @@ class Pump:
 
     @property
     def kept(self) -> dict[str, bytes]:
-        """What came out of `stdout`, `stderr`, `channel` and `report`, up to the limit."""
+        """Output of `stdout`, `stderr`, `channel` and `report`, up to the limit."""
         return {name: bytes(data) for name, data in self._kept.items()}
 
     def run(self, send: Callable[[BoxFds], None], request: BoxRequest, deadline: float) -> BoxReport:
-        """Start the box with `send`, which must not close what it is given, and return when it has gone. Raises SandboxError."""
+        """Start the sandbox with `send`, which must not close the descriptors it is given, and return when it has ended. Raises
+        SandboxError."""
         with contextlib.ExitStack() as stack:
             open_ends: set[int] = set()
             stack.callback(_close_all, open_ends)
@@ -39,7 +40,7 @@ class Pump:
                 memory, pipes = _opened(request, open_ends)
             except OSError as error:
                 raise SandboxError(
-                    f"the pipes of a box cannot be made: {error}", fix="allow more open files (ulimit -n)"
+                    f"the pipes of a sandbox cannot be made: {error}", fix="allow more open files (ulimit -n)"
                 ) from error
             theirs = [pipes[n][0 if n in ("stdin", "control") else 1] for n in pipes]
             ours = {name: pair[1 if name in ("stdin", "control") else 0] for name, pair in pipes.items()}
@@ -51,15 +52,15 @@ class Pump:
                     os.close(fd)
             self._move(ours, open_ends, deadline)
         if not self._kept["report"]:
-            raise SandboxError("the box's supervisor ended without a report", fix="see the launcher's message on stderr")
+            raise SandboxError("the sandbox's supervisor ended without a report", fix="see the launcher's message on stderr")
         try:
             report = BoxReport.loads(bytes(self._kept["report"]))
         except (ValueError, EOFError, TypeError) as error:
             raise SandboxError(
-                f"the box's supervisor ended in the middle of its report ({error})", fix="see whether memory ran out"
+                f"the sandbox's supervisor ended in the middle of its report ({error})", fix="see whether memory ran out"
             ) from error
         if report.setup_error:
-            raise SandboxError(f"the box could not be set up: {report.setup_error}")
+            raise SandboxError(f"the sandbox could not be set up: {report.setup_error}")
         return report
 
     def _move(self, ours: dict[str, int], open_ends: set[int], deadline: float) -> None:
@@ -72,7 +73,7 @@ class Pump:
             while len(selector.get_map()) > ("stdin" in {key.data for key in selector.get_map().values()}):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise SandboxError("the box's supervisor does not answer; the machine may be overloaded")
+                    raise SandboxError("the sandbox's supervisor does not answer; the machine may be overloaded")
                 for key, _ in selector.select(left):
                     if not (self._feed(key.fd) if key.data == "stdin" else self._read(key.fd, key.data)):
                         selector.unregister(key.fd)
@@ -80,7 +81,7 @@ class Pump:
                         os.close(key.fd)
 
     def _feed(self, fd: int) -> bool:
-        """Write some of stdin; False when there is no more to say or nobody listens."""
+        """Write some of stdin; False when everything is written or the reader is gone."""
         try:
             self._stdin = self._stdin[os.write(fd, self._stdin[:_CHUNK]) :]
         except BlockingIOError:
@@ -98,7 +99,7 @@ class Pump:
 
 
 def _opened(request: BoxRequest, opened: set[int]) -> tuple[int, dict[str, tuple[int, int]]]:
-    """A file with the request in it and the pipes by name, all of which are `opened` also when an OSError is raised."""
+    """Open a file with the request in it and the pipes by name, all of which are in `opened` even when an OSError is raised."""
     memory = os.memfd_create("box-request")
     opened.add(memory)
     with open(memory, "wb", closefd=False) as file:

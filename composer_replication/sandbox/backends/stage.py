@@ -1,4 +1,5 @@
-"""From a `Tree` to a folder a box may write to: an overlay whose upper layer is a size-limited tmpfs, or a private copy."""
+"""Layout of a `Tree` as a folder a sandbox may write to: an overlay whose upper layer is a size-limited tmpfs, or a private
+copy."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ class Stage:
 
     @property
     def repo(self) -> str:
-        """Where the tree is."""
+        """Folder of the tree."""
         return f"{self.root}/repo"
 
     def disk_full(self) -> bool:
-        """True when not even a few pages are left of the box's disk."""
+        """Return True when not even a few pages are left of the sandbox's disk."""
         return os.fstatvfs(self.fd).f_bfree < _FULL_BLOCKS
 
     def lay_out(self, request: BoxRequest) -> Callable[[int, int], Changed]:
-        """Put the tree at `repo`, within the box's disk limit; returns how to read its changes. Raises OSError.
+        """Put the tree at `repo`, within the sandbox's disk limit; return a function that reads its changes. Raises OSError.
 
         Changed files are written into the overlay's upper layer before it is mounted, where no symbolic link of the tree can lead
         them astray; deleted ones become whiteouts.
@@ -64,7 +65,7 @@ class Stage:
 
 
 def mount_stage(scratch: str) -> Stage:
-    """Mount a fresh tmpfs on `scratch`, in a mount namespace of its own. Raises OSError."""
+    """Mount a fresh tmpfs on `scratch`, in a new mount namespace. Raises OSError."""
     linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", scratch, "tmpfs", _FLAGS, "size=16m,nr_inodes=1024,mode=755")
     for name in ("root", "root/repo", "upper", "work"):
@@ -121,7 +122,7 @@ def apply_changes(root: str, changes: Mapping[str, bytes | None], *, lower: str 
 
 
 def _mode(replaced: str) -> int:
-    """Of a file that replaces another: executable where that one was."""
+    """Return the mode of a file that replaces another: executable where that one was."""
     try:
         mode = os.lstat(replaced).st_mode
     except OSError:
@@ -130,7 +131,7 @@ def _mode(replaced: str) -> int:
 
 
 def _exists(root: str, path: str) -> bool:
-    """Whether `path` is there, reached through real folders only."""
+    """Return whether `path` exists, reached through real folders only."""
     *folders, _ = path.split("/")
     for depth in range(1, len(folders) + 1):
         if os.path.islink("/".join((root, *folders[:depth]))):

@@ -1,4 +1,4 @@
-"""The launcher's side of one box: fork the command into its confinement, watch the clock, and leave nothing running."""
+"""The launcher's side of one sandbox: fork the command into its confinement, watch the clock, and leave nothing running."""
 
 from __future__ import annotations
 
@@ -32,30 +32,32 @@ __all__ = [
     "open_cgroups",
     "raised",
     "read_request",
-    "receive_order",
-    "send_order",
+    "receive_fds",
+    "send_fds",
     "supervise",
 ]
 
 CHANNEL_FD = 3
-"""The result channel's number in every box."""
+"""The result channel's descriptor number in every sandbox."""
 _FIRST_FREE_FD = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A box whose command is running, as its backend hands it to `supervise`."""
+    """A sandbox whose command is running, as its backend hands it to `supervise`."""
 
     pid: int
-    """Child to wait for; killing it must end the whole box."""
+    """Child to wait for; killing it must end the whole sandbox."""
     changes: Callable[[int, int], Changed]
-    """What differs from the base, at most so many files and bytes; called when the last process has gone, before `finish`."""
+    """Returns the difference from the base, with a limit on files and bytes; called when the last process has ended, before
+    `finish`."""
     status_fd: int | None = None
-    """Where the box's init writes the command's wait status, when `pid` is that init; None: `pid` is the command."""
+    """Descriptor to which the sandbox's init writes the command's wait status, when `pid` is that init; None: `pid` is the
+    command."""
     returncode: Callable[[int], int] = os.waitstatus_to_exitcode
-    """From a wait status to the command's exit code."""
+    """Converts a wait status to the command's exit code."""
     watch: Callable[[], bool] = lambda: False
-    """Called now and then while the box runs; True ends it as having used up its disk."""
+    """Called periodically while the sandbox runs; True ends it for having used up its disk."""
     finish: Callable[[], bool] = lambda: False
     """Called when the command has ended: removes what is left and says whether the disk was full."""
 
@@ -77,11 +79,11 @@ def fork(body: Callable[[], NoReturn]) -> int:
 
 
 SETUP_ERRORS = (OSError, ValueError)
-"""What setting up a box can raise: a refused system call, or an argument `exec` does not take."""
+"""Errors of setting up a sandbox: a refused system call, or an argument `exec` does not take."""
 
 
 def exit_with(error_fd: int, error: OSError | ValueError) -> NoReturn:
-    """Tell the supervisor why the box could not be set up, and end."""
+    """Tell the supervisor why the sandbox could not be set up, and end."""
     os.write(error_fd, str(error).encode()[:4000])
     os._exit(70)
 
@@ -107,7 +109,7 @@ def set_rlimits(request: BoxRequest) -> None:
 
 
 def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], env: dict[str, str], directory: str) -> NoReturn:
-    """Become the box's program: limits, default signals, and no descriptor but `streams`: stdin, stdout, stderr, the channel.
+    """Become the sandbox's program: limits, default signals, and no descriptor but `streams`: stdin, stdout, stderr, the channel.
 
     Raises:
         WarmProgram: instead of an `exec`, when this process is the interpreter asked for.
@@ -131,21 +133,21 @@ def exec_command(request: BoxRequest, streams: Sequence[int], argv: list[str], e
 
 
 def raised(fds: Sequence[int]) -> list[int]:
-    """The same descriptors at numbers that cannot collide with 0 to 3; the originals are closed."""
+    """Move the descriptors to numbers that cannot collide with 0 to 3; the originals are closed."""
     above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD) for fd in fds]
     for fd in fds:
         os.close(fd)
     return above
 
 
-def send_order(connection: int, fds: Sequence[int]) -> None:
+def send_fds(connection: int, fds: Sequence[int]) -> None:
     """Hand descriptors over; `connection` is a socket without a Python object, which a program forked from here would inherit."""
     with _borrowed(connection) as end:
         socket.send_fds(end, [b"1"], fds)
 
 
-def receive_order(connection: int, most: int) -> list[int]:
-    """Wait for `send_order`; no descriptors mean that the other side is gone."""
+def receive_fds(connection: int, most: int) -> list[int]:
+    """Wait for `send_fds`; no descriptors mean that the other side is gone."""
     with _borrowed(connection) as end:
         return list(socket.recv_fds(end, 1, most)[1])
 
@@ -160,14 +162,15 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
 
 
 def read_request(fd: int) -> BoxRequest:
-    """What the host wrote to the memory file open at `fd`."""
+    """Read the request that the host wrote to the memory file open at `fd`."""
     with open(fd, "rb", closefd=False) as file:
         file.seek(0)
         return BoxRequest.loads(file.read())
 
 
 def _oom_kills(request: BoxRequest) -> int:
-    """How many processes this machine has killed for memory; not looked up for a box whose control group counts its own."""
+    """Return how many processes this machine has killed for memory; not looked up for a sandbox whose control group counts its
+    own."""
     if request.cgroup_procs:
         return 0
     with open("/proc/vmstat", "rb") as file:
@@ -178,7 +181,8 @@ def _oom_kills(request: BoxRequest) -> int:
 
 
 def _kill_descendants() -> None:
-    """Kill and collect every process of the box; orphans have this process as their parent, so the loop ends with none left."""
+    """Kill and collect every process of the sandbox; orphans have this process as their parent, so the loop ends with none
+    left."""
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] != 0:
@@ -224,7 +228,7 @@ def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: BoxGrou
             report = dataclasses.replace(report, oom_killed=meter.oom_killed(), cpu_s=report.cpu_s if cpu_s is None else cpu_s)
     except SETUP_ERRORS as error:
         report = BoxReport(setup_error=str(error))
-    with contextlib.suppress(BrokenPipeError), open(fds.report, "wb") as file:  # nobody reads it when the host was killed
+    with contextlib.suppress(BrokenPipeError), open(fds.report, "wb") as file:  # unread when the host was killed
         file.write(report.dumps())  # closed at once: the host waits for its end, and the end of this process takes a while
 
 
@@ -270,7 +274,8 @@ def _watch(backend: Backend, request: BoxRequest, fds: BoxFds, error_read: int, 
 
 
 def _wait(started: Started, control: int, deadline: float) -> tuple[bool, bool]:
-    """Until the box ends by itself; (timed out, disk used up) otherwise. The host giving up counts as a timeout."""
+    """Wait until the sandbox ends by itself; return (timed out, disk used up) otherwise. The host giving up counts as a
+    timeout."""
     pidfd = os.pidfd_open(started.pid)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""No box at all: a plain subprocess over a copy of the tree, for machines and moments where the code is trusted.
+"""No sandbox at all: a plain subprocess over a copy of the tree, for trusted code only.
 
 It can read the host's files, use the network and outlive limits; it exists only behind its explicit name.
 """
@@ -31,7 +31,7 @@ __all__ = ["start", "start_in_copy"]
 
 
 def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
-    """Copy the tree and run the command there, as the user who asked. Raises OSError."""
+    """Copy the tree and run the command there, as the requesting user. Raises OSError."""
     return start_in_copy(request, fds, error_fd, _unconfined)
 
 
@@ -40,7 +40,7 @@ def _unconfined(_box: str) -> None:
 
 
 def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Callable[[str], None]) -> Started:
-    """Run the command in a private copy of the tree after `confine(box folder)` has run in its process. Raises OSError."""
+    """Run the command in a private copy of the tree after `confine(folder)` has run in its process. Raises OSError."""
     if request.uid is None:
         request = _allow_for_running_threads(request)
     cgroups = open_cgroups(request.cgroup_procs)
@@ -82,7 +82,7 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
 
 
 def _allow_for_running_threads(request: BoxRequest) -> BoxRequest:
-    """RLIMIT_NPROC counts every thread of the user, so the ones running already are added to the box's limit."""
+    """Add the user's running threads to the sandbox's limit: RLIMIT_NPROC counts every thread of the user."""
     running = 0
     for name in os.listdir("/proc"):
         try:
@@ -102,7 +102,7 @@ def _give_to(box: str, uid: int) -> None:
 
 
 def _over(box: str, disk_mb: int) -> bool:
-    """Whether the box's files fill its disk limit."""
+    """Return whether the sandbox's files fill its disk limit."""
     used = 0
     for folder, folders, files in os.walk(box):
         for name in (*folders, *files):

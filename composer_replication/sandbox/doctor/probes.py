@@ -1,7 +1,9 @@
-"""Attempts to break out of a box, declared once: `composer doctor --sandbox` reports them, `tests/sandbox` demands their failure.
+"""Attempts to break out of a sandbox, declared once: `composer doctor --sandbox` reports them, `tests/sandbox` demands their
+failure.
 
-A probe runs programs of the standard library in boxes and says what got through, one phrase each; nothing means the box held.
-What a kind of sandbox admits that it does not enforce (`Isolation.missing`) excuses a probe by the beginning of that phrase.
+A probe runs programs of the standard library in sandboxes and says what got through, one phrase each; nothing means the sandbox
+held. What a kind of sandbox admits that it does not enforce (`Isolation.missing`) excuses a probe by the beginning of that
+phrase.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ __all__ = ["PROBES", "Probe"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One way out of a box."""
+    """One way out of a sandbox."""
 
     name: str
     tries: str
-    """What it tries, in one phrase."""
+    """The attempt, in one phrase."""
     run: Callable[[Attempt], list[str]]
-    """What got through. Raises SandboxError when the box broke."""
+    """Returns what got through. Raises SandboxError when the sandbox broke."""
     excuses: tuple[str, ...] = ()
     """Beginnings of phrases of `Isolation.missing` that admit this gap."""
 
@@ -44,7 +46,7 @@ def _network(attempt: Attempt) -> list[str]:
             server.bind(name)
             server.listen()
         path.chmod(0o777)
-        orders = {"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "named": str(path)}
+        parameters = {"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "named": str(path)}
         code = """
             import socket
             def to(family, address):
@@ -52,15 +54,15 @@ def _network(attempt: Attempt) -> list[str]:
                     s.settimeout(5); s.connect(address)
             def udp():
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-                    s.sendto(b"x", ("127.0.0.1", order["udp"]))
+                    s.sendto(b"x", ("127.0.0.1", request["udp"]))
                 return False
-            attempt("TCP on loopback", lambda: to(socket.AF_INET, ("127.0.0.1", order["tcp"])))
-            attempt("an abstract Unix socket", lambda: to(socket.AF_UNIX, "\\0composer-" + order["token"]))
-            attempt("a Unix socket by its path", lambda: to(socket.AF_UNIX, order["named"]))
+            attempt("TCP on loopback", lambda: to(socket.AF_INET, ("127.0.0.1", request["tcp"])))
+            attempt("an abstract Unix socket", lambda: to(socket.AF_UNIX, "\\0composer-" + request["token"]))
+            attempt("a Unix socket by its path", lambda: to(socket.AF_UNIX, request["named"]))
             attempt("raw packets", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).close())
             attempt("", udp)
         """
-        got = attempt.got(code, orders)
+        got = attempt.got(code, parameters)
         try:
             udp.recv(1)
         except BlockingIOError:
@@ -72,17 +74,17 @@ def _host_files(attempt: Attempt) -> list[str]:
     return attempt.got("""
         def read(path):
             with open(path) as file:
-                return order["token"] in file.read()
+                return request["token"] in file.read()
         def root_names():
-            names = set(os.listdir(os.path.dirname(order["secret"])))
-            return os.path.basename(order["secret"]) in names
+            names = set(os.listdir(os.path.dirname(request["secret"])))
+            return os.path.basename(request["secret"]) in names
         def hard_link():
-            os.link(order["secret"], "linked")
+            os.link(request["secret"], "linked")
             return read("linked")
-        attempt("a file by its path", lambda: read(order["secret"]))
+        attempt("a file by its path", lambda: read(request["secret"]))
         attempt("a file by a link of the tree", lambda: read("link"))
-        attempt("a file by the root of process 1", lambda: read("/proc/1/root" + order["secret"]))
-        attempt("a file by a new link", lambda: (os.symlink(order["secret"], "new"), read("new"))[1])
+        attempt("a file by the root of process 1", lambda: read("/proc/1/root" + request["secret"]))
+        attempt("a file by a new link", lambda: (os.symlink(request["secret"], "new"), read("new"))[1])
         attempt("a file by a hard link", hard_link)
         attempt("a folder's names", root_names)
         attempt("the users' passwords", lambda: open("/etc/shadow").close())
@@ -96,11 +98,11 @@ def _host_writes(attempt: Attempt) -> list[str]:
             os.close(os.open(path, os.O_WRONLY | (os.O_CREAT if new else 0)))
             if new:
                 os.remove(path)
-        for path in ("/usr", sys.prefix, "/etc", os.path.dirname(order["secret"]), order["base"]):
-            attempt(f"a new file in {path}", lambda: write(f"{path}/composer-{order['token']}"))
-        attempt("a file anybody may write", lambda: write(order["target"]))
+        for path in ("/usr", sys.prefix, "/etc", os.path.dirname(request["secret"]), request["base"]):
+            attempt(f"a new file in {path}", lambda: write(f"{path}/composer-{request['token']}"))
+        attempt("a file anybody may write", lambda: write(request["target"]))
         attempt("the system's programs", lambda: write(sys.executable))
-        for action in (lambda: os.chmod(order["target"], 0o600), lambda: os.truncate(order["target"], 0)):
+        for action in (lambda: os.chmod(request["target"], 0o600), lambda: os.truncate(request["target"], 0)):
             try:
                 action()
             except OSError:
@@ -115,19 +117,19 @@ def _processes(attempt: Attempt) -> list[str]:
     return attempt.got("""
         def holds_token(path):
             with open(path, "rb") as file:
-                return order["token"].encode() in file.read()
-        names = [str(order["victim"])]
+                return request["token"].encode() in file.read()
+        names = [str(request["victim"])]
         attempt("", lambda: names.extend(n for n in os.listdir("/proc") if n.isdigit()) or False)
         for name in names:
             attempt("a process's environment", lambda: holds_token(f"/proc/{name}/environ"))
-        attempt("a process's memory", lambda: open(f"/proc/{order['victim']}/mem", "rb").close())
-        attempt("a process's descriptors", lambda: os.listdir(f"/proc/{order['victim']}/fd"))
+        attempt("a process's memory", lambda: open(f"/proc/{request['victim']}/mem", "rb").close())
+        attempt("a process's descriptors", lambda: os.listdir(f"/proc/{request['victim']}/fd"))
         attempt("the memory of process 1", lambda: os.getpid() != 1 and open("/proc/1/mem", "r+b").close())
     """)
 
 
 def _signals(attempt: Attempt) -> list[str]:
-    return attempt.got('attempt("a signal to a process", lambda: os.kill(order["victim"], 0))')
+    return attempt.got('attempt("a signal to a process", lambda: os.kill(request["victim"], 0))')
 
 
 def _ptrace(attempt: Attempt) -> list[str]:
@@ -147,8 +149,8 @@ def _ptrace(attempt: Attempt) -> list[str]:
             nowhere = (ctypes.c_size_t * 2)(8, 8)
             done = libc.process_vm_readv(pid, place, 1, nowhere, 1, 0)
             return done >= 0 or ctypes.get_errno() == errno.EFAULT
-        attempt("attached to a process", lambda: attach(order["victim"]))
-        attempt("read a process's memory", lambda: read(order["victim"]))
+        attempt("attached to a process", lambda: attach(request["victim"]))
+        attempt("read a process's memory", lambda: read(request["victim"]))
         attempt("attached to an init with more rights", lambda: os.getppid() == 1 and attach(1))
     """)
 
@@ -209,8 +211,8 @@ def _fork_bomb(attempt: Attempt) -> list[str]:
                 made += 1
         except OSError:
             pass
-        if made > order["limit"]:
-            got.append(f"{made} processes with a limit of {order['limit']}")
+        if made > request["limit"]:
+            got.append(f"{made} processes with a limit of {request['limit']}")
         """,
         {"limit": 16},
         processes=16,
@@ -272,8 +274,8 @@ def _time(attempt: Attempt) -> list[str]:
 
 
 def _beyond(attempt: Attempt, expected: Ending, what: str, code: str, *, wall_s: float = 60.0, **limits: int) -> list[str]:
-    """A program whose `exceed()` goes on beyond a limit: it is stopped as expected, refused with an OSError, or got through."""
-    code = textwrap.dedent(code) + 'attempt(order["what"], exceed)\n'
+    """Run a program whose `exceed()` goes beyond a limit: it is stopped as expected, refused with an OSError, or gets through."""
+    code = textwrap.dedent(code) + 'attempt(request["what"], exceed)\n'
     if attempt.execute(code, {"what": what}, wall_s=wall_s, **limits).ending is expected:
         return []
     return attempt.got(code, {"what": what}, wall_s=wall_s, **limits)
@@ -282,7 +284,7 @@ def _beyond(attempt: Attempt, expected: Ending, what: str, code: str, *, wall_s:
 _DAEMON = """
     import subprocess
     program = {program!r}
-    argv = [sys.executable, "-S", "-c", program, order["token"], order["base"]]
+    argv = [sys.executable, "-S", "-c", program, request["token"], request["base"]]
     subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     if os.fork() == 0:
         os.setsid()
@@ -295,7 +297,7 @@ _DAEMON = """
 
 def _daemon(attempt: Attempt) -> list[str]:
     attempt.got(_DAEMON.format(program="import time; time.sleep(600)"))
-    return ["a process that outlives the box"] if processes_with(attempt.token) else []
+    return ["a process that outlives the sandbox"] if processes_with(attempt.token) else []
 
 
 def _watcher(attempt: Attempt) -> list[str]:
@@ -315,11 +317,13 @@ while True:
         pass
     """
     attempt.got(_DAEMON.format(program=program) + wait)
-    got = attempt.got("""attempt("the next box's tree", lambda: open("file").read() != "tree" or os.path.exists("rewritten"))""")
+    got = attempt.got(
+        """attempt("the next sandbox's tree", lambda: open("file").read() != "tree" or os.path.exists("rewritten"))"""
+    )
     if (attempt.base / "file").read_text() != "tree" or {p.name for p in attempt.base.iterdir()} != {"file", "link"}:
         got.append("the task's own tree")
     if processes_with(attempt.token):
-        got.append("a process that outlives the box")
+        got.append("a process that outlives the sandbox")
     return got
 
 
@@ -327,9 +331,9 @@ def _neighbour(attempt: Attempt) -> list[str]:
     places = """
         import ctypes
         libc = ctypes.CDLL(None)
-        key = int(order["token"][:7], 16)
+        key = int(request["token"][:7], 16)
         folders = (".", os.environ["TMPDIR"], "/tmp", "/var/tmp", "/dev/shm", "/run")
-        paths = [f"{folder}/composer-{order['token']}" for folder in folders]
+        paths = [f"{folder}/composer-{request['token']}" for folder in folders]
     """
     leave = """
         for path in paths:
@@ -338,11 +342,11 @@ def _neighbour(attempt: Attempt) -> list[str]:
     """
     look = """
         for path in paths:
-            attempt(f"a file in {os.path.dirname(path)} of the box before", lambda: os.remove(path))
+            attempt(f"a file in {os.path.dirname(path)} of the previous sandbox", lambda: os.remove(path))
         shared = libc.shmget(key, 0, 0)
         if shared >= 0:
             libc.shmctl(shared, 0, None)
-            got.append("shared memory of the box before")
+            got.append("shared memory of the previous sandbox")
     """
     attempt.got(places + leave)
     return attempt.got(places + look)
@@ -373,12 +377,12 @@ PROBES: tuple[Probe, ...] = (
         name="shared memory",
         tries="eight times its memory limit outside every process",
         run=_shared_memory,
-        excuses=("memory limit of the whole box", "memory of the whole box"),
+        excuses=("memory limit of the whole sandbox", "memory of the whole sandbox"),
     ),
     Probe(name="disk", tries="eight times its disk limit, in many files and in one", run=_disk),
     Probe(name="time", tries="sleeping and computing beyond its limits", run=_time),
-    Probe(name="daemon", tries="processes that outlive the box", run=_daemon),
+    Probe(name="daemon", tries="processes that outlive the sandbox", run=_daemon),
     Probe(name="watcher", tries="a process left behind that rewrites the tree for whoever comes next", run=_watcher),
-    Probe(name="neighbour", tries="what an earlier box left behind", run=_neighbour),
+    Probe(name="neighbour", tries="what an earlier sandbox left behind", run=_neighbour),
     Probe(name="descriptors", tries="open descriptors of the host", run=_descriptors),
 )

@@ -16,14 +16,14 @@ __all__ = ["Elsewhere", "ProbeResult", "ProbeVerdict", "escapes", "self_test"]
 
 
 class ProbeVerdict(StrEnum):
-    """What became of a probe."""
+    """The verdict on a probe."""
 
     BLOCKED = "blocked"
     ADMITTED = "not blocked, as admitted"
     """It got through where `Isolation.missing` says that nothing is enforced."""
     OPEN = "NOT blocked"
     BROKEN = "not tested"
-    """The box broke, and nothing is known."""
+    """The sandbox broke, so nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +39,21 @@ class ProbeResult:
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """A sandbox whose boxes are on another machine, where the bait has to be laid out: here nothing would be in their reach."""
+    """A sandbox on another machine, where the bait must be laid out: nothing here would be in its reach."""
 
     def escapes(self, probe: str) -> list[str]:
-        """What the probe of that name gets hold of there. Raises SandboxError."""
+        """Return what the probe of that name obtains there. Raises SandboxError."""
         ...
 
 
 def self_test(sandbox: Sandbox, probes: Sequence[Probe] = PROBES) -> Iterator[ProbeResult]:
-    """What became of each probe."""
+    """Run each probe and yield its result."""
     for probe in probes:
         yield _try_out(sandbox, probe)
 
 
 def escapes(sandbox: Sandbox, probe: Probe) -> list[str]:
-    """What a probe gets hold of as a program that is started and, where the sandbox does that, as one forked from a running
+    """Return what a probe obtains as a started program and, where the sandbox supports it, as one forked from a running
     interpreter. Raises SandboxError."""
     got: list[str] = []
     for warm in (False, True):

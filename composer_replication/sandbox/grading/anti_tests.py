@@ -38,7 +38,7 @@ _MARK = "\N{SECTION SIGN}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinTests:
-    """Two copies of a test function under names of their own: one as it is, one that must fail."""
+    """Two renamed copies of a test function: one unchanged, one that must fail."""
 
     test: str
     """`function` or `class::function`."""
@@ -60,7 +60,7 @@ def expectations(source: bytes) -> dict[str, int]:
 
 
 def with_twins(source: bytes, wanted: Sequence[TwinTests]) -> bytes:
-    """The module with twins in place of the functions they are made from, and without its other tests.
+    """Return the module with twins in place of the functions they are made from, and without its other tests.
 
     Raises:
         KeyError, IndexError: the module has no such function or expectation.
@@ -83,7 +83,7 @@ def with_twins(source: bytes, wanted: Sequence[TwinTests]) -> bytes:
 
 
 def contradiction(source: bytes, test: str, expectation: int) -> bytes | None:
-    """The module with a second assertion behind one, that the same thing equals something else; every other byte is kept.
+    """Return the module with a second assertion behind one, that the same thing equals something else; every other byte is kept.
 
     None where the expectation is not that something equals a literal.
     """
@@ -124,7 +124,7 @@ def _functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, _D
 
 
 def _sites(node: _Def) -> list[ast.stmt | ast.Call]:
-    """The expectations of a test function in order: asserting statements, and calls that expect an exception."""
+    """Return the expectations of a test function in order: asserting statements, and calls that expect an exception."""
     found: list[ast.stmt | ast.Call] = []
     pending: list[ast.AST] = list(reversed(node.body))
     while pending:
@@ -148,7 +148,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _is_assertion(call: ast.Call) -> bool:
-    """Whether it is one of `unittest`'s, with its operands given by position."""
+    """Return whether it is one of `unittest`'s assertions, with its operands given by position."""
     name = _name(call)
     return isinstance(call.func, ast.Attribute) and (
         (name in _EQUALITIES and len(call.args) >= 2) or (name in _OPPOSITE and bool(call.args))
@@ -204,7 +204,7 @@ def _literal_side(site: ast.stmt) -> int | None:
 
 
 def _inside_approx(node: ast.expr) -> ast.expr | None:
-    """What `pytest.approx(...)` is given."""
+    """Return the argument of `pytest.approx(...)`."""
     return node.args[0] if isinstance(node, ast.Call) and _name(node) == "approx" and node.args else None
 
 
@@ -221,7 +221,7 @@ def _another(node: ast.expr) -> ast.expr:
 
 
 def _other(value: Any) -> Any:
-    """A value of the same type that differs (None has none and becomes 0)."""
+    """Return a different value of the same type (None has none and becomes 0)."""
     match value:
         case bool():
             return not value
@@ -274,7 +274,7 @@ def _parameter_names(node: ast.expr) -> list[str]:
 
 
 def _cell(row: ast.expr, at: int, count: int) -> tuple[list[ast.expr], int] | None:
-    """The list that holds a row's value, and where; of `pytest.param(...)` its arguments."""
+    """Return the list that holds a row's value, and where; of `pytest.param(...)` its arguments."""
     if isinstance(row, ast.Call) and _name(row) == "param" and len(row.args) == count:
         return row.args, at
     if count == 1 and not isinstance(row, ast.Call):

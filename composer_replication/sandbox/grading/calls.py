@@ -1,4 +1,4 @@
-"""Calls of a project's code made in a box and judged outside of it, where the code under test cannot see what is expected."""
+"""Calls of a project's code made in a sandbox and judged outside of it, where the code under test cannot see what is expected."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def record_calls(
     extra_args: Sequence[str] = (),
     per_target: int = 24,
 ) -> tuple[TestRun, Recorded]:
-    """Run all tests, and write down which functions in `sources` they call themselves, with arguments that can be written down.
+    """Run all tests, and record which functions in `sources` they call directly, with arguments that can be written down.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     observer = {
         "programs": [_text("literals"), _text("calls_recorder")],
@@ -59,9 +59,9 @@ def examine_calls(
     limits: Limits,
     hash_seed: int | None = None,
 ) -> list[dict[str, Any]] | None:
-    """Make calls (target, arguments) of code that is trusted, and say what each did and ran (`calls_driver.examine`).
+    """Make calls (target, arguments) of trusted code, and report what each did and ran (`calls_driver.examine`).
 
-    `hash_seed` is another than the boxes' own 0. None when the program did not get to its end. Raises SandboxError.
+    `hash_seed` is another than the sandboxes' own 0. None when the program did not get to its end. Raises SandboxError.
     """
     env = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
     return _make(sandbox, tree, calls, python, python_path, limits, env, examine=True)[1]
@@ -83,7 +83,7 @@ def wrong_calls(
 
 
 def _is_right(expected: Mapping[str, Any], answer: Any) -> bool:
-    """Whatever the box sent is judged, so anything may be in it.
+    """Return whether an answer equals the expected one. The sandbox may have sent anything.
 
     An exception is right with exactly the bases of the expected one, from itself on: it may be a subclass, but not of others too.
     """
@@ -113,11 +113,11 @@ def _make(
     examine: bool,
 ) -> tuple[ExecResult, list[Any] | None]:
     nonce = secrets.token_hex(16)
-    orders = {"nonce": nonce, "python_path": list(python_path), "calls": list(calls), "examine": examine}
+    request = {"nonce": nonce, "python_path": list(python_path), "calls": list(calls), "examine": examine}
     command = Command(
         argv=(str(python), *WARM_FLAGS, _program()),
         python=python,
-        stdin=json.dumps(orders).encode(),
+        stdin=json.dumps(request).encode(),
         env=env,
         limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
     )

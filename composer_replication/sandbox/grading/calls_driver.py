@@ -1,6 +1,6 @@
-"""The program that calls the code under test inside a box and reports what it did; whether that is right is decided outside.
+"""The program that calls the code under test inside a sandbox and reports what it did; the host decides whether that is right.
 
-Its text follows that of `literals`. Orders come on stdin; the answer goes over the private channel: the nonce of the orders and
+Its text follows that of `literals`. The request comes on stdin; the answer goes over the private channel: the request's nonce and
 zlib-compressed JSON, a record per call. Everything in this process may be the agent's: all it could forge is the answer to a
 question it has to know the answer to.
 """
@@ -70,7 +70,7 @@ class Witness:
 
 
 def written_after(arguments: list[Any]) -> dict[str, Any]:
-    """The positional arguments that a call can have changed, as they are now."""
+    """Return the positional arguments that a call can have changed, in their current state."""
     found = {}
     for position, value in enumerate(arguments):
         if isinstance(value, list | dict | set | bytearray):
@@ -104,7 +104,7 @@ def examine(target: str, arguments: str, witness: Witness) -> dict[str, Any]:
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise TimeoutError
 
-    find(target, None)  # what importing its module runs is no part of the call
+    find(target, None)  # code run by importing the module is not part of the call
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, _CALL_S, _CALL_S)  # again and again: the first may be caught by the code
     started = time.perf_counter()
@@ -126,20 +126,20 @@ def examine(target: str, arguments: str, witness: Witness) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read orders from stdin, make the calls in order, answer, and end without running anybody's exit handlers."""
+    """Read a request from stdin, make the calls in order, answer, and end without running exit handlers."""
     channel = int(os.environ.pop("COMPOSER_RESULT_FD"))
     with open(0, "rb", closefd=False) as stdin:
-        orders = json.loads(stdin.read())
+        request = json.loads(stdin.read())
     root = os.getcwd()
     sys.path[:] = [entry for entry in sys.path if entry not in ("", root)]
-    sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in orders["python_path"]]
+    sys.path[:0] = [os.path.normpath(os.path.join(root, path)) for path in request["python_path"]]
     exit_now, write, dumps, compress = os._exit, os.write, json.dumps, zlib.compress
-    if orders["examine"]:
+    if request["examine"]:
         witness = Witness()
-        answers = [examine(target, arguments, witness) for target, arguments in orders["calls"]]
+        answers = [examine(target, arguments, witness) for target, arguments in request["calls"]]
     else:
-        answers = [call(target, arguments) for target, arguments in orders["calls"]]
-    answer = orders["nonce"].encode() + compress(dumps(answers).encode())
+        answers = [call(target, arguments) for target, arguments in request["calls"]]
+    answer = request["nonce"].encode() + compress(dumps(answers).encode())
     while answer:
         answer = answer[write(channel, answer) :]
     exit_now(0)

@@ -1,7 +1,7 @@
-"""Writes down the calls that tests make: which function of the project, with which arguments.
+"""Recorder of the calls that tests make: which function of the project, with which arguments.
 
-Its text runs in a box, behind that of `literals`, as an observer of `pytest_driver`. Only calls that stand in a test file count:
-what the project calls of itself is nobody's promise.
+Its text runs in a sandbox, behind that of `literals`, as an observer of `pytest_driver`. Only calls that stand in a test file
+count: the project's own internal calls are not part of its interface.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CallRecorder:
         return file[len(self.root) :] if name else place
 
     def remember(self, frame: FrameType) -> None:
-        """How the object that is being constructed is constructed: the outermost `__init__` says."""
+        """Record how the object under construction is constructed: the outermost `__init__` decides."""
         code, values = frame.f_code, frame.f_locals
         if not code.co_argcount or code.co_varnames[0] not in values or len(self.made) >= _KEPT:
             return
@@ -143,7 +143,7 @@ class CallRecorder:
 
 
 def start(options: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """Record until the returned function is called, which tells: target -> [arguments as JSON, test file] in order.
+    """Record until the returned function is called, which returns: target -> [arguments as JSON, test file] in order.
 
     Args:
         options: `sources`, paths relative to the working directory, and `limit`.

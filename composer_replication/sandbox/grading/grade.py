@@ -1,15 +1,16 @@
-"""From a workspace to a verdict: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
+"""Grading of a workspace: a fresh tree, only allow-listed files copied in, the task's own tests, and hidden checks.
 
-In the box with the code under test: copies of some visible tests under names drawn anew, half of which expect the opposite and
-must fail, in an order drawn anew; then the visible tests, whose outcome is read per id over a private channel; and a comparison
-of what pytest decides with, before and after. The code shares that interpreter with the recorder, so a program written for this
-grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their code, and
-report what is hoped for.
+In the sandbox with the code under test: copies of some visible tests under fresh random names, half of which expect the opposite
+and must fail, in a fresh random order; then the visible tests, whose outcome is read per id over a private channel; and a
+comparison of what pytest decides with, before and after. The code shares that interpreter with the recorder, so a program written
+for this grader can forge all of it: find the recorder through frames or the garbage collector, tell the copies apart by their
+code, and report what is hoped for.
 
-In another box, after that: calls of the code with arguments the tests do not use. Results leave the box and are compared by the
-host with those of the gold code, which no box ever sees. To pass, code has to know the answer to a question it has not seen; what
-is not excluded is work that is right on these inputs and wrong on others. A task whose functions take or return nothing that can
-be written down has no such calls (`composer tasks show` says how many each has), and only there a forged verdict pays.
+In another sandbox, after that: calls of the code with arguments the tests do not use. Results leave the sandbox and are compared
+by the host with those of the gold code, which no sandbox ever sees. To pass, code has to know the answer to a question it has not
+seen; what is not excluded is work that is right on these inputs and wrong on others. A task whose functions take or return
+nothing that can be written down has no such calls (`composer tasks show` says how many each has), and only there a forged verdict
+pays.
 
 The attacks, and the table of which of them win: `tests/attack`, `make attack`.
 """
@@ -61,7 +62,7 @@ class GradeCache:
         return len(self._reports)
 
     def get_or_grade(self, key: str, grade_now: Callable[[], GradeReport]) -> GradeReport:
-        """The verdict stored under `key`, or the one `grade_now` gives."""
+        """Return the verdict stored under `key`, or the one `grade_now` gives."""
 
         def make() -> tuple[GradeReport, bool]:
             report = grade_now()
@@ -113,7 +114,7 @@ def grade(
     limits: Limits | None = None,
     cache: GradeCache | None = None,
 ) -> GradeReport:
-    """Grade a workspace, whoever wrote it.
+    """Grade a workspace, whatever its origin.
 
     Args:
         pristine: the task's own tree: the feature deleted, the tests intact.
@@ -123,8 +124,8 @@ def grade(
 
     Returns:
         reward 1.0 exactly when every fail-to-pass and pass-to-pass test passed and the task's hidden checks hold, else 0.0 with
-        reasons (timeouts, exhausted memory and crashes of the code included); `Unscored` when the box broke twice. An impossible
-        task is never rewarded; `alarm` says that its tests passed.
+        reasons (timeouts, exhausted memory and crashes of the code included); `Unscored` when the sandbox broke twice. An
+        impossible task is never rewarded; `alarm` says that its tests passed.
 
     Raises:
         TaskError: the task names no test, `pristine` or `workspace` is not a readable folder, or `python` has no pytest or a copy
@@ -154,7 +155,7 @@ def grade(
 
 
 def _refuse_installed_copy(task: TaskSpec, python: Path, installed: Installation) -> None:
-    """An interpreter that can import the deleted code from elsewhere would give it away to the code under test."""
+    """Refuse an interpreter that can import the deleted code from elsewhere: it would give it away to the code under test."""
     for deletion in task.deleted:
         path = PurePosixPath(deletion.path)
         folder = next((folder for folder in task.python_path if path.is_relative_to(PurePosixPath(folder))), ".")
@@ -166,7 +167,8 @@ def _refuse_installed_copy(task: TaskSpec, python: Path, installed: Installation
 
 
 def _refuse_visible_task(pristine: Path, installed: Installation) -> None:
-    """Whatever lies below the interpreter's prefix or /usr can be read in a box, and a task's solution lies beside its tree."""
+    """Refuse a task visible in the sandbox: everything below the interpreter's prefix or /usr can be read there, and a task's
+    solution lies beside its tree."""
     place = pristine.resolve()
     for folder in ("/usr", *installed.binds):
         if place.is_relative_to(folder):
@@ -216,7 +218,7 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sand
 
 
 def judge(task: TaskSpec, run: TestRun, limits: Limits, *, isolation: str = "") -> GradeReport:
-    """The verdict of the visible tests on a finished run of at least these, by the rule of `grade`.
+    """Judge a finished run of at least the visible tests, by the rule of `grade`.
 
     Never a reward for an impossible task, whatever passed: what is learnt from one is only that somebody passed it.
     """

@@ -1,4 +1,4 @@
-"""The hidden checks of a grading: anti-tests laid out under names drawn anew, and their verdict."""
+"""The hidden checks of a grading: anti-tests laid out under fresh random names, and their verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HiddenTests:
         return tuple(test_id for pair in self.ids for test_id in pair)
 
     def broken(self, outcomes: Mapping[str, Outcome]) -> list[tuple[int, str]]:
-        """The numbers of the anti-tests that do not hold, and what happened instead."""
+        """Return the numbers of the anti-tests that do not hold, and what happened instead."""
         found = []
         for number, (same, opposite) in enumerate(self.ids):
             if _all_of(same, outcomes) != {Outcome.PASSED}:
@@ -40,12 +40,12 @@ class HiddenTests:
 
 
 def _all_of(wanted: str, outcomes: Mapping[str, Outcome]) -> set[Outcome]:
-    """Of a test function with all its parameters."""
+    """Return the outcomes of a test function with all its parameters."""
     return {outcome for test_id, outcome in outcomes.items() if test_id == wanted or test_id.startswith(wanted + "[")}
 
 
 def any_order(count: int) -> list[bool]:
-    """For each of `count` anti-tests whether the copy that must fail comes first: for half of them, which nobody can foresee.
+    """Return for each of `count` anti-tests whether the copy that must fail comes first: for a random half of them.
 
     An object that agrees with the first value it is compared with loses on those, one that disagrees with it on the others.
     """
@@ -59,7 +59,7 @@ def any_order(count: int) -> list[bool]:
 def lay_out(tests: Sequence[AntiTest], pristine: Path, *, opposite_first: Sequence[bool]) -> HiddenTests:
     """Write test files for `tests` from those of the tree `pristine`, each in the folder of the file it is made from.
 
-    All names are drawn anew. `opposite_first` says for each of `tests` whether the copy that must fail comes before the other.
+    All names are random. `opposite_first` says for each of `tests` whether the copy that must fail comes before the other.
 
     Raises:
         TaskError: the tree has no such test or expectation.

@@ -1,7 +1,8 @@
-"""Values written down as JSON and read back, without running anything that they bring along.
+"""Values written as JSON and read back, without running any code that they contain.
 
 A scalar that JSON has (None, bool, int, str) stands for itself, everything else is a list that begins with its kind. The text of
-this module also runs inside boxes, in front of the programs that call the code under test: it needs only the standard library.
+this module also runs inside sandboxes, in front of the programs that call the code under test: it needs only the standard
+library.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MOST_BITS = 8192
 _MOST_ITEMS = 200
 """Read of an iterator that is a result."""
 _CLOSE = 1e-9
-"""Relative difference between equal floats: another order of summation is no other answer. Beside 0.0 it is absolute."""
+"""Relative difference between equal floats: the order of summation must not matter. Near 0.0 it is absolute."""
 _ZERO = 1e-14
 """Absolute difference that rounding leaves between numbers around 1: 5e-17 and 0.0 are the same answer."""
 
@@ -73,7 +74,7 @@ class _Writer:
         return written
 
     def _scalar(self, kind: type, value: Any) -> Any:
-        """None for what is no scalar. The base type's own methods read the value, whatever a subclass says of itself."""
+        """None for what is not a scalar. The base type's own methods read the value, whatever a subclass says of itself."""
         if kind is int:
             if int.bit_length(value) > _MOST_BITS:
                 raise Unwritable("too large")
@@ -102,7 +103,7 @@ class _Writer:
         return [name, sorted(items, key=json.dumps) if kind in (set, frozenset) else items]
 
     def _reference(self, value: Any) -> Any:
-        """An argument that is a function or class found by its name, or an object of the project."""
+        """Encode an argument that is a function or class found by its name, or an object of the project."""
         target = _name_of(value) if callable(value) else None
         if target is not None:
             return ["named", target]
@@ -110,7 +111,7 @@ class _Writer:
         return None if made is None else ["made", *made]
 
     def _iterator(self, value: Any) -> Any:
-        """A result that is read to its end, or to the first items."""
+        """Encode an iterator that is read to its end, or to the first items."""
         if type(value) in _VIEWS or isinstance(value, Iterator):
             return ["iterator", [self.write(item) for item in itertools.islice(value, _MOST_ITEMS)]]
         return None
@@ -118,7 +119,7 @@ class _Writer:
 
 def _name_of(value: Any) -> str | None:
     """`module:qualname` under which a function or class is found, also where a module gave a lambda its name."""
-    owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module of its own
+    owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module
     module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
         return None
@@ -129,7 +130,7 @@ def _name_of(value: Any) -> str | None:
 
 
 def _base_of(kind: type) -> type:
-    """The built-in type that an object of `kind` is compared as."""
+    """Return the built-in type that an object of `kind` is compared as."""
     known = (int, str, float, complex, bytes, bytearray, *_BUILT_FROM, *_CONTAINERS)
     return next((base for base in kind.__mro__ if base in known), kind)
 
@@ -145,12 +146,13 @@ def encode_argument(value: Any, made: Callable[[Any], list[Any] | None]) -> Any:
 
 
 def encode_result(value: Any) -> Any:
-    """What `value` compares equal to; iterators are consumed. Raises Unwritable and whatever its iteration raises."""
+    """Encode what `value` compares equal to; iterators are consumed. Raises Unwritable and whatever its iteration raises."""
     return _Writer(None).write(value)
 
 
 def find(target: str, default: Any = ...) -> Any:
-    """What `module:qualname` names, a descriptor of a class unwrapped to its function. Raises ImportError or AttributeError."""
+    """Return the object that `module:qualname` names, a descriptor of a class unwrapped to its function. Raises ImportError or
+    AttributeError."""
     module_name, _, qualname = target.partition(":")
     try:
         place: Any = importlib.import_module(module_name)
@@ -167,7 +169,7 @@ def find(target: str, default: Any = ...) -> Any:
 
 
 def decode(written: Any) -> Any:
-    """Inverse of `encode_argument`, inside a box: it calls constructors. Raises what they raise."""
+    """Decode what `encode_argument` wrote, inside a sandbox: it calls constructors. Raises what they raise."""
     if not isinstance(written, list):
         return written
     kind, *rest = written
@@ -193,7 +195,7 @@ def decode(written: Any) -> Any:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Whether two encoded results are equal as Python's `==` has it; nothing is decoded.
+    """Return whether two encoded results are equal under Python's `==`; nothing is decoded.
 
     Floats may differ by rounding, and where an iterator is expected any sequence of the same items will do.
     """
@@ -215,14 +217,15 @@ def same(expected: Any, got: Any) -> bool:
 
 
 def _number(written: Any) -> int | float | None:
-    """A bool is a number too: `True == 1`."""
+    """Return the number; a bool is one too: `True == 1`."""
     if isinstance(written, int):
         return written
     return float(written[1]) if isinstance(written, list) and written[0] == "float" else None
 
 
 def _close(expected: int | float, got: int | float) -> bool:
-    """By the magnitude of what is expected, down to that of rounding, so that 0.0 does not stand for every small number."""
+    """Compare by the magnitude of what is expected, down to that of rounding, so that 0.0 does not stand for every small
+    number."""
     if expected == got or (isinstance(expected, int) and isinstance(got, int)):
         return expected == got
     try:
@@ -238,7 +241,7 @@ def _same_items(expected: list[Any], got: list[Any]) -> bool:
 
 
 def _matched(expected: list[Any], got: list[Any]) -> bool:
-    """Equal in some order."""
+    """Return whether the lists are equal in some order."""
     if len(expected) != len(got):
         return False
     left = list(got)

@@ -1,7 +1,7 @@
-"""The program that runs pytest inside a box: its source text is passed on the command line, its orders come on stdin.
+"""The program that runs pytest inside a sandbox: its source is passed on the command line, its request on stdin.
 
 It is self-contained (standard library, pytest and, when asked, coverage), and answers once, over the private channel: the nonce
-of the orders followed by zlib-compressed JSON. Nothing it says on stdout or stderr counts.
+of the request followed by zlib-compressed JSON. Nothing it says on stdout or stderr counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _GUARDED = (
     *(("builtins", name) for name in ("isinstance", "issubclass", "type", "bool", "len", "any", "all", "BaseException")),
     *(("builtins", name) for name in ("Exception", "AssertionError", "NotImplementedError", "KeyboardInterrupt")),
 )
-"""What decides a test's outcome in pytest and below it; code under test that replaces one of them has forged its result."""
+"""Functions that decide a test's outcome in pytest and below it; code under test that replaces one of them has forged its
+result."""
 
 
 class OutcomeRecorder:
@@ -67,7 +68,7 @@ class OutcomeRecorder:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """When ordered, run everything once before: in a fork, so that both runs start from what was collected."""
+        """Run everything once before, if requested: in a fork, so that both runs start from the same collected state."""
         if self.twice and not session.config.option.collectonly:
             told = os.memfd_create("outcomes")
             child = os.fork()
@@ -126,7 +127,7 @@ class OutcomeRecorder:
 
 
 def message_of(longrepr: object) -> str:
-    """The line that says what went wrong: an exception with its message, or a failed assertion."""
+    """Return the line that says what went wrong: an exception with its message, or a failed assertion."""
     crash = getattr(longrepr, "reprcrash", None)
     if crash is not None:
         return str(crash.message).strip().partition("\n")[0]
@@ -148,7 +149,7 @@ def cleaner() -> Callable[[str], str]:
 
 
 def guarded_code() -> list[object]:
-    """The identity of every function that decides outcomes."""
+    """Return the identity of every function that decides outcomes."""
     found: list[object] = []
     for module, path in _GUARDED:
         target: Any = importlib.import_module(module)
@@ -159,18 +160,18 @@ def guarded_code() -> list[object]:
     return found
 
 
-def run(orders: dict[str, Any]) -> dict[str, Any]:
-    """Carry the orders out and return the answer."""
-    wanted: list[str] = orders["ids"]
-    recorder = OutcomeRecorder(wanted, cleaner(), twice=orders["twice"])
-    sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Carry out the request and return the answer."""
+    wanted: list[str] = request["ids"]
+    recorder = OutcomeRecorder(wanted, cleaner(), twice=request["twice"])
+    sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in request["python_path"]]
     files = list(dict.fromkeys(w.partition("::")[0] for w in wanted))
     arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
-    arguments += ["--continue-on-collection-errors", *(["--collect-only"] if orders["collect_only"] else []), *orders["extra"]]
+    arguments += ["--continue-on-collection-errors", *(["--collect-only"] if request["collect_only"] else []), *request["extra"]]
     arguments += [name for name in files if os.path.exists(name)]
-    plugins: list[object] = [recorder, *(importlib.import_module(name) for name in orders["plugins"])]
-    coverage = start_coverage(recorder) if orders["coverage"] else None
-    observed = start_observer(orders["observer"]) if orders["observer"] else None
+    plugins: list[object] = [recorder, *(importlib.import_module(name) for name in request["plugins"])]
+    coverage = start_coverage(recorder) if request["coverage"] else None
+    observed = start_observer(request["observer"]) if request["observer"] else None
     before = guarded_code()
     status = 0
     if not files or any(os.path.exists(name) for name in files):
@@ -226,15 +227,15 @@ def start_coverage(recorder: OutcomeRecorder) -> Callable[[], dict[str, Any]]:
 
 
 def main() -> None:
-    """Read orders from stdin, run, answer, and end without running anybody's exit handlers."""
+    """Read a request from stdin, run, answer, and end without running exit handlers."""
     channel = int(os.environ.pop("COMPOSER_RESULT_FD"))
     with open(0, "rb", closefd=False) as stdin:
-        orders = json.loads(stdin.read())
+        request = json.loads(stdin.read())
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     exit_now, write, dumps, compress = os._exit, os.write, json.dumps, zlib.compress
-    nonce = orders.pop("nonce")
-    answer = nonce.encode() + compress(dumps(run(orders)).encode())
+    nonce = request.pop("nonce")
+    answer = nonce.encode() + compress(dumps(run(request)).encode())
     while answer:
         answer = answer[write(channel, answer) :]
     exit_now(0)

@@ -1,4 +1,4 @@
-"""Run tests in a box and read what became of each id over the private channel: never from what the program prints."""
+"""Run tests in a sandbox and read each id's outcome over the private channel, never from printed output."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ being needed to run them (`@given` works without hypothesis's plugin)."""
 
 _ANSWER_BYTES = 64 << 20
 _MOST_UNPACKED, MOST_JUDGED = 256 << 20, 16 << 20
-"""What an answer about trusted code may unpack to, and what one about work that is judged: whoever forges that must not exhaust
-the host's memory, and as Python objects it may be twenty times as large."""
+"""Limits on an unpacked answer, in bytes: about trusted code, and about judged work. A forged answer must not exhaust the host's
+memory, and as Python objects it may be twenty times as large."""
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1", "COVERAGE_CORE": "ctrace"}
 """`CI` makes hypothesis deterministic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestRun:
-    """What one run of pytest in a box showed."""
+    """Result of one run of pytest in a sandbox."""
 
     __test__ = False
 
@@ -92,13 +92,13 @@ def run_pytest(
     limits: Limits | None = None,
     extra_args: Sequence[str] = (),
 ) -> TestRun:
-    """Run the tests named by `test_ids` (all that pytest finds when empty) in one box over `tree`.
+    """Run the tests named by `test_ids` (all that pytest finds when empty) in one sandbox over `tree`.
 
     An id is a pytest node id; one that names a file, class or parametrized function stands for all tests in it. Configuration
     files and conftests are the tree's own: a grader must see to it that they are not the agent's.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         TaskError: `python` has no pytest.
     """
     result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, extra_args)
@@ -114,9 +114,9 @@ def run_pytest_twice(
     python_path: Sequence[str] = (".",),
     limits: Limits | None = None,
 ) -> tuple[TestRun, TestRun]:
-    """`run_pytest`, two times in one box: the tests are collected once, and each run starts from a fork of that state.
+    """Do `run_pytest` twice in one sandbox: the tests are collected once, and each run starts from a fork of that state.
 
-    `limits` are those of both runs together. They share the files of the box, so a test that trips over what it left behind
+    `limits` are those of both runs together. They share the files of the sandbox, so a test that trips over what it left behind
     fails in the second. A first run that died has only `MISSING` outcomes.
     """
     result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, (), twice=True)
@@ -180,7 +180,7 @@ def collect_tests(
 
 
 def plugins_of(sandbox: Sandbox, python: Path) -> list[str]:
-    """The modules of the installed pytest plugins that runs load. Raises TaskError and SandboxError."""
+    """Return the modules of the installed pytest plugins that runs load. Raises TaskError and SandboxError."""
     return [module for name, module in sandbox.installation(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
 
 
@@ -199,7 +199,7 @@ def _drive(
     twice: bool = False,
 ) -> tuple[ExecResult, dict[str, Any] | None]:
     nonce = secrets.token_hex(16)
-    orders = {
+    request = {
         "nonce": nonce,
         "ids": list(test_ids),
         "python_path": list(python_path),
@@ -214,7 +214,7 @@ def _drive(
     command = Command(
         argv=(str(python), *WARM_FLAGS, _driver_source()),
         python=python,
-        stdin=json.dumps(orders).encode(),
+        stdin=json.dumps(request).encode(),
         env=_ENVIRONMENT,
         limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
     )
@@ -234,7 +234,8 @@ def _driver_source() -> str:
 
 
 def read_answer(result: ExecResult, nonce: str, most: int = _MOST_UNPACKED) -> Any:
-    """What a driver wrote to the channel behind its nonce, or None: absent, torn, above `most` bytes or not the driver's."""
+    """Return what a driver wrote to the channel after its nonce, or None: absent, torn, above `most` bytes or not the
+    driver's."""
     head, body = result.channel[: len(nonce)], result.channel[len(nonce) :]
     if result.ending is not Ending.EXITED or not secrets.compare_digest(head, nonce.encode()):
         return None
@@ -247,7 +248,7 @@ def read_answer(result: ExecResult, nonce: str, most: int = _MOST_UNPACKED) -> A
 
 
 def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Sequence[str]) -> TestRun:
-    """Whoever finds the nonce can say anything: an answer of another shape is none."""
+    """Read a test run. Code that finds the nonce can send anything: an answer of another shape counts as none."""
     tampered = False
     if answer is not None:
         try:
@@ -268,7 +269,7 @@ def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Seque
 
 
 def _answered_run(result: ExecResult, answer: dict[str, Any], test_ids: Sequence[str]) -> TestRun:
-    """Raises KeyError, TypeError, ValueError or AttributeError on an answer of another shape."""
+    """Read a test run. Raises KeyError, TypeError, ValueError or AttributeError on an answer of another shape."""
     seen = {str(test_id): Outcome(outcome) for test_id, outcome in answer["outcomes"].items()}
     outcomes = {**dict.fromkeys(test_ids, Outcome.MISSING), **seen}
     for wanted in test_ids:

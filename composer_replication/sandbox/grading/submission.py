@@ -1,4 +1,4 @@
-"""What of a workspace may be graded: the changed files the task's allow list names, and nothing that could change the rules."""
+"""The gradable part of a workspace: the changed files the task's allow list names, and nothing that could change the rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
 _MAX_FILE_BYTES = 4 << 20
 _CHUNK = 1 << 20
 _MOST_FILES, _MOST_BYTES = 1000, 64 << 20
-"""Of all that is taken: a box that cannot hold the work says nothing about it, which nobody may bring about on purpose."""
+"""Limits on all files together: work too large for the sandbox gets no verdict, and an agent must not be able to cause that."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 1000
 """Bytes a file system takes for a name, and the most of a path."""
 
@@ -39,7 +39,7 @@ class Submission:
 
 
 def is_editable(task: TaskSpec, path: str) -> bool:
-    """Whether the allow list names `path` (POSIX, relative): `*` and `?` stay within a folder, `**` crosses folders."""
+    """Return whether the allow list names `path` (POSIX, relative): `*` and `?` stay within a folder, `**` crosses folders."""
     name = path.rpartition("/")[2]
     if not _is_plain(path):
         return False
@@ -51,7 +51,7 @@ def is_editable(task: TaskSpec, path: str) -> bool:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether every file system can hold a file of that name, and inside the tree."""
+    """Return whether every file system can hold a file of that name, inside the tree."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -94,7 +94,7 @@ def read_submission(
 
 
 def _shadows(task: TaskSpec, pristine: Path, path: str, reserved: frozenset[str]) -> bool:
-    """Whether `path` would put a new top-level module over an installed one of the same name."""
+    """Return whether `path` would put a new top-level module over an installed one of the same name."""
     for folder in task.python_path:
         try:
             top = PurePosixPath(path).relative_to(PurePosixPath(folder)).parts[0]
@@ -116,7 +116,7 @@ def _changed_in_mapping(pristine: Path, changes: Mapping[str, bytes | None]) -> 
 
 
 def _below_link(root: Path, path: str) -> bool:
-    """Whether `path` is, or lies below, a symbolic link of the tree."""
+    """Return whether `path` is, or lies below, a symbolic link of the tree."""
     parts = path.split("/")
     return any(os.path.islink(root.joinpath(*parts[: n + 1])) for n in range(len(parts)))
 
@@ -155,12 +155,12 @@ def _same(left: Path, left_info: os.stat_result, right: Path, right_info: os.sta
                 if chunk != theirs.read(_CHUNK):
                     return False
             return not theirs.read(1)
-    except OSError:  # nobody can read it, which is no way out of being graded
+    except OSError:  # an unreadable file does not escape grading
         return False
 
 
 def _parent_is_folder(path: str, entries: Mapping[str, os.stat_result]) -> bool:
-    """False when a folder of `path` was replaced by something else, which is reported by itself."""
+    """Return False when a folder of `path` was replaced by something else, which is reported separately."""
     parents = [str(parent) for parent in PurePosixPath(path).parents if str(parent) != "."]
     return all(parent not in entries or stat.S_ISDIR(entries[parent].st_mode) for parent in parents)
 
@@ -189,7 +189,7 @@ def _entries(root: Path, *, skip_unreadable: bool = False) -> dict[str, os.stat_
 
 
 def _regular_content(path: Path) -> bytes | None:
-    """The content of a regular file of sane size, or None."""
+    """Return the content of a regular file of sane size, or None."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,9 @@
-"""The far end of a remote sandbox: a process beside the server, which serves orders out of a folder in this machine's own boxes.
+"""The remote end of a remote sandbox: a process beside the server, which serves requests out of a folder in this machine's own
+sandboxes.
 
 The server only puts files into the folder and takes them out. The agent lives as long as its lease, a file that the near end
-touches, and never longer than the server. Its guardian, of which it is a child, waits until every box has gone and removes the
-folder: whoever is killed, and however, nothing is left.
+touches, and never longer than the server. Its guardian, of which it is a child, waits until every sandbox has gone and removes
+the folder: whichever process is killed, nothing is left.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from composer_replication.sandbox.protocol import Tree
 from composer_replication.sandbox.remote.mailbox import INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.scratch import make_scratch
 from composer_replication.sandbox.transfer.archive import pack, unpack
-from composer_replication.sandbox.transfer.messages import Parcel, command_of, error_facts, result_parcel
+from composer_replication.sandbox.transfer.messages import Archive, command_of, error_facts, result_archive
 from composer_replication.sandbox.transfer.requests import PYTHON_ENVIRONMENT
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError
 
@@ -60,7 +61,7 @@ def begin(archive: str, lease_s: float) -> str:
     source = _AGENT.format(program=program, folder=folder, news=news, server=server, lease_s=lease_s)
     subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", "-c", source],
-        pass_fds=[held, news, server],  # `held` is held by being open
+        pass_fds=[held, news, server],  # holding the descriptor open keeps the lock
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -78,7 +79,7 @@ def main(folder: str, *, news: int, server: int, lease_s: float) -> None:
         try:
             _Agent(Path(folder), lease_s).serve(news, server)
         finally:
-            os._exit(0)  # whatever its threads are waiting for: its boxes end because it does
+            os._exit(0)  # whatever its threads wait for: its sandboxes end with it
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -86,7 +87,7 @@ def main(folder: str, *, news: int, server: int, lease_s: float) -> None:
 
 
 class _Agent:
-    """Serves orders, a thread for each."""
+    """Serves requests, one thread each."""
 
     def __init__(self, folder: Path, lease_s: float) -> None:
         self._folder = folder
@@ -112,17 +113,17 @@ class _Agent:
                 threading.Thread(target=self._serve, args=(name,), daemon=True).start()
 
     def _serve(self, name: str) -> None:
-        """Answer the order `inbox/name` in `outbox/name`, as text."""
+        """Answer the request `inbox/name` in `outbox/name`, as text."""
         staged, answered = self._folder / f"answer-{name}", False
         try:
             staged.write_bytes(base64.b64encode(pack(*self._answer_to(name))))
             staged.rename(self._folder / OUTBOX / name)
             answered = True
         finally:
-            if not answered:  # no memory or disk, most likely: the near end learns that the agent has gone, instead of waiting
+            if not answered:  # no memory or disk, most likely: the client learns that the agent has ended, instead of waiting
                 os._exit(1)
 
-    def _answer_to(self, name: str) -> Parcel:
+    def _answer_to(self, name: str) -> Archive:
         path = self._folder / INBOX / name
         try:
             with path.open("rb") as file:
@@ -132,10 +133,11 @@ class _Agent:
         except ComposerError as error:
             return error_facts(error), []
         except (OSError, KeyError, TypeError, ValueError) as error:
-            return error_facts(SandboxError(f"the order could not be carried out ({type(error).__name__}: {error})")), []
+            return error_facts(SandboxError(f"the request could not be carried out ({type(error).__name__}: {error})")), []
 
-    def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Parcel:
-        """Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on an order of another shape."""
+    def _answer(self, name: str, facts: dict[str, Any], blobs: Sequence[bytes]) -> Archive:
+        """Answer a request. Raises SandboxError or TaskError, OSError, and KeyError, TypeError or ValueError on a request of
+        another shape."""
         sandbox = open_sandbox()
         if facts["ask"] == "open":
             python = Path(sys.executable)
@@ -153,6 +155,6 @@ class _Agent:
         base.mkdir()
         try:
             lay_out(files, base)
-            return result_parcel(sandbox.run(Tree(base=base, changes=changes), command))
+            return result_archive(sandbox.run(Tree(base=base, changes=changes), command))
         finally:
             shutil.rmtree(base, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""The box on another machine: a SWE-ReX server carries orders there, and an agent of ours runs them in that machine's own boxes.
+"""The sandbox on another machine: a SWE-ReX server carries requests there, and our agent runs them in that machine's own
+sandboxes.
 
-The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so it is only ever asked for short ones: to start the
-agent (`far`), to take a file, to hand one out. Whatever fails on the way is a `SandboxError`, and the next command starts anew.
+The server (`swerex-remote`, https://swe-rex.com) does one thing at a time, so we only send short requests: start the agent
+(`remote.agent`), take a file, return one. Any failure on the way is a `SandboxError`, and the next command starts a new agent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from composer_replication.sandbox.protocol import Command, ExecResult, Installat
 from composer_replication.sandbox.remote.mailbox import BOOTSTRAP, INBOX, LEASE, OUTBOX
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.sandbox.transfer.archive import pack, unpack
-from composer_replication.sandbox.transfer.messages import Parcel, order_parcel, raise_error, result_of_parcel
+from composer_replication.sandbox.transfer.messages import Archive, raise_error, request_archive, result_of_archive
 from composer_replication.sandbox.transfer.requests import check_paths
 from composer_replication.sandbox.transfer.upload import archive_of, modules_archive, most_bytes, one_line
 from composer_replication.types.errors import ComposerError, MissingExtraError, SandboxError, SandboxUnavailableError
@@ -45,17 +46,17 @@ except ModuleNotFoundError as error:
 __all__ = ["KEY_VARIABLE", "PYTHON_VARIABLE", "RemoteSandbox"]
 
 KEY_VARIABLE, PYTHON_VARIABLE = "COMPOSER_REMOTE_KEY", "COMPOSER_REMOTE_PYTHON"
-"""Environment variables: the server's `--auth-token`, and the far interpreter that is our agent's and, by default, the tests'."""
+"""Environment variables: the server's `--auth-token`, and the remote interpreter for our agent and, by default, for the tests."""
 
 LEASE_S = 30.0
-"""How long the agent and its boxes outlive a client that says nothing."""
+"""Seconds that the agent and its sandboxes outlive a silent client."""
 _REQUEST_S, _GRACE_S, _PROBE_S, _CLOSE_S = 120.0, 120.0, 900.0, 5.0
-"""Most for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
+"""Limit for one request, and for an answer: beyond a command's wall limit, to a probe, when this process ends."""
 _NONSENSE = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""What reading a reply raises that is none."""
+"""Errors of parsing a malformed reply."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 _ARGUMENT = 1 << 16
-"""Of the characters Linux allows for one argument of a program, 131,071."""
+"""Characters per argument, of the 131,071 that Linux allows for one argument of a program."""
 _PENDING, _GONE = 3, 4
 _TAKE = f"""
 cd "$1/{OUTBOX}" 2>/dev/null || {{ rm -rf "$1"; exit {_GONE}; }}
@@ -69,21 +70,21 @@ T = TypeVar("T")
 
 
 class _AgentSession:
-    """One agent on the far machine, from its start until it is left alone."""
+    """One agent on the remote machine, from its start until the client abandons it."""
 
     def __init__(self, url: str, key: str, python: str) -> None:
         self._server = SweRexServer(url, key)
         self._url = url
         self._owner = os.getpid()
         self.usable = True
-        """False: the next command starts an agent of its own."""
+        """False: the next command starts a new agent."""
         self._folder = self._call(self._begin(python))
         self._beating = asyncio.run_coroutine_threadsafe(self._beat(), _loop(self._owner))
         atexit.register(self.leave)
 
     @property
     def ours(self) -> bool:
-        """Whether it can be used, in this process: a fork has no thread that keeps the lease."""
+        """Whether this process can use it: a fork has no thread that renews the lease."""
         return self.usable and self._owner == os.getpid()
 
     def _lost(self) -> None:
@@ -100,8 +101,8 @@ class _AgentSession:
         with contextlib.suppress(SandboxError):
             self._call(asyncio.wait_for(self._execute("rm", "-f", f"{self._folder}/{LEASE}"), _CLOSE_S))
 
-    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
-        """The agent's answer, of at most so many bytes.
+    def ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Archive:
+        """Return the agent's answer, of at most `most` bytes.
 
         Raises:
             SandboxError: what the agent answered with, or no answer came, and the session is not usable any more.
@@ -109,11 +110,11 @@ class _AgentSession:
         """
         try:
             with _understood(self._url), scratch_folder() as folder:
-                (folder / "order").write_bytes(pack({**facts, "ask": what}, blobs))
-                answer = self._call(self._exchange(folder / "order", secrets.token_hex(8), time.monotonic() + most_s, most))
+                (folder / "request").write_bytes(pack({**facts, "ask": what}, blobs))
+                answer = self._call(self._exchange(folder / "request", secrets.token_hex(8), time.monotonic() + most_s, most))
                 taken = unpack(io.BytesIO(answer))
         except OSError as error:
-            raise SandboxError(f"an order for {self._url} cannot be written here: {error}", fix="free some space") from error
+            raise SandboxError(f"a request for {self._url} cannot be written here: {error}", fix="free some space") from error
         except SandboxError:
             self._lost()
             raise
@@ -133,18 +134,18 @@ class _AgentSession:
             )
         return folder
 
-    async def _exchange(self, order: Path, name: str, deadline: float, most: int) -> bytes:
-        """Put the order into the agent's inbox and wait for what it puts into its outbox."""
+    async def _exchange(self, request: Path, name: str, deadline: float, most: int) -> bytes:
+        """Put the request into the agent's inbox and wait for the answer in its outbox."""
         target = f"{self._folder}/{INBOX}/{name}"
         async with asyncio.timeout(_REQUEST_S):
-            await self._server.upload(order, target)
+            await self._server.upload(request, target)
         wait = _FIRST_LOOK_S
         while True:
             reply = await self._execute("/bin/sh", "-c", _TAKE, "sh", self._folder, name, most=SHORT + 4 * most // 3)
             if reply.exit_code == 0:
                 return base64.b64decode(reply.stdout, validate=True)
             if reply.exit_code == _GONE:
-                raise SandboxError(f"the agent at {self._url} has ended", fix="try again; it is started anew")
+                raise SandboxError(f"the agent at {self._url} has ended", fix="try again; a new one is started")
             if reply.exit_code != _PENDING:
                 raise SandboxError(f"an answer cannot be taken from {self._url}: {one_line(reply.stderr)}")
             if time.monotonic() > deadline:
@@ -164,7 +165,7 @@ class _AgentSession:
             return await self._server.execute(argv, most)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. Raises SandboxError, which never carries the request: its headers have the key."""
+        """Run `work` and return its result. Raises SandboxError, which never carries the request: its headers have the key."""
         future = asyncio.run_coroutine_threadsafe(work, _loop(self._owner))
         fault: SandboxError
         try:
@@ -186,7 +187,7 @@ class _AgentSession:
 
 @contextlib.contextmanager
 def _understood(url: str) -> Iterator[None]:
-    """Raises SandboxError where what an agent answered is of another shape than ours."""
+    """Raise SandboxError where an agent's answer has a different shape than ours."""
     try:
         yield
     except _NONSENSE as error:
@@ -201,7 +202,7 @@ def _refusal(url: str, status: int) -> SandboxUnavailableError:
 
 
 class RemoteSandbox:
-    """A `Sandbox` whose boxes are on the machine of a SWE-ReX server.
+    """A `Sandbox` on the machine of a SWE-ReX server.
 
     Args:
         kind: what it is asked for as: `remote:` and the server's address, http or https.
@@ -227,12 +228,12 @@ class RemoteSandbox:
         self._cpu_s = 0.0
         self._installations: dict[str, Installation] = {}
         self._attempts: dict[int, Future[_AgentSession]] = {}
-        """The attempt at a new agent that is under way in a process: a fork has not the thread that makes it."""
+        """The attempt at a new agent that is in progress in a process: a fork has not the thread that makes it."""
         self._session, found = self._open()
         with _understood(self._url):
             self.isolation = _isolation(kind, place.hostname or "", place.scheme, found["isolation"])
             self.python = Path(found["python"])
-        """The interpreter of the far machine for who names none."""
+        """The default interpreter of the remote machine."""
         self._there = found
 
     @property
@@ -243,10 +244,10 @@ class RemoteSandbox:
     def run(self, tree: Tree, command: Command) -> ExecResult:
         """See `Sandbox.run`."""
         check_paths(tree.changes)
-        order = order_parcel(tree, command, archive_of(tree)[0])
-        facts, blobs = self._ask("run", *order, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
+        request = request_archive(tree, command, archive_of(tree)[0])
+        facts, blobs = self._ask("run", *request, command.limits.wall_s + _GRACE_S, most_bytes(command.limits))
         with _understood(self._url):
-            result = result_of_parcel(facts, blobs)
+            result = result_of_archive(facts, blobs)
             if max(map(len, (result.stdout, result.stderr, result.channel))) > command.limits.output_bytes:
                 raise ValueError("more output than was asked for")
         with self._lock:
@@ -254,7 +255,7 @@ class RemoteSandbox:
         return result
 
     def installation(self, python: Path) -> Installation:
-        """See `Sandbox.installation`; of this machine boxes see nothing."""
+        """See `Sandbox.installation`; sandboxes see nothing of this machine."""
         if (known := self._installations.get(str(python))) is None:
             facts, _ = self._ask("installation", {"python": str(python)}, (), _GRACE_S)
             with _understood(self._url):
@@ -274,13 +275,13 @@ class RemoteSandbox:
         with _understood(self._url):
             return [str(what) for what in facts["got"]]
 
-    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Parcel:
+    def _ask(self, what: str, facts: Mapping[str, Any], blobs: Sequence[bytes], most_s: float, most: int = SHORT) -> Archive:
         """Ask the agent, or a new one when the last has been lost. Raises SandboxError and TaskError."""
         return self._current().ask(what, facts, blobs, most_s, most)
 
     def _current(self) -> _AgentSession:
-        """The agent, or a new one when the last has been lost: of all who need it at once one starts it, and its failure is
-        everybody's. Raises SandboxError and TaskError."""
+        """Return the agent, or start a new one when the last was lost. Concurrent callers share one start, and its failure.
+        Raises SandboxError and TaskError."""
         with self._lock:
             if self._session.ours:
                 return self._session
@@ -291,7 +292,7 @@ class RemoteSandbox:
             self._reopen(attempt)
         try:
             return attempt.result()
-        except CancelledError:  # whoever made the attempt was interrupted, which is nobody else's affair
+        except CancelledError:  # the attempt was interrupted, which must not fail the other callers
             return self._current()
 
     def _reopen(self, attempt: Future[_AgentSession]) -> None:
@@ -318,7 +319,7 @@ class RemoteSandbox:
         if found == self._there:
             return session
         session.leave()
-        raise SandboxError(f"{self._url} is not the machine it was", fix="start this program anew")
+        raise SandboxError(f"{self._url} is not the machine it was", fix="restart this program")
 
     def _open(self) -> tuple[_AgentSession, dict[str, Any]]:
         session = _AgentSession(self._url, self._key, os.environ.get(PYTHON_VARIABLE, "python3"))
@@ -348,7 +349,7 @@ def _program() -> bytes:
 
 @cache
 def _loop(_process: int) -> asyncio.AbstractEventLoop:
-    """The running loop of a thread of this process's own: callers may have loops of theirs."""
+    """Return the running loop of a dedicated thread of this process: callers may have their own loops."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="composer-remote", daemon=True).start()
     return loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["BOOTSTRAP", "INBOX", "LEASE", "OUTBOX"]
 
 INBOX, OUTBOX, LEASE = "inbox", "outbox", "lease"
-"""In the agent's folder: where orders are put, where answers are taken from, and the file that keeps the agent alive."""
+"""Names in the agent's folder: of requests, of answers, and of the file that keeps the agent alive."""
 
 BOOTSTRAP = """
 import base64, os, sys

@@ -1,4 +1,4 @@
-"""What is asked of a SWE-ReX server: two requests of its protocol."""
+"""The two requests of the SWE-ReX protocol that we use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer_replication.types.errors import SandboxError, SandboxUnavailableEr
 __all__ = ["SHORT", "Resolver", "SweRexServer"]
 
 SHORT = 1 << 24
-"""Most bytes of a reply that is no command's result."""
+"""Most bytes of a reply that is not a command's result."""
 _FAILED_THERE = 511
 """The status with which SWE-ReX tells that something failed on its side."""
 
@@ -54,7 +54,7 @@ class SweRexServer:
         self._addresses: dict[tuple[str, int, int], list[ResolveResult]] = {}
 
     async def execute(self, argv: Sequence[str], most: int) -> abstract.CommandResponse:
-        """What a program that is over at once has said, in at most so many bytes."""
+        """Run a program that ends at once and return its output, at most `most` bytes."""
         return abstract.CommandResponse(
             **await self._post("execute", most, json=abstract.Command(command=list(argv)).model_dump())
         )
@@ -68,7 +68,7 @@ class SweRexServer:
             await self._post("upload", SHORT, data=form)
 
     async def _post(self, endpoint: str, most: int, **body: Any) -> Any:
-        """The reply's JSON."""
+        """Post a request and return the reply's JSON."""
         connector = aiohttp.TCPConnector(force_close=True, resolver=Resolver(self._addresses))
         options = {"headers": self._headers, "allow_redirects": False, **body}
         async with (

@@ -1,1 +1,1 @@
-"""How trees, commands and results travel into containers and to other machines."""
+"""Transfer of trees, commands and results into containers and to other machines."""

@@ -1,4 +1,4 @@
-"""What this machine and a far one tell each other: a command and its tree one way, a result or an error the other."""
+"""Messages between this machine and a remote one: a command and its tree one way, a result or an error the other."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from composer_replication.sandbox.transfer.archive import pack_files, unpack_fil
 from composer_replication.sandbox.transfer.requests import check_paths
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError, TaskError
 
-__all__ = ["Parcel", "command_of", "error_facts", "order_parcel", "raise_error", "result_of_parcel", "result_parcel"]
+__all__ = ["Archive", "command_of", "error_facts", "raise_error", "request_archive", "result_archive", "result_of_archive"]
 
-Parcel = tuple[dict[str, Any], list[bytes]]
-"""What `parcel.pack` takes and `parcel.unpack` returns."""
+Archive = tuple[dict[str, Any], list[bytes]]
+"""What `archive.pack` takes and `archive.unpack` returns."""
 
 _ERRORS: Mapping[str, type[ComposerError]] = {e.__name__: e for e in (SandboxError, SandboxUnavailableError, TaskError)}
-"""What a far machine can blame; a name from there never stands for anything else."""
+"""Errors a remote machine may report; a name from there never stands for any other class."""
 
 
-def order_parcel(tree: Tree, command: Command, files: bytes) -> Parcel:
+def request_archive(tree: Tree, command: Command, files: bytes) -> Archive:
     """`command` over the tree whose base is packed in `files`."""
     listed, contents = pack_files(tree.changes)
     facts = {
@@ -37,7 +37,7 @@ def order_parcel(tree: Tree, command: Command, files: bytes) -> Parcel:
 
 
 def command_of(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[Command, bytes, dict[str, bytes | None]]:
-    """Inverse of `order_parcel`: the command, the packed base, the changes. Raises KeyError, TypeError or ValueError."""
+    """Inverse of `request_archive`: the command, the packed base, the changes. Raises KeyError, TypeError or ValueError."""
     files, stdin, *contents = blobs
     command = Command(
         argv=tuple(facts["argv"]),
@@ -50,8 +50,8 @@ def command_of(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[Comman
     return command, files, unpack_files(facts["changes"], contents)
 
 
-def result_parcel(result: ExecResult) -> Parcel:
-    """What came out of a command."""
+def result_archive(result: ExecResult) -> Archive:
+    """Pack the result of a command."""
     listed, contents = pack_files(result.changes or {})
     facts = {
         "ending": str(result.ending),
@@ -64,8 +64,8 @@ def result_parcel(result: ExecResult) -> Parcel:
     return facts, [result.stdout, result.stderr, result.channel, *contents]
 
 
-def result_of_parcel(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> ExecResult:
-    """Inverse of `result_parcel`. Raises KeyError, TypeError or ValueError, and SandboxError for a path outside the tree."""
+def result_of_archive(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> ExecResult:
+    """Inverse of `result_archive`. Raises KeyError, TypeError or ValueError, and SandboxError for a path outside the tree."""
     stdout, stderr, channel, *contents = blobs
     changes = None if facts["changes"] is None else unpack_files(facts["changes"], contents)
     check_paths(changes or ())
@@ -89,7 +89,7 @@ def _finite(seconds: Any) -> float:
 
 
 def error_facts(error: ComposerError) -> dict[str, Any]:
-    """An error as an answer."""
+    """Convert an error to an answer."""
     return {"error": type(error).__name__, "message": error.message, "fix": error.fix}
 
 

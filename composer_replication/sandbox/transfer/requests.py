@@ -1,4 +1,4 @@
-"""What a command turns into on its way to a box, and what the report on its box means: the same for every kind of sandbox."""
+"""Conversion of a command to a sandbox request, and of the sandbox's report to a result: the same for every kind of sandbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PYTHON_ENVIRONMENT = {
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Raises SandboxError for a path that is not plain, relative and below the tree's root."""
+    """Raise SandboxError for a path that is not plain, relative and below the tree's root."""
     for path in paths:
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == "." or "\0" in path:
@@ -36,7 +36,7 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def environment_of(command: Command) -> dict[str, str]:
-    """The whole environment of a command; nothing of the host's is in it."""
+    """Return the whole environment of a command; nothing of the host's is in it."""
     return {
         "PATH": f"{os.path.dirname(os.path.abspath(command.python))}:/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",
@@ -48,7 +48,8 @@ def environment_of(command: Command) -> dict[str, str]:
 
 
 def rlimits_of(limits: Limits, *, counted: bool, sized_disk: bool) -> list[tuple[int, int, int]]:
-    """(RLIMIT number, soft, hard): `counted` when a control group limits the whole box, `sized_disk` when its disk is a tmpfs."""
+    """Return (RLIMIT number, soft, hard): `counted` when a control group limits the whole sandbox, `sized_disk` when its disk is
+    a tmpfs."""
     cpu_s, memory, disk = max(1, math.ceil(limits.cpu_s)), limits.memory_mb << 20, limits.disk_mb << 20
     values = [
         (resource.RLIMIT_CORE, 0, 0),
@@ -63,7 +64,8 @@ def rlimits_of(limits: Limits, *, counted: bool, sized_disk: bool) -> list[tuple
 
 
 def result_of(tree: Tree, command: Command, report: BoxReport, kept: Mapping[str, bytes], wall_s: float) -> ExecResult:
-    """The result of a box that ran `command` over `tree`; `kept` has its stdout, stderr and channel. Raises SandboxError."""
+    """Return the result of a sandbox that ran `command` over `tree`; `kept` has its stdout, stderr and channel. Raises
+    SandboxError."""
     return ExecResult(
         ending=ending_of(report, command.limits, kept["stderr"]),
         returncode=report.returncode,
@@ -78,7 +80,7 @@ def result_of(tree: Tree, command: Command, report: BoxReport, kept: Mapping[str
 
 
 def ending_of(report: BoxReport, limits: Limits, stderr: bytes) -> Ending:
-    """Name what ended the command, from what the kernel counted first and what the program said last."""
+    """Name what ended the command, from the kernel's counters first and the program's last words second."""
     counted = report.oom_killed is not None
     if report.oom_killed:
         return Ending.OUT_OF_MEMORY
@@ -88,9 +90,9 @@ def ending_of(report: BoxReport, limits: Limits, stderr: bytes) -> Ending:
         return Ending.TIMEOUT
     if report.returncode == -signal.SIGKILL and report.cpu_s >= limits.cpu_s:  # it ignored SIGXCPU
         return Ending.TIMEOUT
-    # a group counts every kill of its own, so a kill that only the machine counted was somebody else's
+    # a group counts all its own kills, so a kill that only the machine counted was another's
     if not counted and report.host_oom and report.returncode == -signal.SIGKILL:
-        raise SandboxError("the machine ran out of memory while the box ran", fix="run fewer boxes at once")
+        raise SandboxError("the machine ran out of memory while the sandbox ran", fix="run fewer sandboxes at once")
     if report.returncode < 0:
         return Ending.KILLED
     if not counted and report.returncode != 0 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError"):

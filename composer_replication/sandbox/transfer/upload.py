@@ -1,4 +1,4 @@
-"""What is sent to where a box is made elsewhere: a tree as an archive, and modules of this package as another."""
+"""Uploads to where a sandbox is made elsewhere: a tree as an archive, and modules of this package as another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What a tree needs of a tmpfs."""
+    """The tmpfs space a tree needs."""
 
     mb: int
     entries: int
@@ -85,10 +85,11 @@ def modules_archive(program: str) -> bytes:
 
 
 def most_bytes(limits: Limits) -> int:
-    """Of an answer: three streams, the changed files, and their names twice, each character in six at most."""
+    """Return the largest size of an answer: three streams, the changed files, and their names twice, each character in at most
+    six."""
     return 3 * limits.output_bytes + (limits.changed_mb << 20) + 2 * limits.changed_files * 6 * PAGE + (1 << 20)
 
 
 def one_line(text: str) -> str:
-    """What another program said, for an error's message."""
+    """Return another program's message as one line, for an error's message."""
     return " ".join(text.split())[:1000]

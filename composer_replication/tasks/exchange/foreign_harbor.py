@@ -1,4 +1,4 @@
-"""What another author's Harbor task is in our terms: a tree, a solution as files, and tests that a run has sorted."""
+"""Conversion of another author's Harbor task: a tree, a solution as files, and tests sorted by a run."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _IGNORED = ("FROM", "ENV", "LABEL", "ARG", "USER", "EXPOSE", "CMD", "ENTRYPOINT"
 
 _SOLVER = """
 import base64, hashlib, json, os, subprocess, sys, zlib
-order = json.load(sys.stdin)
-done = subprocess.run(["bash", order["script"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-before, changed, gone = order["digests"], {}, []
+request = json.load(sys.stdin)
+done = subprocess.run(["bash", request["script"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+before, changed, gone = request["digests"], {}, []
 for folder, folders, names in os.walk("."):
-    folders[:] = [f for f in folders if f not in (order["scratch"], ".git", "__pycache__")]
+    folders[:] = [f for f in folders if f not in (request["scratch"], ".git", "__pycache__")]
     for name in names:
         path = os.path.normpath(os.path.join(folder, name))
         if os.path.isfile(path) and not os.path.islink(path):
@@ -69,11 +69,11 @@ class Expressed:
 
 
 def express(source: Path, config: Mapping[str, Any], work: Path, *, sandbox: Sandbox, python: Path) -> Expressed:
-    """The task at `source` in our terms, its tree below `work`.
+    """Convert the task at `source`, with its tree below `work`.
 
     Raises:
         NotExpressibleError: with the reason.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     workdir, copies = _image(source, config)
     verifier = (source / "tests" / "test.sh").read_text("utf-8") if (source / "tests" / "test.sh").is_file() else ""
@@ -102,7 +102,7 @@ def express(source: Path, config: Mapping[str, Any], work: Path, *, sandbox: San
 
 
 def _image(source: Path, config: Mapping[str, Any]) -> tuple[str, list[tuple[str, str]]]:
-    """The working directory, and what is copied into it from the build context: (path there, path in the tree)."""
+    """Return the working directory, and what is copied into it from the build context: (path there, path in the tree)."""
     environment = source / "environment"
     if config.get("steps"):
         raise NotExpressibleError("it has several steps")
@@ -142,7 +142,7 @@ def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:
 
 
 def _tree(source: Path, copies: list[tuple[str, str]], repo: Path) -> Path:
-    """The working directory as the image would hold it."""
+    """Make the working directory as the image would contain it."""
     context = source / "environment"
     repo.mkdir()
     for origin, target in copies:
@@ -165,7 +165,8 @@ def _tree(source: Path, copies: list[tuple[str, str]], repo: Path) -> Path:
 
 
 def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: Path) -> dict[str, bytes]:
-    """The files that `solve.sh` changes when it runs in a box over the tree, where its absolute paths are relative ones."""
+    """Return the files that `solve.sh` changes when it runs in a sandbox over the tree, where its absolute paths are relative
+    ones."""
     order_digests = _digests(repo)
     changes: dict[str, bytes | None] = {}
     for path in tree_files(source / "solution"):
@@ -174,10 +175,10 @@ def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: 
             script = content.decode().replace("/solution", f"./{_SCRATCH}")
             content = re.sub(rf"{re.escape(workdir)}(?=[/\s\"';)]|$)", ".", script).encode()
         changes[f"{_SCRATCH}/{path}"] = content
-    order = {"script": f"{_SCRATCH}/solve.sh", "scratch": _SCRATCH, "digests": order_digests}
+    request = {"script": f"{_SCRATCH}/solve.sh", "scratch": _SCRATCH, "digests": order_digests}
     limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S, output_bytes=64 << 20)
     argv = (str(python), "-I", "-B", "-c", _SOLVER)
-    command = Command(argv=argv, python=python, stdin=json.dumps(order).encode(), limits=limits)
+    command = Command(argv=argv, python=python, stdin=json.dumps(request).encode(), limits=limits)
     result = sandbox.run(Tree(base=repo, changes=changes), command)
     if result.ending is not Ending.EXITED or result.returncode != 0:
         raise NotExpressibleError(f"its solve.sh does not run here ({result.ending})")
@@ -195,12 +196,12 @@ def _digests(repo: Path) -> dict[str, str]:
 
 
 def _sorted_tests(source: Path, name: str, repo: Path, gold: Mapping[str, bytes], sandbox: Sandbox, python: Path) -> TaskSpec:
-    """The task, its tests sorted by what they do without and with the solution."""
+    """Return the task, its tests sorted by their results without and with the solution."""
     files = [f"{_TESTS}/{path}" for path in tree_files(repo / _TESTS)]
     limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S)
     after = run_pytest(sandbox, Tree(base=repo, changes=dict(gold)), python=python, test_ids=files, limits=limits).outcomes
     before = run_pytest(sandbox, Tree(base=repo), python=python, test_ids=files, limits=limits).outcomes
-    empty = {path for path in files if after.get(path) is Outcome.MISSING}  # helpers without a test of their own
+    empty = {path for path in files if after.get(path) is Outcome.MISSING}  # helpers that define no test
     bad = [test_id for test_id, outcome in after.items() if outcome is not Outcome.PASSED and test_id not in empty]
     passing = [test_id for test_id, outcome in after.items() if outcome is Outcome.PASSED]
     if bad or not passing:
@@ -224,7 +225,7 @@ def _sorted_tests(source: Path, name: str, repo: Path, gold: Mapping[str, bytes]
 
 
 def _editable(repo: Path, gold: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Every Python file but the tests and what helps them, and what the solution changes besides."""
+    """Return every Python file except the tests and their helpers, plus what the solution changes."""
     python = [path for path in (*tree_files(repo), *gold) if path.endswith(".py")]
     folders = sorted({path.partition("/")[0] for path in python if "/" in path} - {_TESTS})
     patterns = ["*.py", *(f"{glob.escape(folder)}/**/*.py" for folder in folders)]

@@ -1,6 +1,6 @@
 """Export to Harbor task directories (https://harborframework.com/docs/tasks), which are graded without network.
 
-task.toml, instruction.md      what Harbor reads; the verifier gets an environment of its own and of the agent's only /app
+task.toml, instruction.md      what Harbor reads; the verifier gets a separate environment and only /app of the agent's
 environment/                   Dockerfile and repo/, the task's tree, which becomes /app
 solution/                      solve.sh and files/, copied over /app
 tests/                         test.sh; repo/, task.json with the hidden checks, and grader/, this package's own, so that there is
@@ -30,7 +30,7 @@ SPEC_FILE = "task.json"
 GRADE_FILE = "grade.py"
 _ORGANISATION = "composer-replication"
 _LEFT_OUT = frozenset({"sandbox/remote/client.py", "sandbox/remote/server.py"})
-"""Need a library, and are imported only where a box on another machine is asked for."""
+"""Files that need a library and are imported only for a remote sandbox."""
 _AGENT_S, _BUILD_S, _VERIFIER_SPARE_S = 1800.0, 900.0, 60.0
 
 _DOCKERFILE = """\
@@ -126,7 +126,7 @@ def _config(spec: TaskSpec) -> dict[str, Any]:
             "pass_to_pass": len(spec.pass_to_pass),
         },
         "verifier": {
-            # tests and held-out calls; what was killed from outside is run again
+            # tests and held-out calls; runs killed from outside are repeated
             "timeout_sec": (4 if spec.hidden.calls else 2) * spec.test_timeout_s + _VERIFIER_SPARE_S,
             "environment_mode": "separate",
             "network_mode": "no-network",

@@ -1,4 +1,4 @@
-"""Import of Harbor task directories, as far as they can be expressed as ours; the others are named with the reason.
+"""Import of Harbor task directories, as far as they can be expressed as ours; the others are refused with a reason.
 
 A directory that `export_harbor` wrote comes back as the task it was. Of others is asked: the tree comes from the build context
 (`COPY` into the working directory, packages from pip at most), the verifier is pytest over files in `tests/`, and `solve.sh`
@@ -46,7 +46,7 @@ def import_harbor(folder: Path, out: Path, *, sandbox: Sandbox, python: Path) ->
 
     Raises:
         TaskError: there is no Harbor task.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: `out` cannot be written.
     """
     found = sorted(path.parent for path in folder.rglob("task.toml") if (path.parent / "instruction.md").is_file())
@@ -79,7 +79,7 @@ def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
 
 
 def _own(source: Path, spec_file: Path) -> Expressed:
-    """A task that was exported from here."""
+    """Read a task that was exported from here."""
     try:
         spec = task_spec_from_json(json.loads(spec_file.read_text("utf-8")))
     except (ValueError, KeyError, TypeError) as error:
@@ -89,7 +89,7 @@ def _own(source: Path, spec_file: Path) -> Expressed:
 
 
 def _prove(expressed: Expressed, sandbox: Sandbox, python: Path) -> None:
-    """The two proofs every task of ours has; nothing is owed for an impossible one."""
+    """Prove a task as every task of ours is proven; an impossible one needs no proof."""
     solved = 0.0 if expressed.spec.impossible else 1.0
     for changes, wanted, who in ((expressed.gold, solved, "its solution"), ({}, 0.0, "its untouched tree")):
         report = grade(expressed.spec, expressed.repo, changes, sandbox=sandbox, python=python)
@@ -106,7 +106,8 @@ def _with_checks(expressed: Expressed, sandbox: Sandbox, python: Path) -> Expres
 
 
 def _write(expressed: Expressed, out: Path, work: Path) -> Task:
-    """As `write_task` wants it: the tree with the feature, and the files without it. A file the solution adds starts empty."""
+    """Write the task in the form `write_task` takes: the tree with the feature, and the files without it. A file the solution
+    adds starts empty."""
     pristine = work / "pristine"
     copy_tree(expressed.repo, pristine)
     without: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""What an image needs to run a task's tests: a Python version, and the installed versions of what the tree declares."""
+"""Pinned requirements of a task's image: a Python version, and the installed versions of what the tree declares."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Pins:
 
 
 def pins_of(spec: TaskSpec, tree: Path, python: Path) -> Pins:
-    """The version of `python`, and of pytest and everything the tree declares as far as `python` has it, with dependencies.
+    """Return the version of `python`, and of pytest and everything the tree declares as far as `python` has it, with
+    dependencies.
 
     Raises TaskError when the interpreter does not run.
     """

@@ -1,4 +1,4 @@
-"""Export to SWE-bench rows (https://www.swebench.com/SWE-bench/guides/datasets/) and the repositories they speak of.
+"""Export to SWE-bench rows (https://www.swebench.com/SWE-bench/guides/datasets/) and the repositories they refer to.
 
 A row's `base_commit` is the only commit of `repositories/INSTANCE.bundle`: the task's tree without the test files that hold its
 tests. `test_patch` adds those, `patch` is the solution; both apply to `base_commit`, in any order. Unlike an agent that works on
@@ -93,7 +93,7 @@ def _ids(task: Task) -> tuple[str, ...]:
 
 
 def _patch(tree: Path, files: Mapping[str, bytes]) -> str:
-    """The difference these files make to the commit; the tree is left as it was."""
+    """Return the diff these files make to the commit; the tree is left as it was."""
     for path, content in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes(content)
@@ -104,7 +104,8 @@ def _patch(tree: Path, files: Mapping[str, bytes]) -> str:
 
 
 def _git(tree: Path, *arguments: str) -> str:
-    """What git says. Raises TaskError; undecodable bytes of a patch are an error too, since the row would not apply."""
+    """Run git and return its output. Raises TaskError; undecodable bytes of a patch are an error too, since the row would not
+    apply."""
     try:
         done = subprocess.run(
             ["git", *arguments], cwd=tree, env={**os.environ, **_GIT}, capture_output=True, check=True, stdin=subprocess.DEVNULL

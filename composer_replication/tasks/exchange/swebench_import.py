@@ -1,4 +1,4 @@
-"""The second source: SWE-bench-style instances, turned into tasks by reverting their gold patch.
+"""Import of SWE-bench-style instances, turned into tasks by reverting their gold patch.
 
 A row says which commit of a repository a patch solved an issue in, and which tests tell (`patch`, `test_patch`, `FAIL_TO_PASS`,
 `PASS_TO_PASS`; 2310.06770, section 2). Its tree with both patches is the solved one; the task's is the same without the gold
@@ -21,7 +21,7 @@ from typing import Any
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.sandbox.opening import far_python
+from composer_replication.sandbox.opening import remote_python
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.files import storage_errors, write_whole
@@ -55,7 +55,7 @@ class Instance:
 
 
 def read_instances(file: Path) -> Iterator[Instance]:
-    """The rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
+    """Read the rows of a JSONL file as SWE-bench publishes it; lists of tests may be lists or JSON in a string.
 
     Raises:
         SourceError: the file cannot be read, or a row lacks a column.
@@ -83,7 +83,7 @@ def read_instances(file: Path) -> Iterator[Instance]:
 def build_instances(
     file: Path, out: Path, *, only: str = "", checkout: str = "", options: BuildOptions, progress: Progress
 ) -> tuple[list[Task], list[Skipped]]:
-    """The tasks of a file's instances below `out`, and why others are none; those already there are not built again.
+    """Build the tasks of a file's instances below `out`, and give the reasons for the others; existing ones are not built again.
 
     Args:
         only: the id of one instance; empty for all.
@@ -92,7 +92,7 @@ def build_instances(
 
     Raises:
         SourceError: there is no such file or instance.
-        SandboxError: no sandbox is available, or the box broke.
+        SandboxError: no sandbox is available, or the sandbox broke.
         StorageError: `out` cannot be written.
     """
     known = list(read_instances(file))
@@ -102,7 +102,7 @@ def build_instances(
     if not instances:
         raise SourceError(f"{file} has no instance {only}", fix=one_of(only, (instance.instance_id for instance in known)))
     sandbox = open_sandbox(options.sandbox)
-    python = (options.python or far_python(options.sandbox) or Path(sys.executable)).absolute()
+    python = (options.python or remote_python(options.sandbox) or Path(sys.executable)).absolute()
     tasks: list[Task] = []
     dropped: list[Skipped] = []
     for instance in instances:
@@ -127,7 +127,7 @@ def build_instances(
 
 
 def _built(root: Path) -> Task | None:
-    """The intact task at `root`, from an earlier call."""
+    """Return the intact task at `root`, from an earlier call."""
     try:
         return load_task(root)
     except TaskError:
@@ -145,7 +145,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
     Raises:
         SourceError: the commit cannot be fetched, a patch does not apply, removes a file or changes no source, the patch or the
             code around it holds credentials, or a fail-to-pass test or hidden check does not hold every time.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: the task cannot be written.
     """
     with scratch_folder() as scratch:
@@ -182,7 +182,7 @@ def revert(instance: Instance, checkout: str, out: Path, *, sandbox: Sandbox, py
 
 
 def _refuse_credentials(instance: Instance, tree: Path, allowed: tuple[str, ...]) -> None:
-    """Raises SourceError when a line of the patch holds what looks like one, or the code beside it one for certain."""
+    """Raise SourceError when a line of the patch holds what looks like a credential, or the code beside it a certain one."""
     found, added = find_credentials(tree, allowed), set(instance.patch.split("\n"))
     for credential in found:
         if f"+{_line(tree, credential)}" in added:
@@ -198,7 +198,7 @@ def _line(tree: Path, credential: Credential) -> str:
 
 
 def task_id_of(instance: Instance) -> str:
-    """The instance's id, fit for a folder's name. Raises SourceError for one of which nothing is left."""
+    """Return the instance's id as a valid folder name. Raises SourceError when nothing of it is left."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
     if not name.strip(".-"):
         raise SourceError(f"{instance.instance_id!r} is no name for a task", fix="give the instance another id")
@@ -206,7 +206,7 @@ def task_id_of(instance: Instance) -> str:
 
 
 def _paths(instance: Instance) -> list[str]:
-    """What the gold patch touches, and where it takes files from."""
+    """Return the paths the gold patch touches, including those it moves files from."""
     names = re.findall(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", instance.patch, flags=re.MULTILINE)
     return sorted(set(names))
 
@@ -246,11 +246,11 @@ def _spec(instance: Instance, source: PristineTree, paths: list[str], timeout_s:
 
 
 def _prove(task: Task, sandbox: Sandbox, python: Path) -> frozenset[str]:
-    """Grade the gold code and the untouched tree, twice each; the pass-to-pass tests that did not always pass.
+    """Grade the gold code and the untouched tree, twice each; return the pass-to-pass tests that did not always pass.
 
     Raises:
         SourceError: a fail-to-pass test passed without the patch or did not pass with it, or a hidden check did not hold.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     spec, unsteady = task.spec, set[str]()
     for files in (task.gold_files(), {}) * 2:

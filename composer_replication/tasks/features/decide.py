@@ -1,4 +1,4 @@
-"""Deciding candidates: in a fixed order, a few at once, each once, whatever interrupts."""
+"""Decisions on candidates: in a fixed order, a few at once, each once, across interruptions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERDICTS = "verdicts.jsonl"
 
 
 class Decider:
-    """Decides candidates in order with a few threads, and publishes tasks as their turn comes.
+    """Decides candidates in order on a few threads, and publishes tasks in that order.
 
     Args:
         out: where tasks are published.
@@ -57,10 +57,10 @@ class Decider:
         self._most = None if options.max_tasks is None else max(options.max_tasks, self._already_there())
 
     def decide_all(self) -> str:
-        """Returns why candidates are left: `max_tasks`, `budget` or nothing.
+        """Decide every candidate; return why some are left: `max_tasks`, `budget` or nothing.
 
         Raises:
-            SandboxError: the box broke.
+            SandboxError: the sandbox broke.
             StorageError: a task or verdict cannot be written.
         """
         stopped = self._decide()
@@ -83,12 +83,13 @@ class Decider:
         return ""
 
     def _already_there(self) -> int:
-        """Tasks up to the last one that an earlier call published: fewer cannot be asked for, since none is taken away."""
+        """Return the number of tasks up to the last one that an earlier call published: `max_tasks` cannot be lower, as none is
+        removed."""
         known = [verdict for c in self._candidates if (verdict := self._known.get(c.key)) and not verdict.dropped]
         return max((n for n, verdict in enumerate(known, 1) if (self._out / verdict.task_id).exists()), default=0)
 
     def _verdicts(self) -> Iterator[CandidateVerdict | None]:
-        """In order of candidates; None when the budget ends before one is begun."""
+        """Yield verdicts in order of candidates; None when the budget ends before one is begun."""
         self._report()
         waiting: deque[Future[CandidateVerdict] | CandidateVerdict | None] = deque()
         upcoming = iter(self._candidates)

@@ -1,4 +1,4 @@
-"""How hard a deletion may be to bring back: an estimate from what is deleted, before any model has tried."""
+"""The difficulty of a deletion: an estimate from the deleted code, before any model has tried."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MIDDLE = 60.0
 
 
 def difficulty_of(functions: Sequence[Function], covering_tests: int) -> float:
-    """Between 0 and 1, two decimals.
+    """Return the difficulty, between 0 and 1, rounded to two decimals.
 
     The effort is the number of deleted lines, plus two for each branch, one for each name they call, five for each further
     function and ten for each further file; it grows by a share of `1 / sqrt(covering_tests)`, because fewer tests say less
-    about what is wanted. The difficulty is `effort / (effort + 60)`. It orders tasks; it is no probability.
+    about what is wanted. The difficulty is `effort / (effort + 60)`. It orders tasks; it is not a probability.
     """
     lines = sum(function.lines for function in functions)
     branches = sum(function.branches for function in functions)

@@ -23,10 +23,11 @@ _Function: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 def withheld_tests(task: Task, visible: float, seed: int) -> frozenset[str]:
-    """The ids to keep from the agent so that it sees the share `visible` of the task's fail-to-pass test functions, rounded up.
+    """Return the test ids to hide from the agent so that it sees the share `visible` of the task's fail-to-pass test functions,
+    rounded up.
 
     All cases of a parametrised function go together. A smaller share keeps back all that a larger one does. Functions that are
-    not written out in their file under a name of their own (inherited, generated) are always seen, as are those that something
+    not written out in their file under their own name (inherited, generated) are always seen, as are those that something
     else in the file names and those with a case among the pass-to-pass tests. A function of its arguments.
     """
     cases: dict[_Function, set[str]] = defaultdict(set)
@@ -44,7 +45,7 @@ def withheld_tests(task: Task, visible: float, seed: int) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def without_tests(tree: Path, test_ids: frozenset[str]) -> Mapping[str, bytes]:
-    """The test files of `tree` without the functions of these tests, by POSIX path; an emptied body gets a `pass`."""
+    """Return the test files of `tree` without the functions of these tests, by POSIX path; an emptied body gets a `pass`."""
     wanted: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for path, names in map(_function_of, test_ids):
         wanted[path].add(names)

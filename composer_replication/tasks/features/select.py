@@ -1,4 +1,4 @@
-"""What to delete: functions that tests cover, alone, in groups that belong together, or as whole features."""
+"""Selection of deletions: functions that tests cover, alone, in related groups, or as whole features."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which deletions are asked for."""
+    """The requested deletions."""
 
     fewest: int = 1
     most: int = 1
@@ -52,7 +52,7 @@ class Wanted:
 
 
 def covering_tests(function: Function, coverage: CoverageByTest, passing: Set[str]) -> frozenset[str]:
-    """The tests among `passing` that execute a line of the function's body."""
+    """Return the tests among `passing` that execute a line of the function's body."""
     lines = coverage.get(function.path, {})
     found = (lines.get(line, frozenset()) for line in range(function.first_line, function.last_line + 1))
     return frozenset().union(*found) & passing
@@ -61,7 +61,7 @@ def covering_tests(function: Function, coverage: CoverageByTest, passing: Set[st
 def choose_candidates(
     functions: Sequence[Function], coverage: CoverageByTest, passing: Set[str], *, wanted: Wanted | None = None, seed: int = 0
 ) -> tuple[list[Candidate], list[Skipped]]:
-    """For each covered function and each size asked for, the function with those that belong to it.
+    """Return, for each covered function and each requested size, the function with those that belong to it.
 
     A function's group holds its helpers (functions whose covering tests are a subset of its own, in any file) and its siblings
     (functions of the same class or module that share covering tests); those closest in the call graph come first. Sizes
@@ -138,7 +138,7 @@ def _call_graph(functions: Sequence[Function]) -> dict[str, frozenset[str]]:
 
 
 def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
-    """Steps from `start` in the call graph, of what can be reached."""
+    """Return the steps from `start` to every reachable function of the call graph."""
     found = {start: 0}
     frontier = {start}
     step = 0
@@ -150,7 +150,8 @@ def _distances(start: str, graph: Mapping[str, Set[str]]) -> dict[str, int]:
 
 
 def _without_repeats(candidates: Sequence[Candidate], wanted: Wanted, skipped: list[Skipped]) -> list[Candidate]:
-    """Those of the wanted difficulty, and of groups with nearly the same functions the first; the others go to `skipped`."""
+    """Keep candidates of the wanted difficulty, and the first of groups with nearly the same functions; the others go to
+    `skipped`."""
     kept: list[Candidate] = []
     holders: dict[str, list[int]] = {}
     for candidate in candidates:

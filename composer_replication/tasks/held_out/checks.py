@@ -1,4 +1,4 @@
-"""What grading asks besides the tests: found once per project, chosen and proven for each task.
+"""Grading checks beyond the tests: found once per project, chosen and proven for each task.
 
 A held-out call is one that the project's own tests could make: of a function they call themselves, with arguments put together
 from theirs. It is kept where honest work cannot be wrong about it, as far as that can be told: the gold code runs no line for it
@@ -33,11 +33,11 @@ __all__ = ["HiddenBook", "make_hidden_book", "numbers_of", "prove_calls", "witho
 _NEW_PER_TARGET = 16
 _MOST_CALLS = 20_000
 _MOST_CASES = 40
-"""Of a parametrized test that an anti-test is made from."""
+"""Limit on the cases of a parametrized test that an anti-test is made from."""
 _SLOW_S = 0.1
 _NEW_PER_FUNCTION, _SEEN_PER_FUNCTION, _ANTI_PER_TASK, _CALLS_PER_TASK = 4, 2, 6, 24
 _MISUSE = frozenset({"TypeError", "AttributeError", "NameError", "RecursionError", "MemoryError", "SystemExit", "TimeoutError"})
-"""Never asked for with new arguments."""
+"""Exceptions never expected from new arguments."""
 _OF_THE_MACHINE = re.compile(r"0x[0-9a-fA-F]{6,}|/repo\b|/tmp\b")
 _RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
 
@@ -51,7 +51,7 @@ class _ObservedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenBook:
-    """Every check of a project that held for its gold code."""
+    """Every check of a project that its gold code satisfies."""
 
     calls: Sequence[_ObservedCall] = ()
     anti_tests: Sequence[AntiTest] = ()
@@ -59,7 +59,7 @@ class HiddenBook:
     """Why there are none of a kind."""
 
     def for_task(self, functions: Iterable[Function], failing: Set[str], *, seed: str) -> HeldOutChecks:
-        """Checks for a task that deletes `functions` and whose fail-to-pass tests are `failing`, the same for the same `seed`.
+        """Choose checks for a task that deletes `functions` and whose fail-to-pass tests are `failing`; deterministic in `seed`.
 
         For each function calls that run it, new ones before those of the tests; and some of the tests that fail without it.
         """
@@ -74,7 +74,7 @@ class HiddenBook:
         return HeldOutChecks(calls=tuple(chosen)[:_CALLS_PER_TASK], anti_tests=tuple(possible[:_ANTI_PER_TASK]))
 
     def _of(self, key: str, rng: random.Random) -> list[HeldOutCall]:
-        """Calls that run one function, those of itself first."""
+        """Return calls that run one function, direct calls first."""
         running = [call for call in self.calls if key in call.entered]
         rng.shuffle(running)
         name = key.rpartition("::")[2]
@@ -108,7 +108,8 @@ class HiddenBook:
 
 
 def _in_turns(calls: Iterable[_ObservedCall]) -> list[_ObservedCall]:
-    """New and seen ones in turns of one that returns and one that raises: neither half of a validator goes unasked."""
+    """Alternate between calls that return and calls that raise, in new and in seen ones: both halves of a validator get
+    tested."""
     kinds: dict[tuple[bool, bool], list[_ObservedCall]] = {}
     for call in calls:
         kinds.setdefault((call.held_out.seen, _raises(call)), []).append(call)
@@ -117,7 +118,7 @@ def _in_turns(calls: Iterable[_ObservedCall]) -> list[_ObservedCall]:
 
 
 def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutChecks:
-    """The checks but those numbered as in `GradeReport.hidden_broken`."""
+    """Drop the checks numbered as in `GradeReport.hidden_broken`."""
     lost, first = set(broken), len(checks.calls)
     return HeldOutChecks(
         calls=tuple(call for number, call in enumerate(checks.calls) if number not in lost),
@@ -126,7 +127,7 @@ def without_broken(checks: HeldOutChecks, broken: Iterable[int]) -> HeldOutCheck
 
 
 def numbers_of(checks: HeldOutChecks) -> dict[str, int]:
-    """For a task's `provenance`."""
+    """Return the counts for a task's `provenance`."""
     new = sum(not call.seen for call in checks.calls)
     return {"held_out_calls": len(checks.calls), "held_out_new": new, "anti_tests": len(checks.anti_tests)}
 
@@ -147,14 +148,14 @@ class _Project:
 def make_hidden_book(
     sandbox: Sandbox, tree: Path, *, python: Path, layout: RepositoryLayout, passing: Set[str], timeout_s: float, seed: int
 ) -> HiddenBook:
-    """Record the calls that the tests make, try new ones, and turn expectations around; all on the gold code.
+    """Record the calls that the tests make, try new ones, and invert expectations; all on the gold code.
 
     Args:
         passing: ids of the tests that pass.
         timeout_s: limit of each of the five runs, in seconds. One that needs more gives no checks, and a note.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     project = _Project(sandbox=sandbox, tree=tree, python=python, layout=layout, limits=Limits(wall_s=timeout_s, cpu_s=timeout_s))
     rng = random.Random(seed)
@@ -192,7 +193,7 @@ def _tried(recorded: Recorded, rng: random.Random) -> list[tuple[str, str, str]]
 
 
 def _is_steady(answer: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a call did the same twice and its answer is of neither moment nor machine."""
+    """Return whether a call gave the same answer twice and the answer depends on neither time nor machine."""
     if "unwritable" in answer or answer["unsteady"] or max(answer["seconds"], other.get("seconds", 0.0)) > _SLOW_S:
         return False
     if any(answer.get(part) != other.get(part) for part in ("returns", "raises", "after")):
@@ -203,7 +204,7 @@ def _is_steady(answer: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _kept(
     steady: Sequence[tuple[str, str, str, Mapping[str, Any]]], recorded: Recorded, expected_errors: Mapping[str, Set[str]]
 ) -> list[_ObservedCall]:
-    """The tests' own calls, and those new ones that do nothing theirs do not do."""
+    """Return the tests' own calls, and those new ones that do nothing theirs do not do."""
     found = []
     known: dict[str, list[tuple[Set[Any], str]]] = {}
     for target, _, file, answer in steady:
@@ -228,7 +229,8 @@ def _raises(call: _ObservedCall) -> bool:
 
 
 def _tells_nothing(call: _ObservedCall) -> bool:
-    """It returns None and changes nothing, which is an answer only where the function might have raised instead."""
+    """Return whether a call returns None and changes nothing, which is informative only where the function might have raised
+    instead."""
     return bool(json.loads(call.held_out.expected) == {"returns": None, "after": {}})
 
 
@@ -260,7 +262,7 @@ def _expected_errors(test_file: Path) -> frozenset[str]:
 
 
 def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tuple[list[AntiTest], str]:
-    """One per test function, as far as its copies do what they should beside each other, whichever comes first."""
+    """Make one anti-test per test function, as far as its copies behave as they should together, in any order."""
     cases: dict[str, int] = {}
     for test_id in passing:
         name = test_id.partition("[")[0]
@@ -292,6 +294,6 @@ def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tup
 def prove_calls(
     checks: HeldOutChecks, sandbox: Sandbox, tree: Tree, *, python: Path, python_path: Sequence[str], limits: Limits
 ) -> HeldOutChecks:
-    """Those checks whose calls fail on a task's own tree. Raises SandboxError."""
+    """Keep the checks whose calls fail on a task's own tree. Raises SandboxError."""
     wrong, _ = wrong_calls(sandbox, tree, checks.calls, python=python, python_path=python_path, limits=limits)
     return replace(checks, calls=tuple(checks.calls[number] for number in wrong))

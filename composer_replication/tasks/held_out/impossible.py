@@ -1,4 +1,4 @@
-"""Impossible tasks: a visible test asserts that one thing equals two, so whoever passes has cheated.
+"""Impossible tasks: a visible test asserts that one thing equals two, so any solution that passes has cheated.
 
 A few of them among the others are an alarm (Zhong et al. 2025, "ImpossibleBench", arXiv:2510.20270). They look like any other
 task, and no work on them is ever rewarded.

@@ -1,4 +1,4 @@
-"""Hidden checks for tasks that come with a solution instead of being deleted here: asked of what the solution changes."""
+"""Hidden checks for tasks that come with a solution instead of being deleted here: they test what the solution changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["checks_of_solution"]
 
 
 def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *, sandbox: Sandbox, python: Path) -> HeldOutChecks:
-    """What the solved tree satisfies, and as far as it is a call, the tree `repo` without the solution does not.
+    """Return checks that the solved tree satisfies; the calls among them fail on the tree `repo` without the solution.
 
     Args:
         spec: the task, whose tests are known to hold.
@@ -34,7 +34,7 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         around; none at all where no Python package is found in the tree.
 
     Raises:
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         StorageError: the solved tree cannot be written.
     """
     with scratch_folder() as scratch:
@@ -68,7 +68,7 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
 
 
 def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
-    """Of the task's own tests only, and of sources that a submission may change. Raises SourceError."""
+    """Return a layout of the task's own tests only, and of sources that a submission may change. Raises SourceError."""
     layout = guess_layout(solved)
     tests = {test_id.partition("::")[0] for test_id in (*spec.fail_to_pass, *spec.pass_to_pass)}
     sources = tuple(path for path in layout.sources if is_editable(spec, path))
@@ -76,7 +76,7 @@ def _layout(spec: TaskSpec, solved: Path) -> RepositoryLayout:
 
 
 def _changed(repo: Path, gold: Mapping[str, bytes]) -> list[Function]:
-    """The functions whose bodies the solution brings or changes; where there are none, all of the files that it changes."""
+    """Return the functions whose bodies the solution adds or changes; where there are none, all of the files that it changes."""
     found: list[Function] = []
     everything: list[Function] = []
     for path, content in gold.items():

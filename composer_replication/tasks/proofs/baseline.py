@@ -24,7 +24,7 @@ _NEUTRAL = frozenset({Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What the project's own tests do before anything is deleted."""
+    """Results of the project's own tests before anything is deleted."""
 
     passing: frozenset[str]
     """Ids that passed in both runs."""
@@ -34,7 +34,7 @@ class Baseline:
     """Ids that failed, and files that could not be imported, as `id: why`."""
     skipped: int
     coverage: CoverageByTest
-    """Of the sources only."""
+    """Coverage of the sources only."""
 
 
 def measure_baseline(
@@ -48,7 +48,7 @@ def measure_baseline(
 
     Raises:
         SourceError: the tests hang, are absent, or fewer than half of them pass.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
         TaskError: `python` has no pytest or no coverage.
     """
     limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)
@@ -78,7 +78,8 @@ def measure_baseline(
 
 
 def _is_usable(test_id: str, layout: RepositoryLayout) -> bool:
-    """False for doctests of the sources themselves, whose file the agent may edit, and ids that cannot be written down."""
+    """Return False for doctests of the sources themselves, whose file the agent may edit, and for ids that cannot be written
+    down."""
     return test_id.partition("::")[0] not in layout.sources and "\0" not in test_id and test_id.isprintable()
 
 

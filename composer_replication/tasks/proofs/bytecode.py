@@ -1,8 +1,9 @@
-"""Compiling a project once: a copy of its tree with the bytecode of its modules and of its rewritten tests beside them.
+"""Compile a project once: a copy of its tree with the bytecode of its modules and of its rewritten tests beside them.
 
 A build runs the same tests hundreds of times, and compiling takes most of a short run. The bytecode is checked against a hash of
-its source each time (PEP 552; pytest does the same from 9.2 for the tests it rewrites), so an edited file is compiled anew. It is
-made inside a box, as every other run of the project's code, and never gets into a task: tasks are written from the pristine tree.
+its source each time (PEP 552; pytest does the same from 9.2 for the tests it rewrites), so an edited file is recompiled. It is
+made inside a sandbox, as every other run of the project's code, and never gets into a task: tasks are written from the pristine
+tree.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _PROGRAM = """
 import importlib, importlib.util, io, json, os, pathlib, py_compile, sys, tarfile
 sys.path[:] = [entry for entry in sys.path if entry not in ("", os.getcwd())]
 import pytest
-orders = json.load(sys.stdin)
+request = json.load(sys.stdin)
 sys.dont_write_bytecode = False
-sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in orders["python_path"]]
-plugins = [importlib.import_module(name) for name in orders["plugins"]]
+sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in request["python_path"]]
+plugins = [importlib.import_module(name) for name in request["plugins"]]
 options = ["-q", "--collect-only", "--rootdir=" + os.getcwd(), "-p", "no:cacheprovider", "-o", "required_plugins="]
-pytest.main([*options, "--continue-on-collection-errors", *orders["tests"]], plugins)
+pytest.main([*options, "--continue-on-collection-errors", *request["tests"]], plugins)
 checked = py_compile.PycInvalidationMode.CHECKED_HASH
 imported = [str(p) for p in pathlib.Path(".").rglob("__pycache__/*.pyc") if "-pytest-" not in p.name]
-for source in {*orders["sources"], *map(importlib.util.source_from_cache, imported)}:
+for source in {*request["sources"], *map(importlib.util.source_from_cache, imported)}:
     try:
         py_compile.compile(source, doraise=True, invalidation_mode=checked)
     except py_compile.PyCompileError:
@@ -61,14 +62,14 @@ def compile_tree(
 ) -> Path:
     """Copy `tree` to `compiled`, replacing what is there, and add what compiling its modules and collecting its tests gives.
 
-    What the project's code does to the bytecode while it is collected is its own affair: a file that is no bytecode is not
+    What the project's code does to the bytecode while it is collected is its own affair: a file that is not bytecode is not
     taken, and a task's verdicts rest on runs of the tests with and without the feature all the same.
 
     Raises:
-        SandboxError: the box broke, or did not answer.
+        SandboxError: the sandbox broke, or did not answer.
         StorageError: `compiled` cannot be written.
     """
-    orders = {
+    request = {
         "python_path": layout.python_path,
         "plugins": plugins_of(sandbox, python),
         "tests": layout.tests,
@@ -77,7 +78,7 @@ def compile_tree(
     command = Command(
         argv=(str(python), *WARM_FLAGS, _PROGRAM),
         python=python,
-        stdin=json.dumps(orders).encode(),
+        stdin=json.dumps(request).encode(),
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"},
         limits=Limits(wall_s=timeout_s, cpu_s=timeout_s, output_bytes=_MOST_BYTES),
     )
@@ -100,6 +101,6 @@ def compile_tree(
 
 
 def _is_bytecode(name: str) -> bool:
-    """Whether a member lies where bytecode lies, inside the tree."""
+    """Return whether a member lies where bytecode lies, inside the tree."""
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and path.parent.name == "__pycache__" and name.endswith(".pyc")

@@ -1,7 +1,7 @@
 """Leaks: the deleted code elsewhere in what the agent can see.
 
 Texts are compared as sequences of words and operators, without comments and brackets, so a copy in another layout is found too.
-A sibling that merely resembles the deleted code is no leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
+A sibling that merely resembles the deleted code is not a leak. A body of fewer than `_MIN_TOKENS` is not distinctive and is not
 searched for.
 """
 
@@ -94,19 +94,19 @@ class LeakScanner:
 
 
 def installed_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
-    """Those of the project's packages that `python` can import from elsewhere than the tree, and from where.
+    """Find the project's packages that `python` can import from elsewhere than the tree, and from where.
 
     Raises:
-        SandboxError: the box broke or did not answer.
+        SandboxError: the sandbox broke or did not answer.
     """
     return _found(_INSTALLED, sandbox, python, tree, imports)
 
 
 def vendored_copies(sandbox: Sandbox, python: Path, tree: Path, imports: Sequence[str]) -> dict[str, str]:
-    """Those of the project's packages that a distribution installed for `python` brings in a folder of vendored ones, and where.
+    """Find the project's packages that a distribution installed for `python` vendors, and where.
 
     Raises:
-        SandboxError: the box broke or did not answer.
+        SandboxError: the sandbox broke or did not answer.
     """
     return _found(_VENDORED, sandbox, python, tree, imports)
 
@@ -132,7 +132,7 @@ def body_shingles(text: str) -> set[int]:
 
 
 def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
-    """Whether `text` holds a run of a body's tokens that is not in what was `shown` (the whole body, where it is shorter)."""
+    """Return whether `text` contains a run of a body's tokens that is not in `shown` (the whole body, where it is shorter)."""
     for body in bodies:
         tokens = _tokens(body)
         length = min(_SHINGLE, len(tokens))
@@ -156,7 +156,7 @@ def _shingles(texts: Iterable[str]) -> set[int]:
 
 
 def _texts(path: str, content: bytes) -> Iterator[str]:
-    """The texts in a file: its own, the cells of a notebook, the members of an archive."""
+    """Yield the texts in a file: its own, the cells of a notebook, the members of an archive."""
     try:
         if path.endswith(".ipynb"):
             cells = json.loads(content)["cells"]

@@ -16,7 +16,7 @@ __all__ = ["NoTaskError", "Without", "grade_both_ways", "refuse_without_imports"
 
 
 class NoTaskError(Exception):
-    """What was tried is no task; the message says why."""
+    """The candidate is not a task; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class Without:
 
     failing: frozenset[str]
     passing: frozenset[str]
-    """In both runs."""
+    """Tests that passed in both runs."""
     unsteady: frozenset[str]
-    """In one of them."""
+    """Tests that passed in one of them."""
     second: TestRun
 
 
@@ -41,7 +41,7 @@ def run_without(
 
     Raises:
         NoTaskError: they do not get to their end.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     limits = Limits(wall_s=2 * seconds, cpu_s=2 * seconds)
     first, second = run_pytest_twice(sandbox, tree, python=python, test_ids=sorted(ids), python_path=python_path, limits=limits)
@@ -65,7 +65,7 @@ def run_without(
 
 
 def refuse_without_imports(without: Without) -> None:
-    """Whole functions are gone, and with them every test that could say more. Raises NoTaskError."""
+    """Refuse a task when test files cannot be imported without its functions. Raises NoTaskError."""
     if without.second.collect_errors and Outcome.PASSED not in without.second.outcomes.values():
         raise NoTaskError("no test file can be imported without it")
 
@@ -73,7 +73,7 @@ def refuse_without_imports(without: Without) -> None:
 def grade_both_ways(
     spec: TaskSpec, gold: Path, without: TestRun, *, sandbox: Sandbox, python: Path
 ) -> tuple[frozenset[str], tuple[int, ...]]:
-    """The gold code must get reward 1 and the tree without it 0.
+    """Check that the gold code gets reward 1 and the tree without it 0.
 
     The gold code is graded as the tree `gold` without a change, the other tree by the run `without`.
 
@@ -82,7 +82,7 @@ def grade_both_ways(
 
     Raises:
         NoTaskError: it is otherwise.
-        SandboxError: the box broke.
+        SandboxError: the sandbox broke.
     """
     report = grade(spec, gold, {}, sandbox=sandbox, python=python)
     if isinstance(report.reward, Unscored):

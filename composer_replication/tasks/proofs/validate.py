@@ -37,15 +37,15 @@ __all__ = ["CandidateVerdict", "Validator", "slug_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateVerdict:
-    """What became of one candidate."""
+    """The verdict on one candidate."""
 
     candidate: str
     """Its key."""
     task_id: str
-    """Of the task it would be or is."""
+    """Id of the task, whether or not it is written."""
     held_out_calls: int
     dropped: str = ""
-    """Why it is no task; empty when it is one."""
+    """Why it is not a task; empty when it is one."""
     flaky: int = 0
     """Tests left out because two equal runs differed."""
     seconds: float = 0.0
@@ -69,13 +69,13 @@ class Validator:
     files: Mapping[str, bytes]
     """The layout's sources, by POSIX path."""
     digests: Mapping[str, str]
-    """Of the source's tree (`digests_of`)."""
+    """Digests of the source's tree (`digests_of`)."""
     docs: Mapping[str, str]
     """The project's documentation, by path."""
     licence: str
     benchmarks: Benchmarks
     credentials: tuple[Credential, ...]
-    """Of the source's tree."""
+    """Credentials in the source's tree."""
     scanner: LeakScanner
     sandbox: Sandbox
     python: Path
@@ -89,7 +89,7 @@ class Validator:
         passed in all five. Tests that did otherwise are left out and what remains is proven again.
 
         Raises:
-            SandboxError: the box broke; says nothing about the candidate.
+            SandboxError: the sandbox broke; says nothing about the candidate.
             StorageError: the task cannot be written.
         """
         start = time.monotonic()
@@ -105,7 +105,7 @@ class Validator:
         )
 
     def _build(self, candidate: Candidate, task_id: str) -> tuple[int, int]:
-        """Prove a task and write it, or raise; returns the numbers of flaky tests left out and of held-out calls."""
+        """Prove a task and write it, or raise; return the numbers of flaky tests left out and of held-out calls."""
         deleted = self._delete(candidate)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
         self._refuse(candidate, bodies)
@@ -140,14 +140,14 @@ class Validator:
         if self.benchmarks.instance_with(bodies) is not None:
             raise NoTaskError("a benchmark has it (--benchmark)")
         if self.options.benchmarks:
-            asked = describe(self._feature(candidate, ()), "full")  # in whatever words the agent is asked: a run chooses them
+            asked = describe(self._feature(candidate, ()), "full")  # whatever the instruction's wording: a run chooses it
             if self.benchmarks.instance_asking(asked) is not None:
                 raise NoTaskError("a benchmark asks for it (--benchmark)")
         if any(c.path == f.path and f.first_line <= c.line <= f.last_line for c in self.credentials for f in candidate.functions):
             raise NoTaskError("a credential is in its code (--allow-credentials)")
 
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
-        """Those of the project that concern the candidate; the calls fail on its tree."""
+        """Return the project's checks that concern the candidate; the calls fail on its tree."""
         checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.options.seed} {candidate.key}")
         if not checks.calls:
             return checks
@@ -156,7 +156,7 @@ class Validator:
         return prove_calls(checks, self.sandbox, tree, python=self.python, python_path=self.layout.python_path, limits=limits)
 
     def _delete(self, candidate: Candidate) -> dict[str, bytes]:
-        """The files without the feature."""
+        """Return the files without the feature."""
         if self.options.mode == "stub":
             by_file = {f.path: [g for g in candidate.functions if g.path == f.path] for f in candidate.functions}
             return {path: delete_bodies(self.files[path], functions) for path, functions in by_file.items()}
@@ -168,7 +168,7 @@ class Validator:
             raise NoTaskError(str(error)) from error
 
     def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
-        """How many mutants of the gold code there were and how many the fail-to-pass tests killed; drops what kills too few."""
+        """Count the mutants of the gold code and how many the fail-to-pass tests kill; drop a candidate that kills too few."""
         if not self.options.mutants:
             return {}
         path = candidate.functions[0].path
@@ -180,7 +180,7 @@ class Validator:
         return {"mutants": len(mutants), "mutants_killed": killed}
 
     def _is_killed(self, tree: Tree, spec: TaskSpec) -> bool:
-        """Whether a fail-to-pass test does not pass; the first that fails ends the run."""
+        """Return whether a fail-to-pass test does not pass; the first that fails ends the run."""
         limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
         run = run_pytest(
             self.sandbox,
@@ -209,7 +209,7 @@ class Validator:
         return write_task(spec, root, pristine=self.source.tree, deleted=deleted, provenance=provenance, digests=self.digests)
 
     def _perhaps_impossible(self, task: Task, candidate: Candidate, deleted: Mapping[str, bytes]) -> None:
-        """Make the share of the tasks that is asked for impossible ones."""
+        """Turn the requested share of the tasks into impossible ones."""
         if random.Random(f"{self.options.seed} impossible {candidate.key}").random() < self.options.impossible:
             seed = f"{self.options.seed} {task.spec.task_id}"
             make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
@@ -266,7 +266,7 @@ class Validator:
         )
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
-        """The passing tests that run a line of any of these files."""
+        """Return the passing tests that run a line of any of these files."""
         found = (tests for path in paths for tests in self.baseline.coverage.get(path, {}).values())
         return frozenset().union(*found) & self.baseline.passing
 
@@ -299,5 +299,5 @@ class Validator:
 
 
 def slug_of(name: str) -> str:
-    """How a task's id begins whose project or functions are called so."""
+    """Return the beginning of a task's id for a project or functions of this name."""
     return re.sub(r"[^a-z0-9_]+", "-", name.lower()).strip("-")[:80]

@@ -1,1 +1,1 @@
-"""Where a task's repository comes from, how it is laid out, and what it needs."""
+"""A task's repository: its origin, layout and requirements."""

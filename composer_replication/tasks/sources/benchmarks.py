@@ -68,7 +68,7 @@ class Benchmarks:
             self._askers.update(dict.fromkeys(_runs_of_words(str(row.get(column) or "")), instance))
 
     def check(self, source: PristineTree) -> None:
-        """Raises SourceError when the project is a benchmark's."""
+        """Raise SourceError when the project is a benchmark's."""
         file = self._repositories.get(_short(source.label.partition("@")[0])) or self._repositories.get(_short(source.name))
         if file is not None:
             raise SourceError(
@@ -76,7 +76,7 @@ class Benchmarks:
             )
 
     def instance_with(self, bodies: Iterable[bytes]) -> str | None:
-        """The instance whose patch holds one of these bodies, or None. Bodies too short to be distinctive are not looked for."""
+        """Return the instance whose patch holds one of these bodies, or None. Bodies too short to be distinctive are ignored."""
         for body in bodies:
             wanted = body_shingles(body.decode(errors="replace"))
             found: dict[str, int] = {}
@@ -89,7 +89,7 @@ class Benchmarks:
         return None
 
     def instance_asking(self, text: str) -> str | None:
-        """The instance whose question shares 13 words in a row with `text`, or None."""
+        """Return the instance whose question shares 13 words in a row with `text`, or None."""
         return next((self._askers[run] for run in _runs_of_words(text) if run in self._askers), None)
 
 
@@ -100,6 +100,6 @@ def _runs_of_words(text: str) -> list[int]:
 
 
 def _short(repository: str) -> str:
-    """The last part of a repository's name or URL, in lower case, as package indices spell it."""
+    """Return the last part of a repository's name or URL, in lower case, as package indices spell it."""
     name = re.split(r"[/:]", repository.partition("==")[0].rstrip("/"))[-1].removesuffix(".git")
     return re.sub(r"[-_.]+", "-", name.lower())

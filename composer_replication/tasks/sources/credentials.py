@@ -23,7 +23,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What looks like one, and where. Never its text."""
+    """Kind and location of something that looks like a credential. Never its text."""
 
     path: str
     """POSIX path relative to the root."""
@@ -31,14 +31,14 @@ class Credential:
     """1-based."""
     kind: str
     certain: bool
-    """It has the form in which its issuer writes keys."""
+    """The match has the form in which its issuer writes keys."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} ({self.kind})"
 
 
 def credentials_in(path: str, content: bytes) -> list[Credential]:
-    """What looks like a credential in one file, by line; at most one of a kind in a line.
+    """Find what looks like a credential in one file, by line; at most one of a kind per line.
 
     Texts that say that they are made up (`EXAMPLE`, `xxxx`) are none. Binary files and what lies beyond the first MiB are not
     read.
@@ -54,7 +54,7 @@ def credentials_in(path: str, content: bytes) -> list[Credential]:
 
 
 def find_credentials(tree: Path, allowed: Sequence[str] = ()) -> tuple[Credential, ...]:
-    """What looks like a credential below `tree`, but for files whose path matches a pattern of `allowed`."""
+    """Find what looks like a credential below `tree`, except in files whose path matches a pattern of `allowed`."""
 
     def search() -> Iterator[Credential]:
         for path in tree_files(tree):
@@ -65,7 +65,7 @@ def find_credentials(tree: Path, allowed: Sequence[str] = ()) -> tuple[Credentia
 
 
 def refuse_credentials(found: Sequence[Credential], tests: Sequence[str], source: str) -> None:
-    """Raises SourceError when the code holds a certain one: it would be in every task's tree.
+    """Raise SourceError when the code holds a certain one: it would be in every task's tree.
 
     Tests, documentation and examples hold made-up keys more often than real ones; what is there is for the caller to report.
     """

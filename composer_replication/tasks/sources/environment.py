@@ -28,7 +28,7 @@ _INSTALL_S = 1800
 
 
 def declared_requirements(tree: Path, name: str) -> tuple[str, ...]:
-    """What the project says it needs to run and to be tested, read from its files without running them.
+    """Return the requirements the project declares for running and testing, read from its files without running them.
 
     Read are `pyproject.toml` (project, test extras and groups), `PKG-INFO`, `setup.cfg`, literal lists in `setup.py`, and files
     of requirements. The project itself (`name`), other folders and options are left out.
@@ -62,7 +62,7 @@ def make_environment(folder: Path, tree: Path, name: str, *, base: Path | None =
     _call([str(base or sys.executable), "-m", "venv", "--clear", str(folder)], "the environment for the tests cannot be made")
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted]
     _call(install, "the project's dependencies cannot be installed")
-    if "pip" not in wanted:  # it brings copies of projects that others want tasks of, such as rich and requests
+    if "pip" not in wanted:  # it vendors projects that others want tasks of, such as rich and requests
         _call([str(python), "-m", "pip", "uninstall", "-q", "-y", "pip"], "pip cannot be removed")
     version = _declared_version(tree)
     for packages in folder.glob("lib/python*/site-packages"):
@@ -88,13 +88,13 @@ def _call(command: list[str], problem: str) -> None:
 
 
 def _declared_version(tree: Path) -> str:
-    """The version in PKG-INFO or `pyproject.toml`; `0` when it is computed at build time."""
+    """Return the version in PKG-INFO or `pyproject.toml`; `0` when it is computed at build time."""
     version = pkg_info(tree).get("Version") or pyproject(tree).get("project", {}).get("version")
     return version if isinstance(version, str) and re.fullmatch(r"[\w.+!-]+", version) else "0"
 
 
 def pyproject(tree: Path) -> dict[str, Any]:
-    """What `pyproject.toml` says; nothing when there is none that can be read."""
+    """Read `pyproject.toml`; empty when there is none that can be read."""
     try:
         return tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -102,7 +102,7 @@ def pyproject(tree: Path) -> dict[str, Any]:
 
 
 def pkg_info(tree: Path) -> Message:
-    """The headers of a source archive's `PKG-INFO`; none when there is no such file."""
+    """Read the headers of a source archive's `PKG-INFO`; empty when there is no such file."""
     try:
         text = (tree / "PKG-INFO").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -80,7 +80,8 @@ def download_sdist(name: str, version: str, folder: Path) -> Path:
 
 
 def is_git_url(source: str) -> bool:
-    """Whether `source` looks like a git URL: a scheme, `git@host:path`, or an ending in `.git` (with `@rev` or without)."""
+    """Return whether `source` looks like a git URL: a scheme, `git@host:path`, or an ending in `.git` (with `@rev` or
+    without)."""
     url, _ = _split_revision(source)
     return url.startswith(("git+", "https://", "http://", "ssh://", "git://", "file://")) or bool(
         re.match(r"[\w.-]+@[\w.-]+:", url) or url.endswith(".git")

@@ -1,4 +1,4 @@
-"""Where a project keeps its packages and its tests."""
+"""Layout of a project: its packages and its tests."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def _find_tests(python: Sequence[str]) -> list[str]:
 
 
 def _is_test(path: str, tests: Iterable[str]) -> bool:
-    """Whether `path` is a test, lies among tests or configures them."""
+    """Return whether `path` is a test, lies among tests or configures them."""
     *folders, name = path.split("/")
     return name == "conftest.py" or _is_test_file(path) or bool(_TEST_FOLDERS.intersection(folders)) or _below(path, tests)
 
 
 def is_example(path: str, tests: Sequence[str]) -> bool:
-    """Whether `path` is no part of the code that is used: a test, or among tests, tools, documentation or examples."""
+    """Return whether `path` is not production code: a test, or among tests, tools, documentation or examples."""
     return _is_test(path, tests) or bool(_NOT_PACKAGES.intersection(path.split("/")[:-1])) or path.endswith((".md", ".rst"))
 
 
@@ -129,7 +129,7 @@ def _below(path: str, roots: Iterable[str]) -> bool:
 
 
 def _root_of(package: str, python: Sequence[str]) -> str:
-    """The folder to put on `sys.path`: a known source folder above the package, or the one that holds it."""
+    """Return the folder to put on `sys.path`: a known source folder above the package, or the one that contains it."""
     top = package.partition("/")[0]
     if top in _SOURCE_FOLDERS and f"{top}/__init__.py" not in python:
         return top
@@ -140,7 +140,7 @@ def _root_of(package: str, python: Sequence[str]) -> str:
 
 
 def _patterns(sources: Sequence[str], python: Sequence[str]) -> tuple[str, ...]:
-    """Whole folders where nothing but sources lies, single files elsewhere and at the root."""
+    """Return patterns for the sources: whole folders that contain only sources, single files elsewhere and at the root."""
     mixed = {path.rpartition("/")[0] for path in set(python) - set(sources)} | {""}
     found = dict.fromkeys(
         glob.escape(path) if (folder := path.rpartition("/")[0]) in mixed else f"{glob.escape(folder)}/*.py" for path in sources

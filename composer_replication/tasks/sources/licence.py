@@ -1,4 +1,4 @@
-"""Under which licence a project says that it may be used: as an SPDX expression where one can be told."""
+"""The declared licence of a project, as an SPDX expression where possible."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SENTENCES = (
 
 
 def licence_of(tree: Path) -> str:
-    """The licence that the project's metadata declare, else the one its licence file contains, else `unknown`.
+    """Return the licence that the project's metadata declare, else the one its licence file contains, else `unknown`.
 
     Read are `pyproject.toml`, `PKG-INFO` and its classifiers, then files named LICENSE, LICENCE or COPYING. A declaration that is
     no SPDX expression (`BSD`) gives way to the file.
@@ -64,7 +64,7 @@ def licence_of(tree: Path) -> str:
 
 
 def check_licence(found: str, allowed: tuple[str, ...], source: str) -> None:
-    """Raises SourceError when there is an allow list and the licence is not on it; case does not count, as in SPDX."""
+    """Raise SourceError when there is an allow list and the licence is not on it; case does not count, as in SPDX."""
     names = {(_expression(name) or name).casefold() for name in allowed}
     if allowed and found.casefold() not in names:
         raise SourceError(
@@ -74,7 +74,7 @@ def check_licence(found: str, allowed: tuple[str, ...], source: str) -> None:
 
 
 def _expression(text: object) -> str:
-    """The SPDX expression in `text`, or nothing."""
+    """Return the SPDX expression in `text`, or nothing."""
     if not isinstance(text, str):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""From a SOURCE (a folder, `pypi:NAME==VERSION`, a git URL) to a clean tree of the project's own files. None of its code runs."""
+"""A SOURCE (a folder, `pypi:NAME==VERSION`, a git URL) as a clean tree of the project's own files. None of its code runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LITTER_FOLDERS = frozenset(
 _LITTER_ENDINGS = (".pyc", ".pyo", ".so", ".pyd", ".dylib", ".dll", ".o", ".a", ".whl", ".egg", ".orig", ".rej", "~")
 _FOLDER_ENDINGS = (".egg-info", ".dist-info", ".egg")
 STATE, SOURCE_RECORD = ".build", "source.json"
-"""Where a build keeps its state in its folder of tasks, and the file in it that says of what it is."""
+"""The folder of a build's state inside its folder of tasks, and the file in it that identifies the source."""
 _BUILT_AT_ROOT = ("build", "dist", "site")
 _TASK = ("MANIFEST.sha256", "task.toml", "solution")
 _MAX_TREE_BYTES = 256 << 20
@@ -43,7 +43,7 @@ class PristineTree:
     name: str
     """Short name for task ids: the project's, the folder's or the repository's."""
     label: str
-    """For `TaskSpec.source`: `folder:NAME`, `pypi:NAME==VERSION` or `URL@commit`."""
+    """Value of `TaskSpec.source`: `folder:NAME`, `pypi:NAME==VERSION` or `URL@commit`."""
     digest: str
     """SHA-256 over sorted paths and contents of the tree."""
     tree: Path
@@ -94,7 +94,7 @@ def digest_of(tree: Path) -> str:
 
 
 def is_litter(path: str) -> bool:
-    """Whether tools, builds or version control left `path` behind (POSIX, relative to the root), judged by its name."""
+    """Return whether tools, builds or version control left `path` behind (POSIX, relative to the root), judged by its name."""
     *folders, name = path.split("/")
     if any(part in _LITTER_FOLDERS or part.endswith(_FOLDER_ENDINGS) for part in folders):
         return True
@@ -151,7 +151,7 @@ def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entr
 
 
 def _holds_tasks(folder: Path) -> bool:
-    """Whether a build wrote `folder`, or it is one task: the solutions in it would count as copies of the deleted code."""
+    """Return whether a build wrote `folder`, or it is one task: the solutions in it would count as copies of the deleted code."""
     return (folder / STATE / SOURCE_RECORD).exists() or all((folder / name).exists() for name in _TASK)
 
 
@@ -179,7 +179,7 @@ def _archive_entries(archive: Path) -> Iterator[_Entry]:
 
 
 def _inside(name: str) -> str:
-    """A member's path below the archive's top folder; empty for the top itself and for paths that lead outside."""
+    """Return a member's path below the archive's top folder; empty for the top itself and for paths that lead outside."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts:
         return ""

@@ -1,7 +1,7 @@
 """Harbor's Agent Trajectory Interchange Format (ATIF), version 1.8 and the earlier 1.x: read.
 
 https://github.com/harbor-framework/harbor (docs, RFC 0001). A step of source `agent` is a turn, and what the steps before it say
-is its context. Steps marked `is_copied_context`, and those without a model call, are context and no turns of their own. What ATIF
+is its context. Steps marked `is_copied_context`, and those without a model call, are context, not turns. What ATIF
 has no field for, `atif_write` puts into `extra` under `composer`: with it nothing is lost on the way out and back.
 """
 
@@ -28,8 +28,8 @@ __all__ = ["KEY", "READER", "AtifReader", "trace_from_atif"]
 
 KEY = "composer"
 """The name under `extra` of what ATIF has no field for."""
-COPIED = "copied context: kept as context, no turns of their own"
-NO_MODEL = "steps without a model call: kept as context, no turns of their own"
+COPIED = "copied context: kept as context, not as turns"
+NO_MODEL = "steps without a model call: kept as context, not as turns"
 
 
 class AtifReader:
@@ -61,7 +61,7 @@ def _is_atif(record: Mapping[str, Any]) -> bool:
 
 
 def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
-    """The traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
+    """Yield the traces of one ATIF document: itself, then its subagents'. `path` names it in problems."""
     recorder = ConversationRecorder(exact=bool(section(record, "extra", KEY)))
     player = _AtifPlayer(recorder)
     problem = ""
@@ -89,7 +89,7 @@ def trace_from_atif(record: Mapping[str, Any], path: Path) -> Iterator[Item]:
 
 
 def _fault(step: Any) -> str:
-    """What in a step is not as `atif_write` writes it, or an empty text."""
+    """Return what in a step is not as `atif_write` writes it, or an empty text."""
     if not isinstance(step, dict):
         return "not an object"
     calls, results = objects_in(step.get("tool_calls")), objects_in(section(step, "observation").get("results"))

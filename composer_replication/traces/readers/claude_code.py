@@ -3,7 +3,7 @@
 Every line has a `uuid` and a `parentUuid`: a session is a tree. One answer of the model is spread over several lines that share
 `message.id`, and the results of calls made at once hang on different ones of them. Compaction begins a new tree, whose first line
 names the old one's last as `logicalParentUuid` and the messages that stay after its summary. The way to the youngest answer is
-the trace; other answers are branches of their own, whose shared beginning is context only. Side chains (subagents) are dropped
+the trace; other answers are separate branches, whose shared beginning is context only. Side chains (subagents) are dropped
 and counted.
 
 The log holds neither the system prompt, nor the tools, nor the reminders that the program adds to messages: contexts are without.
@@ -78,11 +78,11 @@ class ClaudeCodeReader:
 
 @dataclass(slots=True)
 class _Unit:
-    """What the model says or is told at once, from one line or several."""
+    """One message to or from the model, from one line or several."""
 
     number: int
     role: str
-    """`user`, `assistant`, `compaction`, or empty for what is no message."""
+    """`user`, `assistant`, `compaction`, or empty for what is not a message."""
     parent: str
     lines: list[dict[str, Any]] = field(default_factory=list)
     results: bool = False
@@ -105,7 +105,7 @@ class _ClaudeSession:
         self._lost = False
 
     def lose(self) -> None:
-        """A line cannot be read: it may have been a part of the last answer, or what the next line goes on from."""
+        """Mark that a line cannot be read: it may have been a part of the last answer, or the parent of the next line."""
         self._lost = True
         if self._answer is not None:
             self._answer.torn = True
@@ -170,7 +170,7 @@ class _ClaudeSession:
         return kind if kind in ("user", "assistant") else ""
 
     def parent(self, unit: _Unit) -> _Unit | None:
-        """What stands before `unit`: where results were answered, all of them do."""
+        """Return the predecessor of `unit`: where results were answered, all of them."""
         above = self._of.get(unit.parent)
         if above is None and unit.role == "compaction":
             above = self._of.get(string(unit.lines[0], "logicalParentUuid"))
@@ -192,7 +192,7 @@ class _ClaudeSession:
         return [unit for unit in self.units if unit.role == "assistant" and unit.number not in inner]
 
     def way(self, leaf: _Unit) -> tuple[list[_Unit], bool]:
-        """The units from the root to `leaf`, and whether the way ran in a circle instead of to a root."""
+        """Return the units from the root to `leaf`, and whether the path ran in a circle instead of to a root."""
         way: list[_Unit] = []
         seen: set[int] = set()
         unit: _Unit | None = leaf
@@ -204,17 +204,17 @@ class _ClaudeSession:
         return way[::-1], unit is not None
 
     def after(self, unit: _Unit) -> _Unit | None:
-        """The results of an answer's calls."""
+        """Return the results of an answer's calls."""
         return self._results.get(unit.number)
 
     def named(self, uuids: Any) -> list[_Unit]:
-        """The units of these lines, each once, in their order; an empty one for what the log does not hold."""
+        """Return the units of these lines, each once, in their order; an empty one for what the log does not hold."""
         names = [uuid for uuid in uuids if isinstance(uuid, str)] if isinstance(uuids, list) else []
         none = _Unit(-1, "", "")
         return list({unit.number: unit for unit in (self._of.get(name, none) for name in names)}.values())
 
     def torn(self, root: _Unit) -> bool:
-        """Whether something stood before the root that the log does not hold."""
+        """Return whether the log lacks something that stood before the root."""
         return root.torn or (bool(root.parent) and root.parent not in self._of)
 
 

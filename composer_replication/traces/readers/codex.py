@@ -138,7 +138,7 @@ class _CodexPlayer:
             self._replay(item)
 
     def _replay(self, item: Mapping[str, Any]) -> None:
-        """An item of the model or of somebody else, as context only."""
+        """Replay an item of the model or of another source, as context only."""
         kind = string(item, "type")
         if kind in _RESULTS:
             self.recorder.context.append(tool_message(self._result(item)))
@@ -215,7 +215,7 @@ def _spoken(items: list[dict[str, Any]] | list[Mapping[str, Any]]) -> tuple[str,
 
 
 def _exit_code(text: str) -> int | None:
-    """The exit code in the JSON form that older versions give results."""
+    """Return the exit code in the JSON form that older versions give results."""
     if not text.startswith("{"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Taking fields out of records whose types nobody vouches for."""
+"""Access to fields of untrusted records of any type."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ __all__ = ["number", "objects_in", "present", "section", "string", "text_of"]
 
 
 def string(record: Mapping[str, Any], *path: str) -> str:
-    """The text at a path of keys; empty when there is none or it is something else."""
+    """Return the text at a path of keys; empty when there is none or it is something else."""
     value = _at(record, path)
     return value if isinstance(value, str) else ""
 
 
 def number(record: Mapping[str, Any], *path: str) -> int | float | None:
-    """The number at a path of keys, or None; what a float cannot hold is none."""
+    """Return the number at a path of keys, or None; a number that a float cannot hold counts as none."""
     value = _at(record, path)
     return value if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max else None
 
 
 def section(record: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    """The object at a path of keys; empty when there is none or it is something else."""
+    """Return the object at a path of keys; empty when there is none or it is something else."""
     value = _at(record, path)
     return value if isinstance(value, dict) else {}
 
 
 def objects_in(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; nothing when it is no list."""
+    """Return the objects of a list; nothing when it is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def present(**values: Any) -> dict[str, Any]:
-    """Those that say something."""
+    """Keep the values that are not empty."""
     return {name: value for name, value in values.items() if value not in (None, "", {}, [], ())}
 
 
 def text_of(content: Any) -> tuple[str, str]:
-    """`(text, missing)` of a message's content, a text or a list of parts; `missing` names what no text can hold, e.g. `image`.
+    """Return `(text, missing)` of a message's content, a text or a list of parts; `missing` names what text cannot hold, e.g.
+    `image`.
 
-    Parts follow each other on lines of their own; `[image]` stands for one.
+    Parts follow each other on separate lines; `[image]` stands for one.
     """
     if isinstance(content, str):
         return content, ""

@@ -150,7 +150,7 @@ class _MiniSweAgentPlayer:
         self.recorder.answer(text, calls, reasoning=reasoning, details=details, message=spoken, shown=shown)
 
     def _refused(self, response: Mapping[str, Any]) -> None:
-        """An answer that the agent could not use, and does not show again."""
+        """Record an answer that the agent could not use, and does not show again."""
         choices = objects_in(response.get("choices"))
         if choices:
             answer = section(choices[0], "message")
@@ -159,7 +159,7 @@ class _MiniSweAgentPlayer:
             self._response(response, {}, shown=False)
 
     def _response(self, message: Mapping[str, Any], extra: Mapping[str, Any], *, shown: bool = True) -> None:
-        """An answer of the Responses interface: a list of items instead of a message."""
+        """Record an answer of the Responses interface: a list of items instead of a message."""
         items = objects_in(message.get("output"))
         said = [text_of(item.get("content"))[0] for item in items if item.get("type") == "message"]
         calls = [

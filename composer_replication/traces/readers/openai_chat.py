@@ -1,4 +1,4 @@
-"""Conversations in the OpenAI chat form, one per line: what most datasets of agents' work are written in.
+"""Conversations in the OpenAI chat form, one per line, which most datasets of agent runs use.
 
 A record holds `messages`, a list or its JSON text, or `trajectory` (nebius, SWE-rebench), and beside it what many have: `tools`,
 an id, `instance_id`, `model`, `resolved`. Every message of the assistant is a turn, and those before it are its context. Tool
@@ -72,7 +72,7 @@ class OpenAIChatReader:
 
 
 def _messages(record: Mapping[str, Any]) -> list[Any] | None:
-    """The record's conversation, if it has one whose every message has a role."""
+    """Return the record's conversation, if it has one whose every message has a role."""
     for name in _LISTS:
         value = record.get(name)
         if isinstance(value, str):

@@ -93,7 +93,7 @@ class DuplicateConversations:
         self._seen: dict[int, list[set[int]]] = {}
 
     def has(self, trace: Trace) -> bool:
-        """Whether `trace` is one that was asked about before, or a part of it; else it is remembered."""
+        """Return whether `trace` is one that was seen before, or a part of it; else remember it."""
         turns = {
             hash((turn.text, *((c.call_id, c.name, json.dumps(c.arguments, sort_keys=True)) for c in turn.tool_calls)))
             for turn in trace.turns
@@ -126,7 +126,7 @@ def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
 
 
 class _ContextView:
-    """What the SDK shows its model, event after event."""
+    """The view the SDK shows its model, event after event."""
 
     def __init__(self) -> None:
         self.recorder = ConversationRecorder()
@@ -137,7 +137,7 @@ class _ContextView:
     def event(self, event: dict[str, Any]) -> None:
         """Play one event."""
         kind, name = string(event, "kind"), string(event, "id")
-        if kind == LOST:  # what is open may be missing an action
+        if kind == LOST:  # an open conversation may lack an action
             self._lost = "an event"
             return
         if kind == "ActionEvent":
@@ -200,7 +200,7 @@ class _ContextView:
             arguments = call.get("arguments", section(call, "function").get("arguments"))
             name = string(call, "name") or string(call, "function", "name") or string(event, "tool_name")
             read, raw_text = native_call(string(event, "tool_call_id"), name, arguments)
-            if MALFORMED in read.arguments:  # what the SDK puts in the place of arguments that are no JSON
+            if MALFORMED in read.arguments:  # the SDK's replacement for arguments that are not JSON
                 raw_text = json.dumps(dict(read.arguments))
                 read = replace(read, arguments={}, error=str(read.arguments.get("error")))
             calls.append((read, raw_text))
@@ -243,7 +243,7 @@ _SILENT = {"ConversationStateUpdateEvent", "TokenEvent", "LLMCompletionLogEvent"
 
 
 def _rendered(observation: Mapping[str, Any], more: list[dict[str, Any]]) -> tuple[str, str]:
-    """An observation as the SDK shows it, and what of it is not known."""
+    """Return an observation as the SDK shows it, and what of it is not known."""
     parts: list[Any] = [ERROR] if observation.get("is_error") is True else []
     kind = string(observation, "kind")
     if kind == "TerminalObservation":
@@ -269,7 +269,7 @@ def _rendered(observation: Mapping[str, Any], more: list[dict[str, Any]]) -> tup
 
 
 def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
-    """Conversations of one folder: requests that begin with the same messages, in the order of their time."""
+    """Yield the conversations of one folder: requests that begin with the same messages, in the order of their time."""
     conversations: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(records, key=lambda r: number(r, "timestamp") or 0):
         if _is_completion(record):

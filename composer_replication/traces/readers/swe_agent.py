@@ -126,7 +126,7 @@ class _SweAgentPlayer:
             self.recorder.result(result, None if self.native else Message(role="user", content=observation))
 
     def _called(self, response: str, action: str) -> Any:
-        """The calls of an answer: steps do not have them, the history does, but for answers that were thrown away."""
+        """Return the calls of an answer: steps do not have them, the history does, except for answers that were thrown away."""
         for place, message in enumerate(self._answers):
             if text_of(message.get("content"))[0] == response and string(message, "action") == action:
                 del self._answers[: place + 1]
@@ -138,13 +138,13 @@ class _SweAgentPlayer:
 
 
 def _missing(query: Any) -> str:
-    """What of a query is not in its messages."""
+    """Return what of a query is not in its messages."""
     lost = next((part for message in objects_in(query) if (part := text_of(message.get("content"))[1])), "")
     return f"a part of a message: {lost}" if lost else "a message" if len(objects_in(query)) < len(query) else ""
 
 
 def _opening(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages before the first answer; demonstrations are none."""
+    """Return the messages before the first answer, without demonstrations."""
     opening = []
     for message in history:
         if message.get("role") == "assistant" and not message.get("is_demo"):
