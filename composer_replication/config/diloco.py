@@ -38,8 +38,6 @@ class DilocoConfig(Section):
     """alpha: share of a replica's own weights in what it goes on with after a round."""
     codec: Annotated[Literal["fp32", "bf16", "int8", "int4", "topk", "pulse", "auto"], _IF_ENABLED] = "int8"
     """How pseudo-gradients travel; what a codec leaves out, the next round carries."""
-    inner: Annotated[Literal["adamw", "muon"], _IF_ENABLED] = "adamw"
-    """What takes the optimizer steps: AdamW, or Muon for the matrices of the blocks and AdamW for the rest."""
     outer_lr: Annotated[float, Field(gt=0.0), _IF_ENABLED] = 0.7
     """Of the outer SGD."""
     outer_momentum: Annotated[Decay, _IF_ENABLED] = 0.9

@@ -176,16 +176,21 @@ class CurriculumConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW with linear warm-up."""
+    """What takes the optimizer steps, with linear warm-up."""
 
+    type: Literal["adamw", "muon"] = "adamw"
+    """Choose which optimizer trains the policy. `adamw` updates all parameters with AdamW. `muon` updates the matrices inside the
+    model's blocks with Muon (orthogonalized momentum, arXiv:2502.16982) and everything else with AdamW; both use the same
+    learning_rate, because Muon's updates are scaled to the size of AdamW's. Try `muon` when you train all weights, above all
+    with DiLoCo, and search the learning rate again. The substrates verl and prime_rl refuse it."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
     """After warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
     """After warm-up: the same rate, or one that falls linearly to zero at the end of the run."""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
-    """Decay of AdamW's two moments."""
+    """Decay of AdamW's two moments. Muon's momentum is always 0.95."""
     weight_decay: Weight = 0.0
-    """Decoupled, as AdamW has it."""
+    """Decoupled, as AdamW has it, for both optimizers."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2
     """Steps in which the rate rises linearly."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0

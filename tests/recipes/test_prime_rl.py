@@ -290,6 +290,7 @@ TOKEN = {"form": "sampled_token", "self_teacher": "live", "reduction": "token"}
         ({"reward": {"overlong_tokens": 8}}, "reward.overlong_tokens"),
         ({"reward": {"kl_weight": 0.1}}, "reward.kl_weight"),
         ({"curriculum": {"enabled": True}}, "curriculum.enabled"),
+        ({"optimizer": {"type": "muon"}}, "optimizer.type"),
         ({"model": {"path": "org/model", "device": "cpu"}}, "model.device"),
     ],
 )  # fmt: skip

@@ -45,6 +45,7 @@ FILES = Files(Path("/r/train.parquet"), None, Path("/r/ckpt"), Path("/r/hydra"),
     ("said", "asked"),
     [
         ("curriculum.enabled", {"curriculum": {"enabled": True}}),
+        ("optimizer.type", {"optimizer": {"type": "muon"}}),
         ("rollout.refills", {"rollout": {"refills": 1}}),
         ("rollout.timeout_s", {"rollout": {"timeout_s": 60.0}}),
         ("reward.kl_weight", {"reward": {"kl_weight": 0.1}}),

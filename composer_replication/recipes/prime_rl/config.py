@@ -318,6 +318,11 @@ def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
     for field, given in unread.items():
         if given:
             yield _Refusal(f"{field} is not read there", f"leave it out, or choose another substrate: {_OTHERS}")
+    if config.optimizer.type == "muon":
+        yield _Refusal(
+            "optimizer.type = muon: PRIME-RL builds its own optimizer, and its Muon follows other rules than this one",
+            "set optimizer.type = adamw, or choose another substrate: local, trl, monarch or ray",
+        )
     if config.model.device == "cpu":
         yield _Refusal("model.device = cpu: PRIME-RL's trainer runs on GPUs alone", f"leave it out, or choose: {_OTHERS}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["CANNOT"]
 
 CANNOT = (
+    "optimizer.type = muon: verl builds its own AdamW (local, trl, monarch and ray can)",
     "curriculum.enabled: its data set is in order before the run begins (local can)",
     "rollout.timeout_s: its agent loops wait for every rollout (local can)",
     "rollout.refills: its filter throws groups away with their hints (local can)",
