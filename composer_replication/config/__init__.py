@@ -13,6 +13,7 @@ from composer_replication.config.loss import (
     RewardConfig,
     RlvrConfig,
 )
+from composer_replication.config.replay import GateConfig, GateRule
 from composer_replication.config.run import (
     CurriculumConfig,
     EvalConfig,
@@ -33,6 +34,8 @@ __all__ = [
     "EffortConfig",
     "EvalConfig",
     "FieldLine",
+    "GateConfig",
+    "GateRule",
     "HintConfig",
     "LossConfig",
     "ModelConfig",

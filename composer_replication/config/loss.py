@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from composer_replication.config.replay import GateConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
 __all__ = ["EffortConfig", "HintConfig", "LossConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
@@ -164,6 +165,7 @@ class ReplayConfig(Section):
     """Pairs in one optimizer step; the list is read round and round."""
     max_total_usd: Weight = 0.0
     """Hard spending cap. 0 allows only teachers whose price is zero."""
+    gate: GateConfig = GateConfig()
 
 
 class LossConfig(Section):

@@ -14,6 +14,7 @@ from composer_replication.config import RunConfig
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines import PolicyEngine, open_engine
@@ -21,7 +22,7 @@ from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.trainer.task_shards import TaskShard
@@ -98,7 +99,7 @@ class ArmTrainer:
             pairs = await collect_pairs(self.context, self.config, self.collector, self.learner) if replays else []
             self.save()
         if replays:
-            self.journal.teacher_costs = teacher_costs(self.context)
+            self.journal.teacher_totals = teacher_totals(self.context, self.arm)
         return pairs
 
     def resume(self) -> bool:

@@ -22,6 +22,7 @@ from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import Batch, collate, split
 from composer_replication.loss.forward import (
     LogprobCache,
+    action_entropies,
     enable_checkpointing,
     evaluating,
     fallbacks,
@@ -141,6 +142,10 @@ class Learner:
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
         return with_reference_logprobs(self.policy, pairs, self.pair_logprobs)  # whose passes no other process waits for
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        """Return the mean entropy in nats of each turn's action under the present policy, by trajectory id."""
+        return action_entropies(self.policy, trajectories)
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the policy's weights on the CPU, whole: every rank has to ask at the same time."""

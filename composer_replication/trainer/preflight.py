@@ -18,6 +18,7 @@ from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
+from composer_replication.teachers.gating import split_teachers
 from composer_replication.trainer.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
@@ -78,6 +79,7 @@ def _check_teachers(arm: str, config: RunConfig) -> None:
     """That they can be asked, paid, and agree."""
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
     check_teachers(teachers, replay.max_total_usd)
+    split_teachers(teachers, replay.gate)
     families = len({t.vote_family for t in teachers})
     if families < replay.agreement_threshold:
         raise ConfigError(

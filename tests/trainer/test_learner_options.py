@@ -65,6 +65,10 @@ ELSEWHERE = {
         f"loss.replay.{name}"
         for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd")
     ),
+    *(
+        f"loss.replay.gate.{name}"  # tests/trainer/test_replay_gate.py
+        for name in ("rule", "cheap", "uncertain", "findings", "audit", "reach")
+    ),
 }
 """What is read before there is a batch, or makes the self-teacher."""
 

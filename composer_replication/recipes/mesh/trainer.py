@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -32,7 +32,7 @@ from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.types import Group, Hint, Pair
+from composer_replication.types import Group, Hint, Pair, Trajectory
 
 __all__ = ["Stepped", "TeacherActor", "Trainer"]
 
@@ -136,6 +136,10 @@ class Trainer(Member):
         """As `Learner.with_reference_logprobs`."""
         return self.learner.with_reference_logprobs(pairs) if self._first else []
 
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        """As `Learner.action_entropies`."""
+        return self.learner.action_entropies(trajectories) if self._first else {}
+
     def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
         """Teachers may be asked for it, so one process makes it for all."""
         signals = self.signals.make(step, groups)
@@ -218,9 +222,12 @@ class _Recorded:
         return self.groups
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(frozen=True)
 class _LearnerScorer:
-    """The trainer's log-probs, for a thread beside the event loop."""
+    """What the trainer's policy says of pairs and traces, for a thread beside the event loop."""
 
     trainer: Handle
     loop: asyncio.AbstractEventLoop
@@ -228,7 +235,14 @@ class _LearnerScorer:
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         work: Coroutine[Any, Any, list[Pair]] = self.trainer.call("with_reference_logprobs", pairs)
-        asked = in_time(work, self.stall_s, f"{self.trainer.name} did not score the pairs", actor=self.trainer.name)
+        return self._answer(work, "score the pairs")
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        work: Coroutine[Any, Any, dict[str, list[float | None]]] = self.trainer.call("action_entropies", trajectories)
+        return self._answer(work, "read the traces")
+
+    def _answer(self, work: Coroutine[Any, Any, _T], what: str) -> _T:
+        asked = in_time(work, self.stall_s, f"{self.trainer.name} did not {what}", actor=self.trainer.name)
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
 
 

@@ -29,12 +29,13 @@ from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair
@@ -71,7 +72,7 @@ async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Ph
     journal.rewind(done if done else -1, keep_traces=True)
     meter.rollouts, meter.tokens = _spent(run_dir, arm)
     if wants_replay(config):
-        journal.teacher_costs = teacher_costs(context)
+        journal.teacher_totals = teacher_totals(context, arm)
     traces = run_dir.read_traces(arm) if wants_replay(config) and not done else ()
     of_step = min(len(pairs), config.loss.replay.pairs_per_step) if config.loss.replay.weight > 0 else 0
     imported = VerlMetrics(plan, journal, of_step, traces)
