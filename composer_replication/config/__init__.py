@@ -13,7 +13,7 @@ from composer_replication.config.loss import (
     RewardConfig,
     RlvrConfig,
 )
-from composer_replication.config.replay import GateConfig, GateRule
+from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
 from composer_replication.config.run import (
     CurriculumConfig,
     EvalConfig,
@@ -29,6 +29,7 @@ from composer_replication.config.section import is_name
 from composer_replication.config.substrate import SubstrateConfig, SubstrateType
 
 __all__ = [
+    "BackendName",
     "CurriculumConfig",
     "DilocoConfig",
     "EffortConfig",
@@ -39,6 +40,7 @@ __all__ = [
     "HintConfig",
     "LossConfig",
     "ModelConfig",
+    "NormalizeConfig",
     "OptimizerConfig",
     "ReplayConfig",
     "RewardConfig",

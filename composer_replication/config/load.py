@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -20,7 +20,11 @@ __all__ = ["load_config", "load_teachers", "resolve_arm", "to_toml"]
 
 _SHARED = ("name", "out", "threads", "model", "tasks", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
 """What all arms of a run have in common."""
-_PAIRS = "loss.replay.pairs"
+_FILES = {
+    "loss.replay.pairs": "make pairs with `composer pairs extract STATES ANSWERS --out FILE`",
+    "loss.replay.normalize.recipe": "name a recipe in YAML, or leave it out for the one of the package",
+}
+"""Fields that name a file to be read, each with the fix for one that is missing."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -177,31 +181,38 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     rollout = config.rollout
     if rollout.server_weights is not None:
         rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
-    loss = config.loss
-    if loss.replay.pairs is not None:
-        pairs = _pairs_path(loss.replay.pairs, f"{where}: {_PAIRS}", base)
-        loss = loss.model_copy(update={"replay": loss.replay.model_copy(update={"pairs": pairs})})
     arms = {
-        arm: {k: str(_pairs_path(Path(str(v)), f"{where}: arms.{arm}: {k}", base)) if k == _PAIRS else v for k, v in keys.items()}
+        arm: {k: str(_file(k, str(v), f"{where}: arms.{arm}", base)) if k in _FILES else v for k, v in keys.items()}
         for arm, keys in config.arms.items()
     }
+    for key in _FILES:
+        config = _with_absolute_file(config, key.split("."), key, where, base)
     update = {
         "tasks": tasks,
         "model": model,
         "rollout": rollout,
-        "loss": loss,
         "arms": arms,
         "out": (base / config.out).resolve(),
     }
     return config.model_copy(update=update)
 
 
-def _pairs_path(path: Path, where: str, base: Path) -> Path:
+_S = TypeVar("_S", bound=Section)
+
+
+def _with_absolute_file(section: _S, names: Sequence[str], key: str, where: str, base: Path) -> _S:
+    """The section with the path that the field `names` below it has, if it has one, made absolute. Raises ConfigError."""
+    value = getattr(section, names[0])
+    if value is None:
+        return section
+    found = _file(key, value, where, base) if len(names) == 1 else _with_absolute_file(value, names[1:], key, where, base)
+    return section.model_copy(update={names[0]: found})
+
+
+def _file(key: str, path: Path | str, where: str, base: Path) -> Path:
     found = (base / path).resolve()
     if not found.is_file():
-        raise ConfigError(
-            f"{where}: no such file: {found}", fix="make pairs with `composer pairs extract STATES ANSWERS --out FILE`"
-        )
+        raise ConfigError(f"{where}: {key}: no such file: {found}", fix=_FILES[key])
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from composer_replication.config.replay import GateConfig
+from composer_replication.config.replay import GateConfig, NormalizeConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
 __all__ = ["EffortConfig", "HintConfig", "LossConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
@@ -166,6 +166,7 @@ class ReplayConfig(Section):
     max_total_usd: Weight = 0.0
     """Hard spending cap. 0 allows only teachers whose price is zero."""
     gate: GateConfig = GateConfig()
+    normalize: NormalizeConfig = NormalizeConfig()
 
 
 class LossConfig(Section):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from composer_replication.config.section import Positive, ReadBy, Section, Share
 
-__all__ = ["GateConfig", "GateRule"]
+__all__ = ["BackendName", "GateConfig", "GateRule", "NormalizeConfig"]
 
 GateRule: TypeAlias = Literal["off", "flat", "cascade", "sweep", "any"]
+BackendName: TypeAlias = Literal["builtin", "data_juicer", "executor", "ray"]
 
 _GATED = ReadBy("rule", "flat", "cascade", "sweep", "any")
 
@@ -37,3 +39,23 @@ class GateConfig(Section):
     reach: Annotated[Positive | None, _GATED] = None
     """Assume that an endpoint's prompt cache forgets a prompt after this many turns of a trace, and ask about the turns of a gap
     where that is cheaper than a cold prompt after it. By default no cache forgets; Anthropic's looks back about 7 turns."""
+
+
+_IF_ENABLED = ReadBy("enabled", True)
+
+
+class NormalizeConfig(Section):
+    """The normaliser that drops pairs which are not worth training on: docs/replaysim.md. It reads the pairs that training makes
+    of teachers' answers, before they are tokenised and verified; `composer pairs normalize` does the same to a file."""
+
+    enabled: bool = False
+    """Drop pairs of the teachers by a recipe. Turn it on when pairs are repeated, very short or mostly punctuation."""
+    recipe: Annotated[Path | None, _IF_ENABLED] = None
+    """Read the operators from this recipe file, in data-juicer's YAML form. By default it is the one of the package, which keeps
+    one pair per chosen action, whatever the state; name one without `document_deduplicator` for agents that repeat actions."""
+    backend: Annotated[BackendName, _IF_ENABLED] = "builtin"
+    """Choose what runs the operators. `builtin` needs nothing installed and knows the four operators of the package's recipe.
+    `data_juicer` calls data-juicer in this process, `executor` in a process of its own, and `ray` in its executor for Ray; they
+    know all of data-juicer's filters and need the extra `replaysim`."""
+    ray_address: Annotated[str | None, ReadBy("backend", "ray")] = None
+    """Give the address of the Ray cluster for the backend `ray`. By default one is started on this machine."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from composer_replication.config import RunConfig, SandboxConfig, resolve_arm
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.loss.forward import weights_digest
+from composer_replication.replaysim import DJNormalizer
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
@@ -80,6 +81,8 @@ def _check_teachers(arm: str, config: RunConfig) -> None:
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
     check_teachers(teachers, replay.max_total_usd)
     split_teachers(teachers, replay.gate)
+    if replay.normalize.enabled:
+        DJNormalizer.of(replay.normalize)
     families = len({t.vote_family for t in teachers})
     if families < replay.agreement_threshold:
         raise ConfigError(

@@ -18,6 +18,9 @@ from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
 from composer_replication.observe import files
+from composer_replication.replaysim import DJNormalizer
+from composer_replication.replaysim.builtin import states_lost
+from composer_replication.replaysim.recipe import DEDUPLICATOR
 from composer_replication.rollout.protocol import Env
 from composer_replication.teacher_replay import (
     DPOPair,
@@ -105,7 +108,8 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
             weights="fitted",
         )
     dropped = Counter(found.dropped)
-    kept = _that_fit(found.pairs, trajectories, actor, dropped)
+    normalized = await asyncio.to_thread(_normalized, context, config, actor.arm, found.pairs, dropped)
+    kept = _that_fit(normalized, trajectories, actor, dropped)
     if config.loss.replay.verify:
         kept = await _verified(context, kept, trajectories, dropped)
     pairs = pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence)
@@ -145,6 +149,26 @@ def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: T
         tools=state.get("tools", ()),
         run_both=(lambda one, other: same_state(env(), one, other)) if verify else None,
     )
+
+
+def _normalized(
+    context: RunContext, config: RunConfig, arm: str, pairs: Sequence[DPOPair], dropped: Counter[str]
+) -> list[DPOPair]:
+    """Return the pairs that pass the normaliser of `[loss.replay.normalize]`; all of them where it is off."""
+    options = config.loss.replay.normalize
+    if not options.enabled:
+        return list(pairs)
+    normalizer = DJNormalizer.of(options)
+    normalizer.normalize(pairs)
+    report = normalizer.report
+    assert report is not None
+    reasons = {f"dropped by {title}": count for title, count in report.dropped.items() if count}
+    dropped.update(reasons)
+    context.terminal.note(f"{arm}: the normaliser kept {report.kept} of {report.given} pairs: {_counts(Counter(reasons))}")
+    lost = states_lost(normalizer.operators, pairs, report.dropped_by)
+    if lost:
+        context.terminal.note(f"{arm}: {lost} dropped although their states differ; remove {DEDUPLICATOR} from the recipe")
+    return [pair for pair, by in zip(pairs, report.dropped_by, strict=True) if by is None]
 
 
 def _that_fit(

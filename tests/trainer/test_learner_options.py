@@ -69,6 +69,10 @@ ELSEWHERE = {
         f"loss.replay.gate.{name}"  # tests/trainer/test_replay_gate.py
         for name in ("rule", "cheap", "uncertain", "findings", "audit", "reach")
     ),
+    *(
+        f"loss.replay.normalize.{name}"  # tests/trainer/test_replay_normalizer.py
+        for name in ("enabled", "recipe", "backend", "ray_address")
+    ),
 }
 """What is read before there is a batch, or makes the self-teacher."""
 
