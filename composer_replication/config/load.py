@@ -25,6 +25,9 @@ _FILES = {
     "loss.replay.normalize.recipe": "name a recipe in YAML, or leave it out for the one of the package",
 }
 """Fields that name a file to be read, each with the fix for one that is missing."""
+_FOLDERS = {"reward.prm.path": "name the folder `model` that `composer prm train` wrote"}
+"""Fields that name a folder to be read, likewise."""
+_PATHS = _FILES | _FOLDERS
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -182,11 +185,11 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     if rollout.server_weights is not None:
         rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
     arms = {
-        arm: {k: str(_file(k, str(v), f"{where}: arms.{arm}", base)) if k in _FILES else v for k, v in keys.items()}
+        arm: {k: str(_there(k, str(v), f"{where}: arms.{arm}", base)) if k in _PATHS else v for k, v in keys.items()}
         for arm, keys in config.arms.items()
     }
-    for key in _FILES:
-        config = _with_absolute_file(config, key.split("."), key, where, base)
+    for key in _PATHS:
+        config = _with_absolute_path(config, key.split("."), key, where, base)
     update = {
         "tasks": tasks,
         "model": model,
@@ -200,19 +203,20 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
 _S = TypeVar("_S", bound=Section)
 
 
-def _with_absolute_file(section: _S, names: Sequence[str], key: str, where: str, base: Path) -> _S:
+def _with_absolute_path(section: _S, names: Sequence[str], key: str, where: str, base: Path) -> _S:
     """The section with the path that the field `names` below it has, if it has one, made absolute. Raises ConfigError."""
     value = getattr(section, names[0])
     if value is None:
         return section
-    found = _file(key, value, where, base) if len(names) == 1 else _with_absolute_file(value, names[1:], key, where, base)
+    found = _there(key, value, where, base) if len(names) == 1 else _with_absolute_path(value, names[1:], key, where, base)
     return section.model_copy(update={names[0]: found})
 
 
-def _file(key: str, path: Path | str, where: str, base: Path) -> Path:
+def _there(key: str, path: Path | str, where: str, base: Path) -> Path:
     found = (base / path).resolve()
-    if not found.is_file():
-        raise ConfigError(f"{where}: {key}: no such file: {found}", fix=_FILES[key])
+    if not (found.is_dir() if key in _FOLDERS else found.is_file()):
+        kind = "folder" if key in _FOLDERS else "file"
+        raise ConfigError(f"{where}: {key}: no such {kind}: {found}", fix=_PATHS[key])
     return found
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from composer_replication.config.replay import GateConfig, NormalizeConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
-__all__ = ["EffortConfig", "HintConfig", "LossConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
+__all__ = ["EffortConfig", "HintConfig", "LossConfig", "PrmRewardConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
 
 
 class EffortConfig(Section):
@@ -37,10 +37,24 @@ class EffortConfig(Section):
     """What a turn counts."""
 
 
+class PrmRewardConfig(Section):
+    """Process rewards: a trained model's probability that each turn is good."""
+
+    path: Path | None = None
+    """Load the process reward model from this folder, the `model` that `composer prm train` wrote. It needs the policy's
+    tokenizer. Paths are relative to the run file's folder."""
+    weight: Weight = 0.0
+    """Add this times the process advantage to the advantage of each turn's tokens; 0 adds nothing. The process advantage of a
+    turn is the sum of the scores of it and of the turns after it, each in deviations from the mean of the group's turns
+    (DeepSeekMath, arXiv:2402.03300, section 4.1.3). It grows with the number of turns: begin at 0.1 or so, and lower it when
+    `reward/prm/mean` rises and pass@1 does not. The substrates trl, verl and prime_rl refuse it."""
+
+
 class RewardConfig(Section):
     """What is added to the tests' verdict before advantages are taken. pass@1 and `reward/mean` stay the verdict's."""
 
     effort: EffortConfig = EffortConfig()
+    prm: PrmRewardConfig = PrmRewardConfig()
     overlong_tokens: Annotated[int, Field(ge=0)] = 0
     """DAPO's soft punishment: the reward falls by 1 over the last so many of `rollout.trajectory_tokens`; 0 turns it off."""
     kl_weight: Weight = 0.0

@@ -301,6 +301,11 @@ class RunConfig(Section):
                 "trainer's, and the ratio of the two would be clipped as if the policy had moved",
                 "set loss.rlvr.importance = tis or icepop",
             )
+        if self.reward.prm.weight > 0 and self.reward.prm.path is None:
+            refuse(
+                f"reward.prm.weight = {self.reward.prm.weight} and reward.prm.path is missing: nothing scores the turns",
+                "set reward.prm.path to the folder `model` that `composer prm train` wrote",
+            )
         curriculum, siblings = self.curriculum, self.rollout.group_size
         if (most := curriculum.unreachable(siblings)) is not None:
             below = math.floor(1000 * most) / 1000

@@ -19,9 +19,14 @@ from composer_replication.config import RunConfig, load_config
 from composer_replication.distillation import AdaptersOffTeacher
 from composer_replication.loss.batch import build_batch
 from composer_replication.loss.forward import LogprobCache, enable_checkpointing, update_mode
+from composer_replication.loss.forward.model_checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.trainer import reference
-from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.trainer.learner import Learner
 from composer_replication.types import Pair
 from composer_replication.types.errors import CheckpointError, ModelError

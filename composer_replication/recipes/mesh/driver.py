@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_replication.config import RunConfig
+from composer_replication.loss.forward.model_checkpoint import KEPT
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError, WeightsLostError
@@ -28,7 +29,6 @@ from composer_replication.rollout.collect import first_error
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.arm import SLOW_PATHS
 from composer_replication.trainer.ask_teachers import teacher_totals
-from composer_replication.trainer.checkpoint import KEPT
 from composer_replication.trainer.collector import EVAL_STEP, TRACE_STEP
 from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unscored, rollout_metrics
 from composer_replication.trainer.preflight import limits_of

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch import Batch
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.errors import in_time
@@ -25,13 +26,14 @@ from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
+from composer_replication.trainer.checkpoint import restore, trained_on
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learner import Learner
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
+from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types import Group, Hint, Pair, Trajectory
 
 __all__ = ["Stepped", "TeacherActor", "Trainer"]
@@ -80,14 +82,16 @@ class Trainer(Member):
         self.arm = arm
         model, tokenizer = load_policy(config.model)
         pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs)
+        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs) | prm_digest(config)
         self.learner = Learner(model, config, LogprobCache(self.context.run_dir.ckpt_path / "reference.sqlite"))
+        renderer = ChatRenderer(tokenizer)
         self.signals = SignalMaker(
             config=config,
             sources=self.context.hint_sources(config),
-            renderer=ChatRenderer(tokenizer),
+            renderer=renderer,
             context_window=TransformersEngine(self.learner.policy, tokenizer).context_window,
             kl=self.learner.kl_to_reference,
+            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
             useful=partial(only_useful, learner=self.learner),
         )
         self._pairs: list[Pair] | None = None

@@ -310,6 +310,7 @@ def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
         "reward.effort.weight": reward.effort.weight > 0,
         "reward.overlong_tokens": reward.overlong_tokens > 0,
         "reward.kl_weight": reward.kl_weight > 0,
+        "reward.prm.weight": reward.prm.weight > 0,
         "curriculum.enabled": config.curriculum.enabled,
         "rollout.timeout_s": config.rollout.timeout_s is not None,
         "tasks.instruction": tasks.instruction is not None,

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from composer_replication.config import LossConfig, ReplayConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache, action_entropies
+from composer_replication.loss.forward.model_checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
@@ -32,7 +33,7 @@ from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
-from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
+from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.learner import make_optimizer

@@ -132,6 +132,7 @@ def check(config: RunConfig) -> None:
     _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
     _refuse(config.rollout.timeout_s is not None, "rollout.timeout_s", "verl's agent loops wait for every rollout")
     _refuse(config.reward.kl_weight > 0, "reward.kl_weight above 0", "verl's advantage estimators see no verdict apart from it")
+    _refuse(config.reward.prm.weight > 0, "reward.prm.weight above 0", "verl's agent loops have no process reward model")
     if hint.weight > 0:
         _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")
         _refuse(hint.shuffle, "loss.hint.shuffle = true", "verl's agent loops see one task's trajectories")

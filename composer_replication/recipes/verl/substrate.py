@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy, resolve_device
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.files import replace_file, storage_errors
@@ -30,7 +31,7 @@ from composer_replication.recipes.verl.process import Main
 from composer_replication.rollout.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
-from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
+from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
 from composer_replication.trainer.learner import Learner
