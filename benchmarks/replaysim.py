@@ -27,8 +27,8 @@ import pyarrow.parquet
 import yaml
 from measuring import cpu_seconds, emit
 
+from composer_replication.config import BackendName
 from composer_replication.replaysim import DJNormalizer, NormalizeReport
-from composer_replication.replaysim.normalizer import BackendName
 from composer_replication.replaysim.recipe import DEFAULT_RECIPE
 
 BACKENDS: tuple[BackendName, ...] = ("builtin", "data_juicer", "executor", "ray")

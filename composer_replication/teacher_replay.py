@@ -5,7 +5,7 @@ student's, the two become a preference pair.
     pairs = extract_dpo_pairs(states=states, teacher_actions=teacher_actions, agreement_threshold=2)
 
 `replay_in_tiers` asks less: a gate chooses the states, and the expensive teachers are asked only where a cheap one does not
-settle them.
+settle them. `replay_gated` does one or the other, as the options of a run file or a command line say.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from composer_replication.config import GateConfig
 from composer_replication.teachers import (
     Gate,
     Ledger,
@@ -28,6 +29,7 @@ from composer_replication.teachers import (
     read_answers,
 )
 from composer_replication.teachers.gate_steps import steps_of
+from composer_replication.teachers.gating import GatedAnswers, gate_of, split_teachers
 from composer_replication.teachers.pair_mining import (
     DPOPair,
     PairMining,
@@ -50,6 +52,7 @@ __all__ = [
     "find_disagreements",
     "pairs_to_token_pairs",
     "read_answers",
+    "replay_gated",
     "replay_in_tiers",
     "replay_trace",
 ]
@@ -156,6 +159,47 @@ async def replay_in_tiers(
             on_tier=on_tier,
             reach=reach,
         )
+
+
+async def replay_gated(
+    states: Sequence[TraceState],
+    teachers: Sequence[Teacher],
+    max_total_usd: float | None,
+    options: GateConfig,
+    *,
+    seed: int = 0,
+    ledger: Ledger | Path | str | None = None,
+    on_answer: Callable[[TeacherAnswer], None] | None = None,
+    on_tier: OnTier | None = None,
+) -> GatedAnswers:
+    """Ask every teacher about every state, or those that the options of a gate choose; see `replay_trace`, `replay_in_tiers`.
+
+    Args:
+        seed: decides the draws of the gate's audit.
+        on_tier: called before each tier with its teachers and the number of states they are asked about; without a gate there is
+            one tier.
+
+    Raises:
+        ConfigError, TeacherError: as `replay_trace`; no teacher is called `options.cheap`.
+    """
+    gate = gate_of(options, seed)
+    first, second = split_teachers(teachers, options)
+    if gate is None:
+        if on_tier is not None:
+            on_tier(first, len(states))
+        return GatedAnswers(await replay_trace(states, first, max_total_usd, ledger=ledger, on_answer=on_answer))
+    tiered = await replay_in_tiers(
+        states,
+        first[0],
+        second,
+        max_total_usd,
+        gate=gate,
+        ledger=ledger,
+        on_answer=on_answer,
+        on_tier=on_tier,
+        reach=options.reach,
+    )
+    return GatedAnswers(tiered.answers, tiered)
 
 
 def count_known(states: Sequence[TraceState], teachers: Sequence[Teacher], ledger: Ledger) -> int:

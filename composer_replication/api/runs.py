@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.observe import RunDir
 from composer_replication.observe.summary import SummaryRow, load_summary
-from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.types import Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 

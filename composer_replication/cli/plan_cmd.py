@@ -19,9 +19,7 @@ from composer_replication.cli.support.gating import (
     ReachOption,
     SeedOption,
     UncertainOption,
-    gate_of,
-    listed,
-    split_teachers,
+    gate_options,
 )
 from composer_replication.config import load_teachers
 from composer_replication.observe import Terminal, usd
@@ -62,14 +60,16 @@ def plan(
     from composer_replication.teachers import Teacher, check_teachers, warn_of_cap
     from composer_replication.teachers import plan as plan_replay
     from composer_replication.teachers.gate_steps import steps_of
+    from composer_replication.teachers.gating import gate_of, split_teachers
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd, keys=False)
     asked_about = read_states(states)
     steps = steps_of(asked_about)
-    asked = gate_of(gate, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
-    first, second = split_teachers(chosen, asked, cheap)
+    options = gate_options(gate, cheap=cheap, uncertain=uncertain, findings=findings, audit=audit, seed=seed, reach=reach)
+    asked = gate_of(options, seed)
+    first, second = split_teachers(chosen, options)
     known = {"bytes_per_token": bytes_per_token, "answer_tokens": answer_tokens, "hit_rate": hit_rate, "disagrees": disagrees}
     planned = plan_replay(steps, first=first, second=second, gate=asked, scenarios=_scenarios(known), reach=reach)
     _show(terminal, planned, without_entropy=sum(s.entropy is None for s in steps) if asked is not None else 0)
@@ -93,6 +93,8 @@ def _scenarios(known: dict[str, float | None]) -> tuple[Scenario, Scenario, Scen
 
 
 def _show(terminal: Terminal, planned: ReplayPlan, *, without_entropy: int) -> None:
+    from composer_replication.teachers.gating import listed
+
     columns = ("teacher", "tier", "answers", "prompt tokens", "from its cache", "USD low", "USD expected", "USD high")
     cells = [
         (

@@ -146,9 +146,8 @@ def _score(
     network: PreTrainedModel, renderer: ChatRenderer, found: Sequence[Trajectory | Trace], max_tokens: int
 ) -> list[dict[str, Any]]:
     from composer_replication.prm import encode, fit, trajectory_score
-    from composer_replication.prm import score as score_steps
     from composer_replication.prm.data import step_turns
-    from composer_replication.prm.model import limit_of
+    from composer_replication.prm.model import limit_of, score_by_turn
 
     terminal = Terminal(Console(stderr=True))
     encoded, limit = [e for t in found for e in encode(t, renderer)], limit_of(network, max_tokens)
@@ -156,12 +155,7 @@ def _score(
     if dropped:
         terminal.note(limit.left_out(dropped, encoded))
     with terminal.phase("score", len(examples)) as shown:
-        scores = score_steps(network, examples, pad_id=renderer.tokenizer.pad_token_id, on_done=shown.advance)
-    by_turn = {
-        (e.trajectory_id, step.turn): p
-        for e, row in zip(examples, scores, strict=True)
-        for step, p in zip(e.steps, row, strict=True)
-    }
+        by_turn = score_by_turn(network, examples, pad_id=renderer.tokenizer.pad_token_id, on_done=shown.advance)
     rows = []
     for t in found:
         turns = [by_turn.get((t.trajectory_id, i)) for i in range(len(t.turns))]

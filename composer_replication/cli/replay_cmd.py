@@ -24,10 +24,7 @@ from composer_replication.cli.support.gating import (
     ReachOption,
     SeedOption,
     UncertainOption,
-    gate_of,
-    listed,
-    split_teachers,
-    without_gate,
+    gate_options,
 )
 from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.config import load_teachers
@@ -38,7 +35,8 @@ from composer_replication.types import to_json
 from composer_replication.types.errors import ConfigError, TeacherError
 
 if TYPE_CHECKING:
-    from composer_replication.teachers import Gate, Ledger, Teacher, TeacherAnswer, TieredAnswers
+    from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
+    from composer_replication.teachers.gating import GatedAnswers
 
 __all__ = ["read_states", "replay"]
 
@@ -77,31 +75,35 @@ def replay(
     Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Exits with 0 when every
     question has an answer and with 6 when some have none. `composer plan` with the same options estimates the cost beforehand.
     """
+    from composer_replication.teacher_replay import replay_gated
     from composer_replication.teachers import Ledger, Teacher, check_teachers
+    from composer_replication.teachers.gating import GatedAnswers, split_teachers
 
     terminal = Terminal(Console(stderr=True) if json_output else None)
     asked = read_states(states)
     billed = None if bill is None else [line for _, line in read_models(bill, TypeAdapter(_Billed))]
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd)
-    gated = gate_of(gate, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
-    if gated is None and reach is not None:
-        raise without_gate("reach")
-    tiers = split_teachers(chosen, gated, cheap)
+    options = gate_options(gate, cheap=cheap, uncertain=uncertain, findings=findings, audit=audit, seed=seed, reach=reach)
+    split_teachers(chosen, options)
     with Ledger(out / "ledger.sqlite") as ledger:
         _resume(terminal, ledger, asked, chosen)
         if billed is not None:
             _reconcile(terminal, ledger, billed)
-        progress, found = _Progress(terminal, chosen, len(asked)), _Found(())
+        progress, found = _Progress(terminal, chosen, len(asked)), GatedAnswers(())
         try:
             with progress:
-                found = asyncio.run(_ask(asked, tiers, gated, reach, max_usd, ledger, progress))
+                replaying = replay_gated(
+                    asked, chosen, max_usd, options, seed=seed, ledger=ledger, on_answer=progress.count, on_tier=progress.begin
+                )
+                found = asyncio.run(replaying)
             _tell_replaced(terminal, out / "answers.jsonl", found.answers)
             _write(out, found)
         finally:
             spend = _spend(chosen, progress.counts, ledger, max_usd)
-            if found.tiered is not None:
-                spend["gate"] = {"rule": gate, **_outcome(asked, found.tiered)}
+            outcome = found.outcome(asked)
+            if outcome is not None:
+                spend["gate"] = {"rule": gate, **outcome}
             files.replace_file(out / "spend.json", (json.dumps(spend, indent=2) + "\n").encode())
             _show(terminal, spend)
             if json_output:
@@ -110,43 +112,7 @@ def replay(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-async def _ask(
-    states: Sequence[TraceState],
-    tiers: tuple[Sequence[Teacher], Sequence[Teacher]],
-    gate: Gate | None,
-    reach: int | None,
-    max_usd: float,
-    ledger: Ledger,
-    progress: _Progress,
-) -> _Found:
-    from composer_replication.teacher_replay import replay_in_tiers, replay_trace
-
-    first, second = tiers
-    if gate is None:
-        progress.begin(first, len(states))
-        return _Found(await replay_trace(states, first, max_usd, ledger=ledger, on_answer=progress.count))
-    tiered = await replay_in_tiers(
-        states,
-        first[0],
-        second,
-        max_usd,
-        gate=gate,
-        ledger=ledger,
-        on_answer=progress.count,
-        on_tier=progress.begin,
-        reach=reach,
-    )
-    return _Found(tiered.answers, tiered)
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    answers: Sequence[TeacherAnswer]
-    tiered: TieredAnswers | None = None
-    """The gate's decisions; None without a gate."""
-
-
-def _write(out: Path, found: _Found) -> None:
+def _write(out: Path, found: GatedAnswers) -> None:
     lines = [json.dumps(to_json(answer), ensure_ascii=False) + "\n" for answer in found.answers]
     files.replace_file(out / "answers.jsonl", "".join(lines).encode(errors="surrogatepass"))
     if found.tiered is None:
@@ -340,17 +306,6 @@ def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledge
     return {"teachers": rows, "paid_usd": total - kept, "held_usd": kept, "max_usd": max_usd}
 
 
-def _outcome(states: Sequence[TraceState], found: TieredAnswers) -> dict[str, Any]:
-    """Return plain JSON data: why how many states were asked in each tier, and what the audit says of the others."""
-    from composer_replication.teacher_replay import extract_dpo_pairs
-
-    drawn = [s for s in states if s["state_id"] in found.audit.drawn]
-    pairs = {p["state_id"] for p in extract_dpo_pairs(drawn, found.answers)}
-    tiers = (found.first, found.second)
-    first, second = (dict(Counter(reason for d in tier for reason in d.reasons)) for tier in tiers)
-    return {"first": first, "second": second, "missed": to_json(found.missed(pairs)) if found.audit.chance else None}
-
-
 def _show(terminal: Terminal, spend: dict[str, Any]) -> None:
     columns = ("teacher", "asked", "answered", "from cache", "failed", "prompt tokens", "cached", "answer tokens", *_MONEY)
     cells = [
@@ -372,14 +327,7 @@ def _show(terminal: Terminal, spend: dict[str, Any]) -> None:
     total = f"${usd(spend['paid_usd'])} paid and ${usd(spend['held_usd'])} held for calls that may have been billed"
     terminal.note(f"{total}, of ${spend['max_usd']:g} at most")
     if "gate" in spend:
-        _show_gate(terminal, spend["gate"])
+        from composer_replication.teachers.gating import outcome_lines
 
-
-def _show_gate(terminal: Terminal, gate: dict[str, Any]) -> None:
-    terminal.note(f"asked first: {listed(gate['first']) or 'nothing'}; then: {listed(gate['second']) or 'nothing'}")
-    missed = gate["missed"]
-    if missed is not None:
-        terminal.note(
-            f"the audit asked about {missed['drawn']} of {missed['population']} states that the gate left out; {missed['found']} "
-            f"gave a pair, so about {missed['estimate']:.0f} would ({missed['low']} to {missed['high']} at 95 %)"
-        )
+        for line in outcome_lines(spend["gate"]):
+            terminal.note(line)

@@ -10,10 +10,12 @@ from composer_replication.config.loss import (
     EffortConfig,
     HintConfig,
     LossConfig,
+    PrmRewardConfig,
     ReplayConfig,
     RewardConfig,
     RlvrConfig,
 )
+from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
 from composer_replication.config.run import (
     CurriculumConfig,
     EvalConfig,
@@ -29,16 +31,21 @@ from composer_replication.config.section import is_name
 from composer_replication.config.substrate import SubstrateConfig, SubstrateType
 
 __all__ = [
+    "BackendName",
     "CurriculumConfig",
     "DilocoConfig",
     "EffortConfig",
     "EnvConfig",
     "EvalConfig",
     "FieldLine",
+    "GateConfig",
+    "GateRule",
     "HintConfig",
     "LossConfig",
     "ModelConfig",
+    "NormalizeConfig",
     "OptimizerConfig",
+    "PrmRewardConfig",
     "ReplayConfig",
     "RewardConfig",
     "RlvrConfig",

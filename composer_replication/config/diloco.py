@@ -39,8 +39,6 @@ class DilocoConfig(Section):
     """Keep this share alpha of a replica's own weights when it adopts the result of a round."""
     codec: Annotated[Literal["fp32", "bf16", "int8", "int4", "topk", "pulse", "auto"], _IF_ENABLED] = "int8"
     """Compress pseudo-gradients with this codec. What a codec drops is added to the next round (error feedback)."""
-    inner: Annotated[Literal["adamw", "muon"], _IF_ENABLED] = "adamw"
-    """Take the optimizer steps with AdamW, or with Muon for the matrices of the blocks and AdamW for the rest (muon)."""
     outer_lr: Annotated[float, Field(gt=0.0), _IF_ENABLED] = 0.7
     """Set the learning rate of the outer SGD."""
     outer_momentum: Annotated[Decay, _IF_ENABLED] = 0.9

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -20,7 +20,14 @@ __all__ = ["config_from", "load_config", "load_teachers", "resolve_arm", "to_tom
 
 _SHARED = ("name", "out", "threads", "model", "tasks", "env", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
 """Keys that all arms of a run share."""
-_PAIRS = "loss.replay.pairs"
+_FILES = {
+    "loss.replay.pairs": "make pairs with `composer pairs extract STATES ANSWERS --out FILE`",
+    "loss.replay.normalize.recipe": "name a recipe in YAML, or leave it out for the one of the package",
+}
+"""Fields that name a file to be read, each with the fix for one that is missing."""
+_FOLDERS = {"reward.prm.path": "name the folder `model` that `composer prm train` wrote"}
+"""Fields that name a folder to be read, likewise."""
+_PATHS = _FILES | _FOLDERS
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), *, env_given: bool = False) -> RunConfig:
@@ -201,20 +208,17 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
     options = {k: str((base / v).resolve()) if _is_relative(v) else v for k, v in config.env.options.items()}
     env = config.env.model_copy(update={"options": options, "path": (base / (config.env.path or ".")).resolve()})
-    loss = config.loss
-    if loss.replay.pairs is not None:
-        pairs = _pairs_path(loss.replay.pairs, f"{where}: {_PAIRS}", base)
-        loss = loss.model_copy(update={"replay": loss.replay.model_copy(update={"pairs": pairs})})
     arms = {
-        arm: {k: str(_pairs_path(Path(str(v)), f"{where}: arms.{arm}: {k}", base)) if k == _PAIRS else v for k, v in keys.items()}
+        arm: {k: str(_there(k, str(v), f"{where}: arms.{arm}", base)) if k in _PATHS else v for k, v in keys.items()}
         for arm, keys in config.arms.items()
     }
+    for key in _PATHS:
+        config = _with_absolute_path(config, key.split("."), key, where, base)
     update = {
         "tasks": tasks,
         "env": env if config.env.use or config.reward.function else config.env,
         "model": model,
         "rollout": rollout,
-        "loss": loss,
         "arms": arms,
         "out": (base / config.out).resolve(),
     }
@@ -225,12 +229,23 @@ def _is_relative(value: object) -> bool:
     return isinstance(value, str) and value.startswith(("./", "../"))
 
 
-def _pairs_path(path: Path, where: str, base: Path) -> Path:
+_S = TypeVar("_S", bound=Section)
+
+
+def _with_absolute_path(section: _S, names: Sequence[str], key: str, where: str, base: Path) -> _S:
+    """Make the path of the field `names` below the section absolute, if it has one. Raises ConfigError."""
+    value = getattr(section, names[0])
+    if value is None:
+        return section
+    found = _there(key, value, where, base) if len(names) == 1 else _with_absolute_path(value, names[1:], key, where, base)
+    return section.model_copy(update={names[0]: found})
+
+
+def _there(key: str, path: Path | str, where: str, base: Path) -> Path:
     found = (base / path).resolve()
-    if not found.is_file():
-        raise ConfigError(
-            f"{where}: no such file: {found}", fix="make pairs with `composer pairs extract STATES ANSWERS --out FILE`"
-        )
+    if not (found.is_dir() if key in _FOLDERS else found.is_file()):
+        kind = "folder" if key in _FOLDERS else "file"
+        raise ConfigError(f"{where}: {key}: no such {kind}: {found}", fix=_PATHS[key])
     return found
 
 

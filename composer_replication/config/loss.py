@@ -7,9 +7,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from composer_replication.config.replay import GateConfig, NormalizeConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
-__all__ = ["EffortConfig", "HintConfig", "LossConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
+__all__ = ["EffortConfig", "HintConfig", "LossConfig", "PrmRewardConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
 
 
 class EffortConfig(Section):
@@ -36,6 +37,19 @@ class EffortConfig(Section):
     """Count each turn as this much effort."""
 
 
+class PrmRewardConfig(Section):
+    """Process rewards: a trained model's probability that each turn is good."""
+
+    path: Path | None = None
+    """Load the process reward model from this folder, the `model` that `composer prm train` wrote. It needs the policy's
+    tokenizer. Paths are relative to the run file's folder."""
+    weight: Weight = 0.0
+    """Add this times the process advantage to the advantage of each turn's tokens; 0 adds nothing. The process advantage of a
+    turn is the sum of the scores of it and of the turns after it, each in deviations from the mean of the group's turns
+    (DeepSeekMath, arXiv:2402.03300, section 4.1.3). It grows with the number of turns: begin at 0.1 or so, and lower it when
+    `reward/prm/mean` rises and pass@1 does not. The substrates trl, verl and prime_rl refuse it."""
+
+
 class RewardConfig(Section):
     """Terms added to the tests' verdict before advantages are computed. pass@1 and `reward/mean` still report the bare
     verdict."""
@@ -44,6 +58,7 @@ class RewardConfig(Section):
     """Score each trajectory by this function, `package.module:name`, in place of the environment's reward. It gets the whole
     `Trajectory` and returns a number; 1.0 and more counts as passed."""
     effort: EffortConfig = EffortConfig()
+    prm: PrmRewardConfig = PrmRewardConfig()
     overlong_tokens: Annotated[int, Field(ge=0)] = 0
     """Lower the reward linearly, by up to 1, over the last this many tokens of `rollout.trajectory_tokens` (DAPO's soft overlong
     punishment). 0 turns it off; an eighth of the budget is a good start."""
@@ -176,6 +191,8 @@ class ReplayConfig(Section):
     """Use this many pairs per optimizer step, cycling through the list."""
     max_total_usd: Weight = 0.0
     """Stop asking teachers before their total cost, in US dollars, exceeds this. 0 allows only teachers whose price is zero."""
+    gate: GateConfig = GateConfig()
+    normalize: NormalizeConfig = NormalizeConfig()
 
 
 class LossConfig(Section):

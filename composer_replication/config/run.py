@@ -192,16 +192,21 @@ class CurriculumConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW with linear warm-up."""
+    """What takes the optimizer steps, with linear warm-up."""
 
+    type: Literal["adamw", "muon"] = "adamw"
+    """Choose which optimizer trains the policy. `adamw` updates all parameters with AdamW. `muon` updates the matrices inside the
+    model's blocks with Muon (orthogonalized momentum, arXiv:2502.16982) and everything else with AdamW; both use the same
+    learning_rate, because Muon's updates are scaled to the size of AdamW's. Try `muon` when you train all weights, above all
+    with DiLoCo, and search the learning rate again. The substrates verl and prime_rl refuse it."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-6
     """Use this learning rate after warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
     """Keep the rate constant after warm-up, or let it fall linearly to zero at the end of the run (linear)."""
     betas: tuple[Decay, Decay] = (0.9, 0.99)
-    """Set the decay rates of AdamW's two moments."""
+    """Set the decay rates of AdamW's two moments. Muon's momentum is always 0.95."""
     weight_decay: Weight = 0.0
-    """Apply this much decoupled weight decay, as in AdamW."""
+    """Apply this much decoupled weight decay, with either optimizer."""
     warmup_steps: Annotated[int, Field(ge=0)] = 2
     """Raise the rate linearly over this many steps."""
     max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
@@ -319,6 +324,11 @@ class RunConfig(Section):
             )
         if self.env.use is not None:
             self._env_stands_alone()
+        if self.reward.prm.weight > 0 and self.reward.prm.path is None:
+            refuse(
+                f"reward.prm.weight = {self.reward.prm.weight} and reward.prm.path is missing: nothing scores the turns",
+                "set reward.prm.path to the folder `model` that `composer prm train` wrote",
+            )
         curriculum, siblings = self.curriculum, self.rollout.group_size
         if (most := curriculum.unreachable(siblings)) is not None:
             below = math.floor(1000 * most) / 1000

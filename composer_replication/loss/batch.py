@@ -69,12 +69,15 @@ def collate(
     max_tokens: int | None = None,
     hint_reduction: HintReduction = "turn",
     device: torch.device | str = "cpu",
+    turn_advantages: Mapping[str, Sequence[float]] | None = None,
 ) -> Batch:
     """One batch with the streams and denominators of all three channels; row i is `trajectories[i]`.
 
     - `advantages`: one per trajectory; None (unscored) gives its tokens weight 0 and leaves it out of the denominator, while
       its hints still teach. `advantages=None` as a whole makes an imitation batch: no RL keys, cross-entropy on every
       sampled token.
+    - `turn_advantages`: by trajectory id, one number per turn that is added to the trajectory's advantage for the tokens of that
+      turn; a trajectory that is not named has the same advantage everywhere.
     - `objective` and `max_tokens`: see `policy_gradient.sequence_weights`.
     - `hint_reduction`: the hint denominator is the number of hinted turns ("turn": the mean over turns of the SUM over a
       turn's tokens) or of compared tokens ("token").
@@ -87,7 +90,7 @@ def collate(
         raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories")
     batch: Batch = {}
     if trajectories:
-        batch |= _rows(trajectories, advantages, pad_id, objective, max_tokens)
+        batch |= _rows(trajectories, advantages, turn_advantages or {}, pad_id, objective, max_tokens)
     if hints:
         batch |= _hints(hints, trajectories, pad_id, hint_reduction)
     if pairs:
@@ -140,6 +143,7 @@ def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, 
 def _rows(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[float | None] | None,
+    turn_advantages: Mapping[str, Sequence[float]],
     pad_id: int,
     objective: Objective,
     max_tokens: int | None,
@@ -147,11 +151,12 @@ def _rows(
     ids = [trajectory.context_ids(len(trajectory.turns)) for trajectory in trajectories]
     input_ids, attention_mask = _pad(ids, pad_id)
     response_mask = torch.zeros_like(input_ids)
-    old_logprobs = torch.zeros(input_ids.shape)
+    old_logprobs, added = torch.zeros(input_ids.shape), torch.zeros(input_ids.shape)
     for i, trajectory in enumerate(trajectories):
         if not trajectory.prompt_ids:
             raise ValueError(f"trajectory {trajectory.trajectory_id!r} has no prompt: its first token could not be predicted")
-        for number, turn in enumerate(trajectory.turns):
+        of_turns = turn_advantages.get(trajectory.trajectory_id) or [0.0] * len(trajectory.turns)
+        for number, (turn, more) in enumerate(zip(trajectory.turns, of_turns, strict=True)):
             if len(turn.logprobs) != len(turn.action_ids):
                 raise ValueError(
                     f"trajectory {trajectory.trajectory_id!r}, turn {number}: "
@@ -161,6 +166,7 @@ def _rows(
             where = slice(start, start + len(turn.action_ids))
             response_mask[i, where] = 1
             old_logprobs[i, where] = torch.tensor(turn.logprobs)
+            added[i, where] = more
     batch = {"input_ids": input_ids, "attention_mask": attention_mask, "response_mask": response_mask}
     if advantages is None:
         batch["rlvr_weights"], batch["rlvr_denominator"] = sequence_weights(response_mask, "dapo")
@@ -171,7 +177,7 @@ def _rows(
     in_loss = (response_mask != 0) & scored[:, None] & finite
     weights, denominator = sequence_weights(in_loss, objective, max_tokens=max_tokens)
     return batch | {
-        "advantages": values[:, None] * in_loss,
+        "advantages": (values[:, None] + added) * in_loss,
         "old_logprobs": torch.where(finite, old_logprobs, 0.0),
         "rlvr_weights": weights,
         "rlvr_denominator": denominator,

@@ -6,6 +6,7 @@ from composer_replication.policy_gradient.advantages import (
     AdvantageKind,
     group_advantages,
     has_signal,
+    process_advantages,
     soft_overlong_punishment,
 )
 from composer_replication.policy_gradient.effort import Effort, EffortWeights, concave_penalty, effort_penalty
@@ -45,6 +46,7 @@ __all__ = [
     "importance_weights",
     "kl_k1_penalty",
     "kl_k3",
+    "process_advantages",
     "sequence_weights",
     "soft_overlong_punishment",
     "surrogate",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-__all__ = ["AdvantageKind", "group_advantages", "has_signal", "soft_overlong_punishment"]
+__all__ = ["AdvantageKind", "group_advantages", "has_signal", "process_advantages", "soft_overlong_punishment"]
 
 AdvantageKind: TypeAlias = Literal["grpo", "dr_grpo", "rloo"]
 
@@ -48,6 +48,28 @@ def group_advantages(
     else:
         scale = n / (n - 1) if kind == "rloo" else 1.0
     return [None if reward is None else scale * (reward - mean) for reward in rewards]
+
+
+def process_advantages(scores: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """Return the process advantage of every step of a group's siblings: GRPO with process supervision.
+
+    With all scores of all steps of the group, their mean m and sample standard deviation s, a step's normalised score is
+    (score - m) / (s + 1e-4), and its advantage is the sum of the normalised scores of it and of the steps after it
+    (DeepSeekMath, arXiv:2402.03300, section 4.1.3). A step without a score counts as 0, which is the mean.
+
+    Args:
+        scores: one list per sibling, one score per step in the order of the steps; an empty list of one that takes no part.
+
+    Raises ValueError on a score that is not finite.
+    """
+    known = _scored([score for steps in scores for score in steps])
+    mean = math.fsum(known) / len(known) if known else 0.0
+    spread = _spread(known) if len(known) > 1 else 1.0
+    found = []
+    for steps in scores:
+        normalised = [0.0 if score is None else (score - mean) / spread for score in steps]
+        found.append([math.fsum(normalised[step:]) for step in range(len(steps))])
+    return found
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ from composer_replication.prm.data import IGNORED, Example, Limit
 from composer_replication.prm.options import model_config
 from composer_replication.types.errors import ModelError
 
-__all__ = ["limit_of", "load_prm", "make_prm", "parts", "score", "start_prm", "step_logits"]
+__all__ = ["limit_of", "load_prm", "make_prm", "parts", "score", "score_by_turn", "start_prm", "step_logits"]
 
 _LOADER = logging.getLogger("transformers.modeling_utils")
 _LABELS = {0: "bad step", 1: "good step"}
@@ -180,3 +180,15 @@ def score(
             if on_done is not None:
                 on_done(len(part))
     return found
+
+
+def score_by_turn(
+    model: PreTrainedModel, examples: Sequence[Example], *, pad_id: int, on_done: Callable[[int], None] | None = None
+) -> dict[tuple[str, int], float]:
+    """Return the probability that each step is good, by trajectory id and turn; see `score`."""
+    scores = score(model, examples, pad_id=pad_id, on_done=on_done)
+    return {
+        (example.trajectory_id, step.turn): p
+        for example, row in zip(examples, scores, strict=True)
+        for step, p in zip(example.steps, row, strict=True)
+    }

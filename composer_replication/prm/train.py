@@ -5,7 +5,7 @@
         metrics.jsonl              {"step", "prm/loss/mean"} per step; {"step", "prm/held_out/..."} per epoch
         held_out.jsonl, .svg       the last probability of every held-out step; their ROC and calibration
         summary.json               written last
-        ckpt/step_NNNNN/           the newest two (see trainer/checkpoint.py)
+        ckpt/step_NNNNN/           the newest two (see loss/forward/model_checkpoint.py)
 
 Nothing is drawn at random but the order of the traces, which follows from the seed and the epoch (dropout is off), so a run that
 was killed and resumed ends with the weights and metrics of one that was left alone.
@@ -28,13 +28,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from composer_replication.loss.forward import update_mode, weights_digest
+from composer_replication.loss.forward.model_checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    save_checkpoint,
+)
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import Terminal, files
 from composer_replication.prm.data import IGNORED, Example, fit, held_out_tasks
 from composer_replication.prm.evaluate import Judged, judge, metrics_of, picture
 from composer_replication.prm.model import limit_of, pad, parts, step_logits
 from composer_replication.prm.options import PrmOptions
-from composer_replication.trainer.checkpoint import latest_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
 from composer_replication.types.errors import ConfigError, ModelError
 
 __all__ = ["PrmLearner", "train_prm"]

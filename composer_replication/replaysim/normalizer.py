@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
+from composer_replication.config import BackendName, NormalizeConfig
 from composer_replication.replaysim.backend import Backend
 from composer_replication.replaysim.builtin import BuiltinBackend
 from composer_replication.replaysim.data_juicer import DataJuicerBackend
@@ -17,9 +18,7 @@ from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_
 from composer_replication.teacher_replay import DPOPair
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["BackendName", "DJNormalizer", "NormalizeReport"]
-
-BackendName: TypeAlias = Literal["builtin", "data_juicer", "executor", "ray"]
+__all__ = ["DJNormalizer", "NormalizeReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,11 @@ class DJNormalizer:
         self._backend.check(self.operators)
         self.report: NormalizeReport | None = None
         """The last run's; None before the first."""
+
+    @classmethod
+    def of(cls, options: NormalizeConfig) -> DJNormalizer:
+        """Return the normaliser that a run file describes. Raises ConfigError and MissingExtraError as the constructor."""
+        return cls(options.recipe, options.backend, ray_address=options.ray_address)
 
     def normalize(self, pairs: Sequence[DPOPair | Mapping[str, Any]]) -> list[NormalizedDPOPair]:
         """Return the pairs that pass every operator, in the order given.

@@ -12,19 +12,22 @@ import torch
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
+from composer_replication.trainer.ask_teachers import teacher_totals
+from composer_replication.trainer.checkpoint import restore, trained_on
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines import PolicyEngine, open_engine
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.signals import SignalMaker
+from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types import Pair
 
 __all__ = ["SLOW_PATHS", "ArmTrainer"]
@@ -61,7 +64,7 @@ class ArmTrainer:
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
         pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        made_of = fingerprint(model, [*context.train, *context.held_out], pairs)
+        made_of = fingerprint(model, [*context.train, *context.held_out], pairs) | prm_digest(config)
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
         engine = open_engine(config, learner, tokenizer, arm, context.run_dir.ckpt_path / arm / "serving")
@@ -73,6 +76,7 @@ class ArmTrainer:
             renderer=renderer,
             context_window=engine.context_window,
             kl=learner.kl_to_reference,
+            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
             useful=partial(only_useful, learner=learner),
         )
         collector = RolloutCollector(context, config, engine, renderer, journal, shard)
@@ -98,7 +102,7 @@ class ArmTrainer:
             pairs = await collect_pairs(self.context, self.config, self.collector, self.learner) if replays else []
             self.save()
         if replays:
-            self.journal.teacher_costs = teacher_costs(self.context)
+            self.journal.teacher_totals = teacher_totals(self.context, self.arm)
         return pairs
 
     def resume(self) -> bool:

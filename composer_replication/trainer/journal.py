@@ -77,8 +77,8 @@ class ArmJournal:
     steps: int
     """Optimizer steps of the arm."""
     meter: Meter
-    teacher_costs: Mapping[str, float] = field(default_factory=dict)
-    """`cost/usd` and its parts, once teachers were asked."""
+    teacher_totals: Mapping[str, float] = field(default_factory=dict)
+    """What teachers were asked and have cost (`trainer.ask_teachers.teacher_totals`), once they were."""
 
     def note(self, text: str) -> None:
         """Say one line about the arm."""
@@ -138,7 +138,7 @@ class ArmJournal:
             "rollout/total": float(self.meter.rollouts),
             "rollout/tokens_total": float(self.meter.tokens),
             **({} if cpu_s is None else {"cost/cpu_s": cpu_s}),
-            **self.teacher_costs,
+            **self.teacher_totals,
         }
 
     def summary(self) -> SummaryRow:

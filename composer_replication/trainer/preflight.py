@@ -14,11 +14,13 @@ from composer_replication.config import RunConfig, SandboxConfig, resolve_arm
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.source import AnyTask, EnvSource
 from composer_replication.loss.forward import weights_digest
+from composer_replication.replaysim import DJNormalizer
 from composer_replication.sandbox import Limits, Sandbox
 from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.tasks.wording import worded
 from composer_replication.teachers import Teacher, check_teachers
+from composer_replication.teachers.gating import split_teachers
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
@@ -102,6 +104,9 @@ def _check_teachers(arm: str, config: RunConfig) -> None:
     """That they can be asked, paid, and agree."""
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
     check_teachers(teachers, replay.max_total_usd)
+    split_teachers(teachers, replay.gate)
+    if replay.normalize.enabled:
+        DJNormalizer.of(replay.normalize)
     families = len({t.vote_family for t in teachers})
     if families < replay.agreement_threshold:
         raise ConfigError(

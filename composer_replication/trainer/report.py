@@ -13,11 +13,11 @@ import torch
 from composer_replication.config import RunConfig, resolve_arm
 from composer_replication.envs.source import EnvSource
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.report import write_report
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.trainer.arm import ArmTrainer
-from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.journal import evaluated
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext

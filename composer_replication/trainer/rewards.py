@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
 from composer_replication.config import RunConfig
@@ -14,6 +14,7 @@ from composer_replication.policy_gradient import (
     effort_penalty,
     group_advantages,
     has_signal,
+    process_advantages,
     soft_overlong_punishment,
 )
 from composer_replication.types import Group, HintedTurn, Trajectory, Unscored
@@ -32,6 +33,8 @@ class Advantages:
     values: list[float | None]
     """None: no part of the policy gradient."""
     metrics: dict[str, float]
+    of_turns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By trajectory id: what is added to the advantage for the tokens of each turn. Empty without process rewards."""
 
 
 def verdict(trajectory: Trajectory) -> float | None:
@@ -50,12 +53,13 @@ def weigh(
     *,
     end_of_thinking: int | None = None,
     kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None,
+    steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None,
 ) -> Advantages:
     """Advantages over groups of the verdict less the penalties of `config.reward`.
 
     With `rollout.refills` the groups whose verdicts are all the same take no part, as DAPO has it. `end_of_thinking` is the id of
-    the token after a turn's thinking; `kl` gives the KL to the reference in nats, and is asked only where it has a weight. Raises
-    ValueError where it is missing then.
+    the token after a turn's thinking; `kl` gives the KL to the reference in nats, and `steps` a score of every turn. Each is
+    asked only where it has a weight. Raises ValueError where it is missing then.
     """
     trajectories = [t for g in groups for t in g.trajectories]
     penalties = penalties_of(trajectories, config, end_of_thinking)
@@ -71,7 +75,34 @@ def weigh(
         if config.rollout.refills > 0 and not has_signal(verdicts):
             rewards = [None] * len(rewards)
         values += group_advantages(rewards, config.loss.rlvr.advantage, scaled_by=verdicts)
-    return Advantages(values, {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()})
+    metrics = {f"reward/{name}_penalty": mean_and_se(each)[0] for name, each in penalties.items()}
+    if config.reward.prm.weight == 0:
+        return Advantages(values, metrics)
+    if steps is None:
+        raise ValueError("reward.prm.weight is above 0, and nothing scores the turns")
+    scores = steps(trajectories)
+    known = [score for turns in scores for score in turns if score is not None]
+    metrics["reward/prm/mean"] = mean_and_se(known)[0]
+    metrics["reward/prm/unscored"] = float(sum(map(len, scores)) - len(known))
+    return Advantages(values, metrics, _of_turns(groups, values, scores, config.reward.prm.weight))
+
+
+def _of_turns(
+    groups: Sequence[Group],
+    values: Sequence[float | None],
+    scores: Sequence[Sequence[float | None]],
+    weight: float,
+) -> dict[str, list[float]]:
+    """Return the weighted process advantages of the trajectories that take part, over each group."""
+    found: dict[str, list[float]] = {}
+    start = 0
+    for group in groups:
+        part = slice(start, start + len(group.trajectories))
+        taken = [turns if value is not None else [] for turns, value in zip(scores[part], values[part], strict=True)]
+        for trajectory, advantages in zip(group.trajectories, process_advantages(taken), strict=True):
+            found[trajectory.trajectory_id] = [weight * advantage for advantage in advantages]
+        start = part.stop
+    return found
 
 
 def penalties_of(trajectories: Sequence[Trajectory], config: RunConfig, end_of_thinking: int | None) -> dict[str, list[float]]:

@@ -41,6 +41,8 @@ class Signals:
 
     advantages: Sequence[float | None]
     """One per trajectory, groups in order; None: no part of the policy gradient."""
+    turn_advantages: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By trajectory id: what is added to it for the tokens of each turn. Empty without process rewards."""
     hinted: Sequence[HintedTurn] = ()
     hints: Sequence[Hint] = ()
     """Those of `hinted`, then those that are not told (`Hint.dropped`)."""
@@ -60,19 +62,21 @@ class SignalMaker:
     """Most positions the policy can attend to; a hint that does not fit is dropped."""
     kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None
     """Nats of KL to the reference per trajectory; asked only where `reward.kl_weight` is above 0."""
+    steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None
+    """Score of every turn of each trajectory; asked only where `reward.prm.weight` is above 0."""
     useful: Callable[[SelectedHints, Sequence[Trajectory]], SelectedHints] | None = None
     """Leaves out hints that do not help the self-teacher; asked only with `loss.hint.useful_only`."""
 
     def make(self, step: int, groups: Sequence[Group]) -> Signals:
         """Return advantages over groups and hints at error turns. Raises ValueError when an option needs a missing function."""
         trajectories = [t for g in groups for t in g.trajectories]
-        weighed = weigh(groups, self.config, end_of_thinking=self.renderer.end_of_thinking, kl=self.kl)
+        weighed = weigh(groups, self.config, end_of_thinking=self.renderer.end_of_thinking, kl=self.kl, steps=self.steps)
         if self.config.loss.hint.weight == 0:
-            return Signals(weighed.values, metrics=weighed.metrics)
+            return Signals(weighed.values, weighed.of_turns, metrics=weighed.metrics)
         selected = self.select_hints(step, trajectories)
         dropped = Counter(str(hint.dropped) for hint in selected.dropped)
         metrics = {"hint/turns": float(len(selected.hinted)), "hint/dropped": float(dropped.total()), **weighed.metrics}
-        return Signals(weighed.values, selected.hinted, (*selected.hints, *selected.dropped), metrics, dropped)
+        return Signals(weighed.values, weighed.of_turns, selected.hinted, (*selected.hints, *selected.dropped), metrics, dropped)
 
     def select_hints(self, step: int, trajectories: Sequence[Trajectory]) -> SelectedHints:
         """Return the hints of a step, and every other finding with the reason why it was dropped."""
@@ -115,12 +119,13 @@ class SignalMaker:
             objective=self.config.loss.rlvr.objective,
             max_tokens=self.config.rollout.trajectory_tokens,
             hint_reduction=self.config.loss.hint.reduction,
+            turn_advantages=signals.turn_advantages,
         )
 
     def why_off(self, pairs: Sequence[Pair], signals: Signals) -> dict[str, str]:
         """Reasons the loss cannot know: why a channel got no inputs."""
         loss, off = self.config.loss, {}
-        if not any(signals.advantages):
+        if not any(signals.advantages) and not any(map(any, signals.turn_advantages.values())):
             off["rlvr"] = "every advantage is 0: no group has rewards that differ"
         if loss.hint.weight > 0 and not signals.hinted:
             reasons = ", ".join(f"{n} {why}" for why, n in signals.dropped.items())

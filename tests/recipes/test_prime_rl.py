@@ -289,7 +289,9 @@ TOKEN = {"form": "sampled_token", "self_teacher": "live", "reduction": "token"}
         ({"rollout": {"timeout_s": 60.0}}, "rollout.timeout_s"),
         ({"reward": {"overlong_tokens": 8}}, "reward.overlong_tokens"),
         ({"reward": {"kl_weight": 0.1}}, "reward.kl_weight"),
+        ({"reward": {"prm": {"path": ".", "weight": 0.1}}}, "reward.prm.weight"),
         ({"curriculum": {"enabled": True}}, "curriculum.enabled"),
+        ({"optimizer": {"type": "muon"}}, "optimizer.type"),
         ({"model": {"path": "org/model", "device": "cpu"}}, "model.device"),
     ],
 )  # fmt: skip

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from composer_replication.config import load_config
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.recipes.verl import substrate
-from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.types.errors import BackendError, CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))

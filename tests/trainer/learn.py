@@ -9,8 +9,8 @@ import torch
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch import Batch
+from composer_replication.loss.forward.model_checkpoint import load_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy
-from composer_replication.trainer.checkpoint import load_checkpoint, save_checkpoint
 from composer_replication.trainer.learning.learner import Learner
 
 

@@ -65,6 +65,14 @@ ELSEWHERE = {
         f"loss.replay.{name}"
         for name in ("traces_per_task", "agreement_threshold", "verify", "pairs_per_step", "pairs", "max_total_usd")
     ),
+    *(
+        f"loss.replay.gate.{name}"  # tests/trainer/test_replay_gate.py
+        for name in ("rule", "cheap", "uncertain", "findings", "audit", "reach")
+    ),
+    *(
+        f"loss.replay.normalize.{name}"  # tests/trainer/test_replay_normalizer.py
+        for name in ("enabled", "recipe", "backend", "ray_address")
+    ),
 }
 """What is read before there is a batch, or makes the self-teacher."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from world import composer, finish  # tests/trainer
 
+from composer_replication.loss.forward.model_checkpoint import read_checkpoint
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir, deterministic
 from composer_replication.quickstart.language import project_path
@@ -18,7 +19,6 @@ from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.checkpoint import read_checkpoint
 
 HANG_S = 600.0
 NON_ZERO = (

@@ -10,13 +10,13 @@ import pytest
 
 from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import weights_digest
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart.run import quickstart_config
 from composer_replication.quickstart.teachers import TEACHERS, served
 from composer_replication.recipes.substrates import train_on
 from composer_replication.recipes.verl.plan import PLAN
-from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.open_run import open_run
 
 STEPS, ARM = 2, "three_channels"

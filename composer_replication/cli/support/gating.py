@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
@@ -10,8 +9,7 @@ import typer
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
-    from composer_replication.teachers import Gate, Teacher
-    from composer_replication.teachers.gate import Reason
+    from composer_replication.config import GateConfig
 
 __all__ = [
     "AuditOption",
@@ -21,10 +19,7 @@ __all__ = [
     "ReachOption",
     "SeedOption",
     "UncertainOption",
-    "gate_of",
-    "listed",
-    "split_teachers",
-    "without_gate",
+    "gate_options",
 ]
 
 GateOption: TypeAlias = Annotated[
@@ -41,46 +36,24 @@ ReachOption: TypeAlias = Annotated[
 ]
 
 
-def gate_of(rule: GateOption, *, uncertain: float, findings: bool, audit: float, seed: int) -> Gate | None:
-    """Make the gate that options describe; None where it is off.
+def gate_options(
+    rule: GateOption, *, cheap: str | None, uncertain: float, findings: bool, audit: float, seed: int, reach: int | None
+) -> GateConfig:
+    """Return the options of a command as the section that a run file has.
 
     Raises:
         ConfigError: a share is outside [0, 1], or the gate is off and one of the other options is not at its default.
     """
-    from composer_replication.teachers import Gate
+    from composer_replication.config import GateConfig
 
-    given = {"uncertain": uncertain, "findings": findings, "audit": audit, "seed": seed}
-    if rule != "off":
-        return Gate(rule=rule, uncertain=uncertain, findings=findings, audit=audit, seed=seed)
-    ignored = [name for name, value in given.items() if value != getattr(Gate(), name)]
-    if ignored:
-        raise without_gate(ignored[0])
-    return None
-
-
-def listed(reasons: Mapping[Reason, int]) -> str:
-    """List why states are asked, with the number of each."""
-    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-
-
-def without_gate(option: str) -> ConfigError:
-    """Make the error for an option that only a gate reads."""
-    return ConfigError(f"--{option} says how a gate decides, and there is none", fix="choose one with --gate, or leave it out")
-
-
-def split_teachers(teachers: Sequence[Teacher], gate: Gate | None, cheap: str | None) -> tuple[list[Teacher], list[Teacher]]:
-    """Split the teachers into the first and the second tier; without a gate all are in the first.
-
-    Raises:
-        ConfigError: no teacher is called `cheap`, one is named without a gate, or there are not two teachers with prices.
-    """
-    from composer_replication.teachers import cheapest
-
-    if gate is None:
-        if cheap is not None:
-            raise without_gate("cheap")
-        return list(teachers), []
-    name = cheapest(teachers).name if cheap is None or len(teachers) < 2 else cheap
-    if name not in {t.name for t in teachers}:
-        raise ConfigError(f"--cheap {name}: no such teacher", fix=f"name one of: {', '.join(t.name for t in teachers)}")
-    return [t for t in teachers if t.name == name], [t for t in teachers if t.name != name]
+    given = {"cheap": cheap, "uncertain": uncertain, "findings": findings, "audit": audit, "reach": reach}
+    defaults = GateConfig()
+    ignored = [name for name, value in given.items() if value != getattr(defaults, name)] + (["seed"] if seed else [])
+    if rule == "off" and ignored:
+        raise ConfigError(
+            f"--{ignored[0]} says how a gate decides, and there is none", fix="choose one with --gate, or leave it out"
+        )
+    for name, share in (("uncertain", uncertain), ("audit", audit)):
+        if not 0.0 <= share <= 1.0:
+            raise ConfigError(f"the gate's {name} is {share}", fix=f"give --{name} as a share between 0 and 1")
+    return GateConfig(rule=rule, cheap=cheap, uncertain=uncertain, findings=findings, audit=audit, reach=reach)

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.types.errors import ModelError
 
-__all__ = ["enable_checkpointing", "evaluating", "in_lockstep", "sharded_units", "unwrapped", "update_mode"]
+__all__ = ["enable_checkpointing", "evaluating", "in_lockstep", "sharded_units", "unwrapped", "update_mode", "whole_weights"]
 
 
 def unwrapped(model: nn.Module) -> Any:
@@ -85,3 +85,14 @@ def enable_checkpointing(model: nn.Module) -> None:
 
 def _checkpointed(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return a sharded model's whole state dict on the first rank's CPU, and an empty one on the others.
+
+    Collective: call it on every rank.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    found: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return found

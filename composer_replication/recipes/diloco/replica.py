@@ -14,12 +14,12 @@ from composer_replication.config import RunConfig
 from composer_replication.diloco.serverless.replica import this_replica
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.diloco.outer import DiLoCoCallback
 from composer_replication.recipes.diloco.result import put_policy
 from composer_replication.trainer.arm import ArmTrainer
-from composer_replication.trainer.checkpoint import latest_checkpoint
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_replication.config import RunConfig
+from composer_replication.loss.forward.model_checkpoint import KEPT
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError, WeightsLostError
@@ -27,11 +28,11 @@ from composer_replication.recipes.mesh.work import Job, Work
 from composer_replication.rollouts.collect import first_error
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.arm import SLOW_PATHS
-from composer_replication.trainer.checkpoint import KEPT
+from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.coding_tasks import toolset_of
 from composer_replication.trainer.collector import EVAL_STEP, TRACE_STEP
 from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unscored, rollout_metrics
-from composer_replication.trainer.pairs.replay import teacher_costs, wants_replay
+from composer_replication.trainer.pairs.replay import wants_replay
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Trajectory
@@ -168,7 +169,7 @@ class Driver:
                 await self._collect_pairs()
             await self._save()
         if wants_replay(self.config):
-            self.journal.teacher_costs = teacher_costs(self.context)
+            self.journal.teacher_totals = teacher_totals(self.context, self.arm)
 
     async def _collect_pairs(self) -> None:
         traces: list[Group] = []

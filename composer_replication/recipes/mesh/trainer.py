@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from composer_replication.config import RunConfig
 from composer_replication.loss.batch import Batch
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import save_checkpoint
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.recipes.mesh.errors import in_time
@@ -25,14 +26,15 @@ from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.checkpoint import restore, save_checkpoint, trained_on
+from composer_replication.trainer.checkpoint import restore, trained_on
 from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.types import Group, Hint, Pair
+from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
+from composer_replication.types import Group, Hint, Pair, Trajectory
 
 __all__ = ["Stepped", "TeacherActor", "Trainer"]
 
@@ -80,14 +82,16 @@ class Trainer(Member):
         self.arm = arm
         model, tokenizer = load_policy(config.model)
         pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs)
+        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs) | prm_digest(config)
         self.learner = Learner(model, config, LogprobCache(self.context.run_dir.ckpt_path / "reference.sqlite"))
+        renderer = ChatRenderer(tokenizer)
         self.signals = SignalMaker(
             config=config,
             sources=self.context.hint_sources(config),
-            renderer=ChatRenderer(tokenizer),
+            renderer=renderer,
             context_window=TransformersEngine(self.learner.policy, tokenizer).context_window,
             kl=self.learner.kl_to_reference,
+            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
             useful=partial(only_useful, learner=self.learner),
         )
         self._pairs: list[Pair] | None = None
@@ -135,6 +139,10 @@ class Trainer(Member):
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """As `Learner.with_reference_logprobs`."""
         return self.learner.with_reference_logprobs(pairs) if self._first else []
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        """As `Learner.action_entropies`."""
+        return self.learner.action_entropies(trajectories) if self._first else {}
 
     def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
         """Teachers may be asked for it, so one process makes it for all."""
@@ -218,9 +226,12 @@ class _Recorded:
         return self.groups
 
 
+_T = TypeVar("_T")
+
+
 @dataclass(frozen=True)
 class _LearnerScorer:
-    """The trainer's log-probs, for a thread beside the event loop."""
+    """What the trainer's policy says of pairs and traces, for a thread beside the event loop."""
 
     trainer: Handle
     loop: asyncio.AbstractEventLoop
@@ -228,7 +239,14 @@ class _LearnerScorer:
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         work: Coroutine[Any, Any, list[Pair]] = self.trainer.call("with_reference_logprobs", pairs)
-        asked = in_time(work, self.stall_s, f"{self.trainer.name} did not score the pairs", actor=self.trainer.name)
+        return self._answer(work, "score the pairs")
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        work: Coroutine[Any, Any, dict[str, list[float | None]]] = self.trainer.call("action_entropies", trajectories)
+        return self._answer(work, "read the traces")
+
+    def _answer(self, work: Coroutine[Any, Any, _T], what: str) -> _T:
+        asked = in_time(work, self.stall_s, f"{self.trainer.name} did not {what}", actor=self.trainer.name)
         return asyncio.run_coroutine_threadsafe(asked, self.loop).result()
 
 

@@ -310,6 +310,7 @@ def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
         "reward.effort.weight": reward.effort.weight > 0,
         "reward.overlong_tokens": reward.overlong_tokens > 0,
         "reward.kl_weight": reward.kl_weight > 0,
+        "reward.prm.weight": reward.prm.weight > 0,
         "curriculum.enabled": config.curriculum.enabled,
         "rollout.timeout_s": config.rollout.timeout_s is not None,
         "tasks.instruction": tasks.instruction is not None,
@@ -318,6 +319,11 @@ def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
     for field, given in unread.items():
         if given:
             yield _Refusal(f"{field} is not read there", f"leave it out, or choose another substrate: {_OTHERS}")
+    if config.optimizer.type == "muon":
+        yield _Refusal(
+            "optimizer.type = muon: PRIME-RL builds its own optimizer, and its Muon follows other rules than this one",
+            "set optimizer.type = adamw, or choose another substrate: local, trl, monarch or ray",
+        )
     if config.model.device == "cpu":
         yield _Refusal("model.device = cpu: PRIME-RL's trainer runs on GPUs alone", f"leave it out, or choose: {_OTHERS}")
 

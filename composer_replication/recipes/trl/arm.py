@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from composer_replication.config import LossConfig, ReplayConfig, RunConfig
-from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward import LogprobCache, action_entropies
+from composer_replication.loss.forward.model_checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
@@ -31,12 +32,13 @@ from composer_replication.recipes.trl.options import make_grpo_config
 from composer_replication.recipes.trl.step_signals import StepSignals
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint, refuse_others
+from composer_replication.trainer.ask_teachers import teacher_totals
+from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.learning.learner import make_optimizer
 from composer_replication.trainer.learning.reference import with_reference_logprobs
-from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.rewards import taking_part, verdict
 from composer_replication.trainer.run_context import RunContext
@@ -113,7 +115,7 @@ class TrlArm:
         else:
             self._restore(read_checkpoint(self.resumed))
         if wants_replay(config):
-            self.journal.teacher_costs = teacher_costs(context)
+            self.journal.teacher_totals = teacher_totals(context, arm)
         self.trainer = self._make_trainer(tokenizer)
         return self
 
@@ -278,6 +280,9 @@ class _TrlScorer:
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         return with_reference_logprobs(self._model, pairs, self._cache)
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        return action_entropies(self._model, trajectories)
 
 
 def _verdicts(completions: list[Any], verdict: list[float | None], **_: Any) -> list[float | None]:

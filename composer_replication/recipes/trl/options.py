@@ -54,6 +54,7 @@ def check(config: RunConfig) -> None:
         f"rollout.refills = {rollout.refills}": rollout.refills > 0,
         f"rollout.timeout_s = {rollout.timeout_s}": rollout.timeout_s is not None,
         f"reward.kl_weight = {config.reward.kl_weight}": config.reward.kl_weight > 0,
+        f"reward.prm.weight = {config.reward.prm.weight}": config.reward.prm.weight > 0,
         "loss.hint.useful_only = true": config.loss.hint.weight > 0 and config.loss.hint.useful_only,
     }
     for what, wanted in refused.items():

@@ -123,10 +123,16 @@ class Files:
 def check(config: RunConfig) -> None:
     """Raises ConfigError when an arm asks for what verl cannot express, ModelError for CUDA where there is none."""
     hint = config.loss.hint
+    if config.optimizer.type == "muon":
+        raise ConfigError(
+            "optimizer.type = muon cannot be expressed on verl: it builds its own AdamW",
+            fix='set optimizer.type = "adamw", or substrate.type = "local", "trl", "monarch" or "ray"',
+        )
     _refuse(config.curriculum.enabled, "curriculum.enabled = true", "verl reads its data set in one order")
     _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
     _refuse(config.rollout.timeout_s is not None, "rollout.timeout_s", "verl's agent loops wait for every rollout")
     _refuse(config.reward.kl_weight > 0, "reward.kl_weight above 0", "verl's advantage estimators see no verdict apart from it")
+    _refuse(config.reward.prm.weight > 0, "reward.prm.weight above 0", "verl's agent loops have no process reward model")
     if hint.weight > 0:
         _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")
         _refuse(hint.shuffle, "loss.hint.shuffle = true", "verl's agent loops see one task's trajectories")

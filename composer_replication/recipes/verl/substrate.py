@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache
+from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy, resolve_device
 from composer_replication.observe import Phase, RunDir, Terminal
 from composer_replication.observe.files import replace_file, storage_errors
@@ -29,11 +30,12 @@ from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
-from composer_replication.trainer.checkpoint import latest_checkpoint, refuse_others, save_checkpoint
+from composer_replication.trainer.ask_teachers import teacher_totals
+from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
-from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, teacher_costs, wants_replay
+from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
@@ -71,7 +73,7 @@ async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Ph
     journal.rewind(done if done else -1, keep_traces=True)
     meter.rollouts, meter.tokens = _spent(run_dir, arm)
     if wants_replay(config):
-        journal.teacher_costs = teacher_costs(context)
+        journal.teacher_totals = teacher_totals(context, arm)
     traces = run_dir.read_traces(arm) if wants_replay(config) and not done else ()
     of_step = min(len(pairs), config.loss.replay.pairs_per_step) if config.loss.replay.weight > 0 else 0
     imported = VerlMetrics(plan, journal, of_step, traces)

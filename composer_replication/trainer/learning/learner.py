@@ -1,4 +1,4 @@
-"""One optimizer step: micro-batches through `compose_loss`, clipped gradient, AdamW.
+"""One optimizer step: micro-batches through `compose_loss`, clipped gradient, AdamW or Muon.
 
 Several processes that are given the same batches (data parallelism by DDP) share its micro-batches: they take the step that one
 alone would take, and know the metrics of the whole batch.
@@ -22,6 +22,7 @@ from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import Batch, collate, split
 from composer_replication.loss.forward import (
     LogprobCache,
+    action_entropies,
     enable_checkpointing,
     evaluating,
     fallbacks,
@@ -57,7 +58,7 @@ class _MicroBatch(NamedTuple):
 
 
 class Learner:
-    """Owns everything the optimizer touches: policy, AdamW, warm-up, self-teacher, TAID clock and the policy version.
+    """Owns everything the optimizer touches: policy, optimizer, warm-up, self-teacher, TAID clock and the policy version.
 
     Args:
         sharded: several processes share the weights out among themselves (FSDP2); otherwise each has all of them (DDP). The
@@ -141,6 +142,10 @@ class Learner:
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
         """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
         return with_reference_logprobs(self.policy, pairs, self.pair_logprobs)  # whose passes no other process waits for
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        """Return the mean entropy in nats of each turn's action under the present policy, by trajectory id."""
+        return action_entropies(self.policy, trajectories)
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the policy's weights on the CPU, whole: every rank has to ask at the same time."""
@@ -245,11 +250,11 @@ class Learner:
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """AdamW over all of a model's parameters, or Muon with it, and the run's schedule of its rate."""
+    """Return the optimizer that `config.optimizer` names, over a model's parameters, and the schedule of its rate."""
     options = config.optimizer
     lr, betas, decay = options.learning_rate, options.betas, options.weight_decay
     optimizer: torch.optim.Optimizer
-    if config.diloco.inner == "muon":
+    if options.type == "muon":
         optimizer = make_muon(model, lr=lr, betas=betas, weight_decay=decay)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, weight_decay=decay)

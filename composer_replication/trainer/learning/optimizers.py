@@ -1,4 +1,4 @@
-"""Muon as the optimizer of the inner steps, with AdamW for what is no matrix of a block (MuLoCo, arXiv:2505.23725)."""
+"""Muon for the matrices inside a model's blocks, with AdamW for all other parameters (arXiv:2502.16982; MuLoCo, 2505.23725)."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def make_muon(
     trainable = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trainable if p in inside]
     if not matrices:
-        raise ConfigError("the model's blocks have no trainable matrix for Muon", fix="choose the inner optimizer adamw")
+        raise ConfigError("the model's blocks have no trainable matrix for Muon", fix="set optimizer.type = adamw")
     return MuonWithAdamW(matrices, [p for p in trainable if p not in inside], lr=lr, betas=betas, weight_decay=weight_decay)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["load_whole_optimizer", "load_whole_weights", "on_first_rank", "shard", "whole", "whole_weights"]
+__all__ = ["load_whole_optimizer", "load_whole_weights", "on_first_rank", "shard", "whole"]
 
 
 def shard(model: nn.Module) -> None:
@@ -31,17 +31,8 @@ def whole(tensor: Any) -> Tensor:
     return gathered
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of a sharded model on the first rank's CPU, as that of one process; empty on the others. Every rank has to
-    ask at the same time."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    found: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return found
-
-
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Inverse of `whole_weights`: every rank gives all of them and keeps its share."""
+    """Inverse of `loss.forward.modes.whole_weights`: every rank gives all of them and keeps its share."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))

@@ -17,7 +17,10 @@ from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.effects import WorkspaceFiles, same_state
-from composer_replication.observe import files, usd
+from composer_replication.observe import files
+from composer_replication.replaysim import DJNormalizer
+from composer_replication.replaysim.builtin import states_lost
+from composer_replication.replaysim.recipe import DEDUPLICATOR
 from composer_replication.rollouts.protocol import Env
 from composer_replication.teacher_replay import (
     DPOPair,
@@ -25,17 +28,17 @@ from composer_replication.teacher_replay import (
     TraceState,
     find_disagreements,
     pairs_to_token_pairs,
-    replay_trace,
 )
-from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
+from composer_replication.teachers import TeacherAnswer
 from composer_replication.teachers.pair_mining import scene_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
+from composer_replication.trainer.ask_teachers import Reader, ask_teachers
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
-from composer_replication.types.errors import SandboxError, TeacherError
+from composer_replication.types.errors import SandboxError
 
 __all__ = [
     "Scorer",
@@ -44,7 +47,6 @@ __all__ = [
     "pairs_digest",
     "pairs_of_step",
     "stored_pairs",
-    "teacher_costs",
     "verify_pair",
     "wants_replay",
 ]
@@ -67,8 +69,8 @@ class TraceRecorder(Protocol):
     async def record_traces(self) -> list[Group]: ...
 
 
-class Scorer(Protocol):
-    """Knows the reference's log-probs (`Learner`)."""
+class Scorer(Reader, Protocol):
+    """Reads traces, and knows the reference's log-probs (`Learner`)."""
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
 
@@ -81,7 +83,7 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
     given = file_pairs(config, actor.renderer, actor.context_window)
-    pairs = await _disagreements(context, config, actor) if config.teachers else []
+    pairs = await _pairs_of_teachers(context, config, actor, learner) if config.teachers else []
     if given is not None:
         pairs = shuffled([*pairs, *given.pairs], config.seed)
         read = pairs[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
@@ -92,17 +94,13 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
     return pairs
 
 
-async def _disagreements(context: RunContext, config: RunConfig, actor: TraceRecorder) -> list[Pair]:
-    """Replay the starting policy's traces through the teachers."""
+async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
+    """Replay the starting policy's traces through the teachers, and return the pairs of the disagreements."""
     ours = isinstance(context.source, CodingTasks)
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    teachers = [Teacher.of(t) for t in config.teachers]
-    with context.terminal.phase(f"{actor.arm}: replay {len(states)} states through {len(teachers)} teachers"):
-        answers = await replay_trace(states, teachers, config.loss.replay.max_total_usd, ledger=_ledger(context))
-    context.terminal.note(f"{actor.arm}: {_money(context)}")
-    _report_failures(context, config, answers)
+    answers = await ask_teachers(context, config, actor.arm, states, trajectories, learner)
     with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
         found = await asyncio.to_thread(
             find_disagreements,
@@ -113,7 +111,8 @@ async def _disagreements(context: RunContext, config: RunConfig, actor: TraceRec
             weights="fitted",
         )
     dropped = Counter(found.dropped)
-    kept = _that_fit(found.pairs, trajectories, actor, dropped)
+    normalized = await asyncio.to_thread(_normalized, context, config, actor.arm, found.pairs, dropped)
+    kept = _that_fit(normalized, trajectories, actor, dropped)
     if config.loss.replay.verify:
         kept = await _verified(context, kept, trajectories, dropped)
     pairs = pairs_to_token_pairs(kept, trajectories, actor.renderer, found.confidence)
@@ -154,28 +153,24 @@ def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: T
     )
 
 
-def teacher_costs(context: RunContext) -> dict[str, float]:
-    """`cost/usd`: what teachers have cost the run so far, all arms and attempts together, as arms share the answers.
-
-    `cost/usd/TEACHER` is the part of each that cost anything. Empty when none was asked yet.
-    """
-    if not _ledger(context).is_file():
-        return {}
-    with Ledger(_ledger(context)) as ledger:
-        parts = ledger.spent_by_teacher()
-    return {"cost/usd": sum(parts.values()), **{f"cost/usd/{name}": usd for name, usd in parts.items() if usd}}
-
-
-def _money(context: RunContext) -> str:
-    with Ledger(_ledger(context)) as ledger:
-        parts, held = ledger.spent_by_teacher(), ledger.held_usd
-    listed = ", ".join(f"{name} ${usd(amount)}" for name, amount in parts.items() if amount)
-    text = f"teachers have cost ${usd(sum(parts.values()))} so far" + (f" ({listed})" if listed else "")
-    return text + (f"; ${usd(held)} of it is held for calls that may have been billed" if held else "")
-
-
-def _ledger(context: RunContext) -> Path:
-    return context.run_dir.path / "ledger.sqlite"
+def _normalized(
+    context: RunContext, config: RunConfig, arm: str, pairs: Sequence[DPOPair], dropped: Counter[str]
+) -> list[DPOPair]:
+    """Return the pairs that pass the normaliser of `[loss.replay.normalize]`; all of them where it is off."""
+    options = config.loss.replay.normalize
+    if not options.enabled:
+        return list(pairs)
+    normalizer = DJNormalizer.of(options)
+    normalizer.normalize(pairs)
+    report = normalizer.report
+    assert report is not None
+    reasons = {f"dropped by {title}": count for title, count in report.dropped.items() if count}
+    dropped.update(reasons)
+    context.terminal.note(f"{arm}: the normaliser kept {report.kept} of {report.given} pairs: {_counts(Counter(reasons))}")
+    lost = states_lost(normalizer.operators, pairs, report.dropped_by)
+    if lost:
+        context.terminal.note(f"{arm}: {lost} dropped although their states differ; remove {DEDUPLICATOR} from the recipe")
+    return [pair for pair, by in zip(pairs, report.dropped_by, strict=True) if by is None]
 
 
 def _that_fit(
@@ -193,24 +188,6 @@ def _that_fit(
 
 def _counts(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()) or "none"
-
-
-def _report_failures(context: RunContext, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
-    """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
-    failed: defaultdict[str, list[str]] = defaultdict(list)
-    for answer in answers:
-        if answer.error is not None:
-            failed[answer.teacher].append(answer.error)
-    for name, errors in failed.items():
-        context.terminal.note(f"teacher {name}: {len(errors)} of its answers failed, the first: {errors[0]}")
-    answering = {a.family or a.teacher for a in answers if a.error is None}
-    needed = config.loss.replay.agreement_threshold
-    if answers and len(answering) < needed:
-        raise TeacherError(
-            f"{len(answering)} of the teachers' families answered, loss.replay.agreement_threshold is {needed}: "
-            + "; ".join(f"{name}: {errors[0]}" for name, errors in failed.items()),
-            fix="repair what the errors name, then --resume; answers that were given are kept and not paid for again",
-        )
 
 
 def wants_replay(config: RunConfig) -> bool:

@@ -211,7 +211,7 @@ def test_without_the_gate_everybody_is_asked_and_no_decision_is_left(files, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--gate", "cascade", "--cheap", "nobody"), "--cheap nobody: no such teacher"),
+        (("--gate", "cascade", "--cheap", "nobody"), "the gate asks nobody first, and there is no such teacher"),
         (("--gate", "cascade", "--audit", 2), "the gate's audit is 2.0"),
         (("--audit", 0.2), "--audit says how a gate decides, and there is none"),
         (("--no-findings",), "--findings says how"),

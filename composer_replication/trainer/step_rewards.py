@@ -1,0 +1,68 @@
+"""Process rewards: a trained process reward model judges every turn of a rollout (`[reward.prm]`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from composer_replication.config import RunConfig
+from composer_replication.prm.data import encode, fit
+from composer_replication.prm.model import limit_of, load_prm, score_by_turn
+from composer_replication.tokens import ChatRenderer
+from composer_replication.types import Trajectory
+from composer_replication.types.errors import ConfigError
+
+__all__ = ["StepScorer", "load_step_scorer", "prm_digest"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepScorer:
+    """Scores the turns of the policy's own trajectories."""
+
+    network: PreTrainedModel
+    renderer: ChatRenderer
+    """The policy's, whose tokens the model reads."""
+    max_tokens: int
+    """Turns that end further in a trajectory get no score, nor do those beyond the model's own limit."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[list[float | None]]:
+        """Return the probability that each turn is good; None for a turn that sampled nothing or ends beyond the limit."""
+        encoded = [example for t in trajectories for example in encode(t, self.renderer)]
+        examples, _ = fit(encoded, limit_of(self.network, self.max_tokens).tokens)
+        scores = score_by_turn(self.network, examples, pad_id=int(self.renderer.tokenizer.pad_token_id))
+        return [[scores.get((t.trajectory_id, turn)) for turn in range(len(t.turns))] for t in trajectories]
+
+
+def load_step_scorer(config: RunConfig, renderer: ChatRenderer) -> StepScorer:
+    """Load the model of `reward.prm.path` for the policy that `renderer` is of.
+
+    Raises:
+        ConfigError: no path is given, or the model has another tokenizer or chat template than the policy.
+        ModelError: it cannot be loaded, or is no process reward model.
+    """
+    path = config.reward.prm.path
+    if path is None:
+        raise ConfigError("reward.prm.path is missing", fix="name the folder `model` that `composer prm train` wrote")
+    network, tokenizer = load_prm(str(path), device=config.model.device)
+    policy = renderer.tokenizer
+    if tokenizer.get_vocab() != policy.get_vocab() or tokenizer.chat_template != policy.chat_template:
+        raise ConfigError(
+            f"reward.prm.path: {path} has another tokenizer or chat template than the policy {config.model.path}",
+            fix="train a process reward model from a model with the policy's tokenizer",
+        )
+    return StepScorer(network, renderer, config.rollout.context_tokens)
+
+
+def prm_digest(config: RunConfig) -> dict[str, str]:
+    """Return the digest of the process reward model that advantages are taken from, by its name; empty where there is none."""
+    path = config.reward.prm.path
+    if path is None or config.reward.prm.weight == 0:
+        return {}
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return {"process reward model": digest.hexdigest()}
