@@ -1,4 +1,4 @@
-"""Execute the examples of README.md and docs/*.md, so that they cannot lie.
+"""Execute the examples of README.md, docs/*.md and the notebooks of examples/, so that they cannot lie.
 
 Every fenced `python` block runs: the blocks of one page are one program, run from the root of the repository in a process of
 its own. A fenced `bash` block runs when the line before its fence is `<!-- run -->`, with the environment's commands on PATH.
@@ -38,13 +38,17 @@ class Example:
     @property
     def argv(self) -> list[str]:
         """The command that executes it."""
+        if self.language == "notebook":
+            return [sys.executable, "-m", "jupyter", "execute", str(self.page)]
         if self.language == "bash":
             return ["bash", "-euo", "pipefail", "-c", self.code]
         return [sys.executable, "-c", self.code]
 
 
 def examples_of(page: Path) -> list[Example]:
-    """The examples of one page, in the order they stand; python code keeps its line numbers."""
+    """Return the examples of one page, in the order they stand; python code keeps its line numbers. A notebook is one example."""
+    if page.suffix == ".ipynb":
+        return [Example(page, 1, "notebook", "")]
     text = page.read_text("utf-8")
     bash: list[Example] = []
     python: list[str] = []
@@ -84,8 +88,9 @@ def execute(example: Example) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Execute the named pages, or README.md and docs/*.md; 1 when an example failed."""
-    pages = [Path(name) for name in arguments] or [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Execute the named pages, or README.md, docs/*.md and the notebooks; 1 when an example failed."""
+    ours = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.ipynb"))]
+    pages = [Path(name) for name in arguments] or ours
     examples = [example for page in pages for example in examples_of(page)]
     failed = [example.title for example in examples if not execute(example)]
     print(f"{len(examples)} examples from {len(pages)} pages, {len(failed)} failed{': ' + ', '.join(failed) if failed else ''}")
