@@ -301,11 +301,6 @@ class RunConfig(Section):
                 "trainer's, and the ratio of the two would be clipped as if the policy had moved",
                 "set loss.rlvr.importance = tis or icepop",
             )
-        if self.reward.prm.weight > 0 and self.reward.prm.path is None:
-            refuse(
-                f"reward.prm.weight = {self.reward.prm.weight} and reward.prm.path is missing: nothing scores the turns",
-                "set reward.prm.path to the folder `model` that `composer prm train` wrote",
-            )
         curriculum, siblings = self.curriculum, self.rollout.group_size
         if (most := curriculum.unreachable(siblings)) is not None:
             below = math.floor(1000 * most) / 1000
@@ -336,4 +331,15 @@ class RunConfig(Section):
                 "on sampled tokens, and biased for another distribution than the one they are drawn from",
                 f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_scored_by_a_model(self) -> Self:
+        readers = {"reward.prm.weight": self.reward.prm.weight, "loss.replay.gate.doubtful": self.loss.replay.gate.doubtful}
+        for field, value in readers.items():
+            if value > 0 and self.reward.prm.path is None:
+                refuse(
+                    f"{field} = {value} and reward.prm.path is missing: nothing scores the turns",
+                    "set reward.prm.path to the folder `model` that `composer prm train` wrote",
+                )
         return self

@@ -97,7 +97,7 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    answers = await ask_teachers(context, config, actor.arm, states, trajectories, learner)
+    answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, learner)
     with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
         found = await asyncio.to_thread(
             find_disagreements,
