@@ -14,6 +14,7 @@ from composer_replication.cli.replay_cmd import read_states
 from composer_replication.cli.support.gating import (
     AuditOption,
     CheapOption,
+    DoubtfulOption,
     FindingsOption,
     GateOption,
     ReachOption,
@@ -38,6 +39,7 @@ def plan(
     cheap: CheapOption = None,
     uncertain: UncertainOption = 0.3,
     findings: FindingsOption = True,
+    doubtful: DoubtfulOption = 0.0,
     audit: AuditOption = 0.05,
     seed: SeedOption = 0,
     reach: ReachOption = None,
@@ -67,7 +69,9 @@ def plan(
     check_teachers(chosen, max_usd, keys=False)
     asked_about = read_states(states)
     steps = steps_of(asked_about)
-    options = gate_options(gate, cheap=cheap, uncertain=uncertain, findings=findings, audit=audit, seed=seed, reach=reach)
+    options = gate_options(
+        gate, cheap=cheap, uncertain=uncertain, findings=findings, doubtful=doubtful, audit=audit, seed=seed, reach=reach
+    )
     asked = gate_of(options, seed)
     first, second = split_teachers(chosen, options)
     known = {"bytes_per_token": bytes_per_token, "answer_tokens": answer_tokens, "hit_rate": hit_rate, "disagrees": disagrees}

@@ -19,6 +19,7 @@ from rich.console import Console
 from composer_replication.cli.support.gating import (
     AuditOption,
     CheapOption,
+    DoubtfulOption,
     FindingsOption,
     GateOption,
     ReachOption,
@@ -27,7 +28,7 @@ from composer_replication.cli.support.gating import (
     gate_options,
 )
 from composer_replication.cli.support.kinds import refuse_other_kind
-from composer_replication.config import load_teachers
+from composer_replication.config import GateConfig, load_teachers
 from composer_replication.config.lines import read_models
 from composer_replication.observe import Phase, Terminal, files, usd
 from composer_replication.traces import TraceState
@@ -57,6 +58,7 @@ def replay(
     cheap: CheapOption = None,
     uncertain: UncertainOption = 0.3,
     findings: FindingsOption = True,
+    doubtful: DoubtfulOption = 0.0,
     audit: AuditOption = 0.05,
     seed: SeedOption = 0,
     reach: ReachOption = None,
@@ -75,7 +77,6 @@ def replay(
     Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Exits with 0 when every
     question has an answer and with 6 when some have none. `composer plan` with the same options estimates the cost beforehand.
     """
-    from composer_replication.teacher_replay import replay_gated
     from composer_replication.teachers import Ledger, Teacher, check_teachers
     from composer_replication.teachers.gating import GatedAnswers, split_teachers
 
@@ -84,7 +85,9 @@ def replay(
     billed = None if bill is None else [line for _, line in read_models(bill, TypeAdapter(_Billed))]
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd)
-    options = gate_options(gate, cheap=cheap, uncertain=uncertain, findings=findings, audit=audit, seed=seed, reach=reach)
+    options = gate_options(
+        gate, cheap=cheap, uncertain=uncertain, findings=findings, doubtful=doubtful, audit=audit, seed=seed, reach=reach
+    )
     split_teachers(chosen, options)
     with Ledger(out / "ledger.sqlite") as ledger:
         _resume(terminal, ledger, asked, chosen)
@@ -93,10 +96,7 @@ def replay(
         progress, found = _Progress(terminal, chosen, len(asked)), GatedAnswers(())
         try:
             with progress:
-                replaying = replay_gated(
-                    asked, chosen, max_usd, options, seed=seed, ledger=ledger, on_answer=progress.count, on_tier=progress.begin
-                )
-                found = asyncio.run(replaying)
+                found = asyncio.run(_ask(asked, chosen, options, seed, max_usd, ledger, progress))
             _tell_replaced(terminal, out / "answers.jsonl", found.answers)
             _write(out, found)
         finally:
@@ -110,6 +110,22 @@ def replay(
                 typer.echo(json.dumps(spend))
     if any(answer.error is not None for answer in found.answers):
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+async def _ask(
+    states: Sequence[TraceState],
+    teachers: Sequence[Teacher],
+    options: GateConfig,
+    seed: int,
+    max_usd: float,
+    ledger: Ledger,
+    progress: _Progress,
+) -> GatedAnswers:
+    from composer_replication.teacher_replay import replay_gated
+
+    return await replay_gated(
+        states, teachers, max_usd, options, seed=seed, ledger=ledger, on_answer=progress.count, on_tier=progress.begin
+    )
 
 
 def _write(out: Path, found: GatedAnswers) -> None:
@@ -164,6 +180,7 @@ class _State(BaseModel):
     turn: Annotated[int, Field(ge=0)] = 0
     student_entropy: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     findings: list[str] = []
+    student_score: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
 
 
 class _Answered(BaseModel):

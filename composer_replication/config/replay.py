@@ -21,10 +21,10 @@ class GateConfig(Section):
 
     rule: GateRule = "off"
     """Choose who is asked where. `off` asks every teacher about every state. `flat` asks all teachers where there is a ground: a
-    high entropy or a finding. `cascade` asks the cheap teacher where there is a ground, and the others where the cheap one does
-    not do what the policy did. `sweep` asks the cheap teacher everywhere, and the others where it does not agree. `any` asks the
-    cheap teacher everywhere, and the others where it does not agree or there is a ground. Set `cascade` when teachers cost money;
-    it needs two teachers with prices."""
+    high entropy, a finding or a low score. `cascade` asks the cheap teacher where there is a ground, and the others where the
+    cheap one does not do what the policy did. `sweep` asks the cheap teacher everywhere, and the others where it does not agree.
+    `any` asks the cheap teacher everywhere, and the others where it does not agree or there is a ground. Set `cascade` when
+    teachers cost money; it needs two teachers with prices."""
     cheap: Annotated[str | None, _GATED] = None
     """Name the teacher that is asked first. By default it is the one whose answers cost least. Set it when another teacher is the
     better judge of what is settled."""
@@ -33,6 +33,9 @@ class GateConfig(Section):
     ground off and saves the policy's pass over its own trajectories. Raise it when the audit finds many missed pairs."""
     findings: Annotated[bool, _GATED] = True
     """Count the finding of a detector of `loss.hint.detectors` as a ground. Turn it off to judge by entropy alone."""
+    doubtful: Annotated[Share, _GATED] = 0.0
+    """Count this share of the states as a ground: those whose action the process reward model of `reward.prm.path` scores lowest.
+    0 asks no such model. Set it to 0.2 or so when you have trained one; `reward.prm.weight` may be 0."""
     audit: Annotated[Share, _GATED] = 0.05
     """Ask about a state that the gate would leave out with this chance, which estimates what the gate misses. With 0 nothing is
     known of what was missed. Raise it for a pilot, and lower it once you know."""

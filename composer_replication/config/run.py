@@ -324,11 +324,6 @@ class RunConfig(Section):
             )
         if self.env.use is not None:
             self._env_stands_alone()
-        if self.reward.prm.weight > 0 and self.reward.prm.path is None:
-            refuse(
-                f"reward.prm.weight = {self.reward.prm.weight} and reward.prm.path is missing: nothing scores the turns",
-                "set reward.prm.path to the folder `model` that `composer prm train` wrote",
-            )
         curriculum, siblings = self.curriculum, self.rollout.group_size
         if (most := curriculum.unreachable(siblings)) is not None:
             below = math.floor(1000 * most) / 1000
@@ -359,6 +354,17 @@ class RunConfig(Section):
                 "on sampled tokens, and biased for another distribution than the one they are drawn from",
                 f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_scored_by_a_model(self) -> Self:
+        readers = {"reward.prm.weight": self.reward.prm.weight, "loss.replay.gate.doubtful": self.loss.replay.gate.doubtful}
+        for field, value in readers.items():
+            if value > 0 and self.reward.prm.path is None:
+                refuse(
+                    f"{field} = {value} and reward.prm.path is missing: nothing scores the turns",
+                    "set reward.prm.path to the folder `model` that `composer prm train` wrote",
+                )
         return self
 
     def _env_stands_alone(self) -> None:

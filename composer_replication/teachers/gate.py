@@ -1,8 +1,9 @@
 """Which states are worth asking teachers about, and why: the value of information.
 
-A state is worth an answer when the policy was uncertain there, when a detector found an error in its action, or when a cheap
-teacher would have done something else. Entropy alone does not do: a policy can be certain and wrong, and those states it misses
-(TIP, arXiv 2604.14084). What all three miss is estimated by an audit (`audit.py`).
+A state is worth an answer when the policy was uncertain there, when a detector found an error in its action, when a process
+reward model scores the action low, or when a cheap teacher would have done something else. Entropy alone does not do: a policy
+can be certain and wrong, and those states it misses (TIP, arXiv 2604.14084). What all of them miss is estimated by an audit
+(`audit.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from composer_replication.types.errors import ConfigError
 __all__ = ["Decision", "Gate", "Reason", "Rule", "windows"]
 
 Reason: TypeAlias = Literal[
-    "high entropy", "entropy unknown", "finding", "every state", "the cheap teacher does not agree", "window", "audit"
+    "high entropy",
+    "entropy unknown",
+    "finding",
+    "low score",
+    "every state",
+    "the cheap teacher does not agree",
+    "window",
+    "audit",
 ]
 """Why a state is asked. `window`: it lies between two others, and asking it too costs less than the cold prompt after a gap."""
 
 Rule: TypeAlias = Literal["flat", "cascade", "sweep", "any"]
-"""The teachers that the grounds (high entropy, a finding) decide about.
+"""The teachers that the grounds (high entropy, a finding, a low score) decide about.
 
 - `flat`: all teachers are asked where there is a ground.
 - `cascade`: the cheap teacher where there is a ground, the others where it does not agree with the student.
@@ -56,6 +64,9 @@ class Gate:
     """Share of the states with a known entropy that count as uncertain: those with the highest. 0 turns this ground off."""
     findings: bool = True
     """A detector's finding is a ground."""
+    doubtful: float = 0.0
+    """Share of the states with a score of a process reward model that count as doubtful: those with the lowest. 0 turns this
+    ground off."""
     unknown: Literal["ask", "skip"] = "ask"
     """How to treat a state without an entropy, such as those of foreign traces: the first tier asks about it, or leaves it to
     other grounds. Where the cheap teacher is asked everywhere, its answer decides."""
@@ -65,7 +76,7 @@ class Gate:
     """Seed of the audit's draws; each depends on the seed and the state's id alone."""
 
     def __post_init__(self) -> None:
-        for name in ("uncertain", "audit"):
+        for name in ("uncertain", "doubtful", "audit"):
             share = getattr(self, name)
             if not 0.0 <= share <= 1.0:
                 raise ConfigError(f"the gate's {name} is {share}", fix=f"give {name} as a share between 0 and 1")
@@ -75,7 +86,12 @@ class Gate:
         known = [(-s.entropy, self._draw(0, s.state_id), s.state_id) for s in steps if s.entropy is not None]
         return {state_id for _, _, state_id in sorted(known)[: round(self.uncertain * len(known))]}
 
-    def grounds(self, step: ReplayStep, uncertain: Collection[str]) -> tuple[Reason, ...]:
+    def doubtful_ids(self, steps: Sequence[ReplayStep]) -> set[str]:
+        """Return the ids of the states with the lowest scores, as many as `doubtful` says; among equals a draw decides."""
+        known = [(s.score, self._draw(3, s.state_id), s.state_id) for s in steps if s.score is not None]
+        return {state_id for _, _, state_id in sorted(known)[: round(self.doubtful * len(known))]}
+
+    def grounds(self, step: ReplayStep, uncertain: Collection[str], doubtful: Collection[str] = ()) -> tuple[Reason, ...]:
         """Return the grounds for asking a state, considered by itself."""
         found: list[Reason] = []
         if step.entropy is None and self.unknown == "ask" and self.uncertain > 0.0:
@@ -84,6 +100,8 @@ class Gate:
             found.append("high entropy")
         if self.findings and step.findings:
             found.append("finding")
+        if step.state_id in doubtful:
+            found.append("low score")
         return tuple(found)
 
     def first(self, steps: Sequence[ReplayStep], tariff: Tariff | None = None) -> list[Decision]:
@@ -92,8 +110,8 @@ class Gate:
         Args:
             tariff: of the teacher that is asked; None for no windows.
         """
-        uncertain = self.uncertain_ids(steps)
-        reasons: list[tuple[Reason, ...]] = [self.grounds(step, uncertain) for step in steps]
+        uncertain, doubtful = self.uncertain_ids(steps), self.doubtful_ids(steps)
+        reasons: list[tuple[Reason, ...]] = [self.grounds(step, uncertain, doubtful) for step in steps]
         if self.rule in ("sweep", "any"):
             reasons = [(*found, "every state") for found in reasons]
         reasons = _with_windows(steps, reasons, tariff)
@@ -112,14 +130,14 @@ class Gate:
             agrees: ids of the states where the cheap teacher certainly did what the student did.
             tariff: as above, of the most expensive of them.
         """
-        uncertain = self.uncertain_ids(steps)
+        uncertain, doubtful = self.uncertain_ids(steps), self.doubtful_ids(steps)
         reasons: list[tuple[Reason, ...]] = []
         for step, decision in zip(steps, first, strict=True):
             found: tuple[Reason, ...] = ()
             if self.rule == "flat":
                 found = tuple(r for r in decision.reasons if r != "audit")
             elif decision.reasons and decision.reasons != ("audit",):
-                own = self.grounds(step, uncertain) if self.rule == "any" else ()
+                own = self.grounds(step, uncertain, doubtful) if self.rule == "any" else ()
                 found = tuple(r for r in own if r != "entropy unknown")
                 found += () if step.state_id in agrees else ("the cheap teacher does not agree",)
             reasons.append(found)

@@ -26,6 +26,7 @@ def steps_of(states: Sequence[TraceState]) -> list[ReplayStep]:
                 extends=_continues(latest.get(trace), state),
                 entropy=state.get("student_entropy"),
                 findings=tuple(state.get("findings", ())),
+                score=state.get("student_score"),
             )
         )
         latest[trace] = state
@@ -37,12 +38,14 @@ def with_evidence(
     *,
     findings: Mapping[str, Sequence[Finding]] | None = None,
     entropies: Mapping[str, Sequence[float | None]] | None = None,
+    scores: Mapping[str, Sequence[float | None]] | None = None,
 ) -> list[TraceState]:
     """Return copies of the states with the evidence for asking about them.
 
     Args:
         findings: by trajectory id, as `composer_replication.hints.detect` gives them for each transcript.
         entropies: by trajectory id, as `composer_replication.loss.forward.action_entropies` gives them.
+        scores: by trajectory id, one per turn: the probability that it is good.
     """
     marked: list[TraceState] = []
     for state in states:
@@ -53,6 +56,9 @@ def with_evidence(
         entropy = entropies[trajectory][state["turn"]] if entropies is not None and trajectory in entropies else None
         if entropy is not None:
             copy["student_entropy"] = entropy
+        score = scores[trajectory][state["turn"]] if scores is not None and trajectory in scores else None
+        if score is not None:
+            copy["student_score"] = score
         marked.append(copy)
     return marked
 

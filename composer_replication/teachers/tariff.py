@@ -35,6 +35,8 @@ class ReplayStep:
     """Mean entropy of the policy over the action's tokens, in nats; None where it was not measured."""
     findings: tuple[str, ...] = ()
     """Kinds of error that detectors found in the action."""
+    score: float | None = None
+    """Probability that the action is good, as a process reward model has it; None where none was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ class TraceState(TypedDict, total=False):
     (`composer_replication.loss.forward.action_entropies`); absent from other agents' traces."""
     findings: list[str]
     """Kinds of error that detectors found in the action (`composer_replication.hints.detect`); absent where none looked."""
+    student_score: float
+    """Probability that the action is good, as a process reward model has it; absent where none was asked."""
 
 
 def state_id(trajectory_id: str, turn: int) -> str:

@@ -15,15 +15,17 @@ from composer_replication.teacher_replay import TraceState, replay_gated
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 from composer_replication.teachers.gate_steps import with_evidence
 from composer_replication.teachers.gating import outcome_lines
+from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.run_context import RunContext
+from composer_replication.trainer.step_rewards import load_step_scorer
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import TeacherError
 
-__all__ = ["Reader", "ask_teachers", "teacher_totals"]
+__all__ = ["EntropyReader", "ask_teachers", "teacher_totals"]
 
 
-class Reader(Protocol):
-    """Reads trajectories with the policy that sampled them (`Learner`)."""
+class EntropyReader(Protocol):
+    """Read trajectories with the policy that sampled them (`Learner`)."""
 
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> Mapping[str, Sequence[float | None]]:
         """Return the mean entropy in nats of each turn's action, by trajectory id."""
@@ -34,22 +36,24 @@ async def ask_teachers(
     context: RunContext,
     config: RunConfig,
     arm: str,
+    renderer: ChatRenderer,
     states: Sequence[TraceState],
     trajectories: Sequence[Trajectory],
-    reader: Reader,
+    reader: EntropyReader,
 ) -> Sequence[TeacherAnswer]:
     """Ask the run's teachers what they would have done at the states, and note what was asked, skipped and paid.
 
     What the ledger has is neither asked nor paid for again, so that a killed run that is repeated goes on where it was.
 
     Args:
+        renderer: of the policy.
         states: of `trajectories`, which the starting policy has sampled.
 
     Raises:
         TeacherError: no teacher answered, or too few families to agree; BudgetExceededError when the cap is the reason.
     """
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
-    known = _with_evidence(states, trajectories, config, reader)
+    known = _with_evidence(states, trajectories, config, renderer, reader)
     with context.terminal.phase(f"{arm}: replay {len(states)} states through {len(teachers)} teachers"):
         found = await replay_gated(known, teachers, replay.max_total_usd, replay.gate, seed=config.seed, ledger=_ledger(context))
     asked = len(found.asked(known))
@@ -64,17 +68,26 @@ async def ask_teachers(
 
 
 def _with_evidence(
-    states: Sequence[TraceState], trajectories: Sequence[Trajectory], config: RunConfig, reader: Reader
+    states: Sequence[TraceState],
+    trajectories: Sequence[Trajectory],
+    config: RunConfig,
+    renderer: ChatRenderer,
+    reader: EntropyReader,
 ) -> Sequence[TraceState]:
     """Return the states with the evidence that the run's gate reads."""
     gate = config.loss.replay.gate
     if gate.rule == "off":
         return states
     detectors = detectors_named(config.loss.hint.detectors)
+    scores = None
+    if gate.doubtful > 0:
+        rows = load_step_scorer(config, renderer)(trajectories)
+        scores = {trajectory.trajectory_id: row for trajectory, row in zip(trajectories, rows, strict=True)}
     return with_evidence(
         states,
         findings={t.trajectory_id: detect(t, detectors) for t in trajectories} if gate.findings else None,
         entropies=reader.action_entropies(trajectories) if gate.uncertain > 0 else None,
+        scores=scores,
     )
 
 

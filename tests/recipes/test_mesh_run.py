@@ -22,7 +22,10 @@ from composer_replication.trainer.report import train
 from composer_replication.trainer.run_context import RunContext
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
-from world import make_world, run_text
+sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
+from teacher_server import Reply, TeacherServer
+from test_step_rewards import write_prm
+from world import make_world, name_teachers, run_text
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,27 @@ def test_who_keeps_rollouts_waiting_is_replaced(run_file, tmp_path, stuck, name,
 @pytest.mark.slow
 def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(run_file, tmp_path):
     """Same trajectories, same metrics, same weights to the bit."""
-    local = load_config(run_file, ["--name", "local", "--steps", "2"])
+    same_as_local(tmp_path, load_config(run_file, ["--name", "local", "--steps", "2"]))
+
+
+@pytest.mark.slow
+def test_a_mesh_reads_gate_step_rewards_and_muon_like_the_local_recipe(run_file, tmp_path):
+    """Its teachers' actor asks the trainer's policy for the entropies that the gate reads."""
+    path = tmp_path / "run.toml"
+    path.write_text(run_file.read_text())
+    words = ["--name", "local", "--steps", "2", "--optimizer.type", "muon", "--loss.replay.gate.rule", "flat"]
+    words += ["--reward.prm.path", str(write_prm(tmp_path / "prm")), "--reward.prm.weight", "0.5"]
+    words += ["--loss.replay.gate.doubtful", "0.2", "--loss.replay.gate.audit", "0"]
+    with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
+        name_teachers(path, server.base_url)
+        logged = same_as_local(tmp_path, load_config(path, words))
+    assert logged["replay/states_asked"] > 0 < logged["replay/states_skipped"]
+    assert logged["replay/pairs"] > 0
+    assert 0 < logged["reward/prm/mean"] < 1
+
+
+def same_as_local(tmp_path, local):
+    """Run a local configuration here and on a mesh; the metrics of the last step."""
     run_dir = RunDir.create(tmp_path / "local")
     quiet = Terminal(Console(quiet=True))
     asyncio.run(train(local, run_dir, quiet))
@@ -140,3 +163,4 @@ def test_a_synchronous_mesh_with_one_generator_is_the_local_recipe(run_file, tmp
         {line.step: deterministic(line.values) for line in d.read_metrics() if line.step > 0} for d in (mesh_dir, run_dir)
     )
     assert ours == theirs
+    return ours[2]

@@ -67,7 +67,7 @@ ELSEWHERE = {
     ),
     *(
         f"loss.replay.gate.{name}"  # tests/trainer/test_replay_gate.py
-        for name in ("rule", "cheap", "uncertain", "findings", "audit", "reach")
+        for name in ("rule", "cheap", "uncertain", "findings", "doubtful", "audit", "reach")
     ),
     *(
         f"loss.replay.normalize.{name}"  # tests/trainer/test_replay_normalizer.py

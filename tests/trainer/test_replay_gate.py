@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -10,11 +11,17 @@ from typing import Any
 import pytest
 import tomli_w
 from teacher_server import Reply, TeacherServer
+from test_step_rewards import write_prm
 from world import finish, name_teachers
 
 from composer_replication.config import load_config
 from composer_replication.observe import RunDir
+from composer_replication.quickstart.policy import tiny_tokenizer
+from composer_replication.teachers import Gate
+from composer_replication.teachers.gate_steps import steps_of, with_evidence
+from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.preflight import check_run
+from composer_replication.trainer.step_rewards import load_step_scorer
 from composer_replication.types.errors import ConfigError
 
 GATE = ("--loss.replay.gate.rule", "cascade", "--loss.replay.gate.findings", "false", "--loss.replay.gate.audit", "0")
@@ -74,11 +81,52 @@ def test_a_gate_that_asks_nothing_leaves_the_channel_without_pairs(run_file: Pat
     assert "no pairs" in output
 
 
+@pytest.mark.slow
+def test_a_process_reward_model_chooses_the_states(run_file: Path, tmp_path: Path) -> None:
+    """Those that it scores lowest, as `composer prm score` does, and no others."""
+    prm = write_prm(tmp_path / "prm")
+    words = ("--loss.replay.gate.rule", "flat", "--loss.replay.gate.findings", "false", "--loss.replay.gate.audit", "0")
+    words += ("--loss.replay.gate.uncertain", "0", "--loss.replay.gate.doubtful", "0.25", "--reward.prm.path", str(prm))
+    with TeacherServer(say) as server:
+        run, output = train(run_file, server.base_url, "doubtful", *words)
+        asked = {json.dumps(body["messages"]) for body in server.requests}
+    traces = run.read_traces("main")
+    scorer = load_step_scorer(load_config(run_file, words), ChatRenderer(tiny_tokenizer()))
+    rows = scorer(traces)
+    scores = [score for row in rows for score in row if score is not None]
+    lowest = round(0.25 * len(scores))
+    assert f"asked first: {lowest} low score; then: " in output
+    assert len(asked) <= lowest
+    bound = sorted(scores)[lowest - 1]
+    places = {f"{t.trajectory_id}#{k}": row[k] for t, row in zip(traces, rows, strict=True) for k in range(len(row))}
+    pairs = run.read_pairs("main")
+    assert pairs
+    assert all(places[pair["state_id"]] <= bound for pair in pairs)
+
+
+def test_a_low_score_is_a_ground() -> None:
+    states = [
+        {
+            "state_id": f"t#{n}",
+            "trajectory_id": "t",
+            "turn": n,
+            "messages": [{"role": "user", "content": "x"}],
+            "student_action": "y",
+        }
+        for n in range(4)
+    ]
+    steps = steps_of(with_evidence(states, scores={"t": [0.9, 0.1, None, 0.4]}))
+    decisions = Gate(rule="flat", uncertain=0.0, doubtful=0.7, audit=0.0).first(steps)
+    assert [d.reasons for d in decisions] == [(), ("low score",), (), ("low score",)]
+    assert not any(d.reasons for d in Gate(rule="flat", uncertain=0.0, audit=0.0).first(steps))
+
+
 @pytest.mark.parametrize(
     ("options", "teachers", "message"),
     [
         (("--loss.replay.gate.rule", "cascade"), 1, "a replay in tiers needs a cheap teacher and another"),
         (("--loss.replay.gate.rule", "any", "--loss.replay.gate.cheap", "nobody"), 2, "the gate asks nobody first"),
+        (("--loss.replay.gate.rule", "flat", "--loss.replay.gate.doubtful", "0.2"), 2, "reward.prm.path is missing"),
         (("--loss.replay.gate.cheap", "one"), 2, "cheap = one is not read with rule = off"),
         (("--loss.replay.gate.audit", "0.5"), 2, "audit = 0.5 is not read with rule = off"),
     ],

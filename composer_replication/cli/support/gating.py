@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AuditOption",
     "CheapOption",
+    "DoubtfulOption",
     "FindingsOption",
     "GateOption",
     "ReachOption",
@@ -29,6 +30,9 @@ GateOption: TypeAlias = Annotated[
 CheapOption: TypeAlias = Annotated[str | None, typer.Option(help="Teacher that is asked first; the cheapest by default.")]
 UncertainOption: TypeAlias = Annotated[float, typer.Option(help="Share of the states that count as uncertain.")]
 FindingsOption: TypeAlias = Annotated[bool, typer.Option(help="Whether a detector's finding is a ground.")]
+DoubtfulOption: TypeAlias = Annotated[
+    float, typer.Option(help="Share of the states with a student_score that count as doubtful: the lowest.")
+]
 AuditOption: TypeAlias = Annotated[float, typer.Option(help="Chance that what is left out is asked all the same.")]
 SeedOption: TypeAlias = Annotated[int, typer.Option(help="Of the audit's draws.")]
 ReachOption: TypeAlias = Annotated[
@@ -37,7 +41,15 @@ ReachOption: TypeAlias = Annotated[
 
 
 def gate_options(
-    rule: GateOption, *, cheap: str | None, uncertain: float, findings: bool, audit: float, seed: int, reach: int | None
+    rule: GateOption,
+    *,
+    cheap: str | None,
+    uncertain: float,
+    findings: bool,
+    doubtful: float,
+    audit: float,
+    seed: int,
+    reach: int | None,
 ) -> GateConfig:
     """Return the options of a command as the section that a run file has.
 
@@ -46,14 +58,14 @@ def gate_options(
     """
     from composer_replication.config import GateConfig
 
-    given = {"cheap": cheap, "uncertain": uncertain, "findings": findings, "audit": audit, "reach": reach}
+    given = {"cheap": cheap, "uncertain": uncertain, "findings": findings, "doubtful": doubtful, "audit": audit, "reach": reach}
     defaults = GateConfig()
     ignored = [name for name, value in given.items() if value != getattr(defaults, name)] + (["seed"] if seed else [])
     if rule == "off" and ignored:
         raise ConfigError(
             f"--{ignored[0]} says how a gate decides, and there is none", fix="choose one with --gate, or leave it out"
         )
-    for name, share in (("uncertain", uncertain), ("audit", audit)):
+    for name, share in (("uncertain", uncertain), ("doubtful", doubtful), ("audit", audit)):
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"the gate's {name} is {share}", fix=f"give --{name} as a share between 0 and 1")
-    return GateConfig(rule=rule, cheap=cheap, uncertain=uncertain, findings=findings, audit=audit, reach=reach)
+    return GateConfig(rule=rule, cheap=cheap, uncertain=uncertain, findings=findings, doubtful=doubtful, audit=audit, reach=reach)

@@ -33,7 +33,7 @@ from composer_replication.teachers import TeacherAnswer
 from composer_replication.teachers.pair_mining import scene_of
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces import states_from_trajectories
-from composer_replication.trainer.ask_teachers import Reader, ask_teachers
+from composer_replication.trainer.ask_teachers import EntropyReader, ask_teachers
 from composer_replication.trainer.coding_tasks import CodingTasks
 from composer_replication.trainer.pairs.pairs_file import file_pairs, fits, shuffled
 from composer_replication.trainer.run_context import RunContext
@@ -69,7 +69,7 @@ class TraceRecorder(Protocol):
     async def record_traces(self) -> list[Group]: ...
 
 
-class Scorer(Reader, Protocol):
+class Scorer(EntropyReader, Protocol):
     """Reads traces, and knows the reference's log-probs (`Learner`)."""
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
@@ -100,7 +100,7 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    answers = await ask_teachers(context, config, actor.arm, states, trajectories, learner)
+    answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, learner)
     with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
         found = await asyncio.to_thread(
             find_disagreements,
