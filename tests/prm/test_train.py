@@ -70,7 +70,7 @@ sys.path.insert(0, {here!r})
 from pathlib import Path
 from test_train import train
 import composer_replication.prm.train as training
-import composer_replication.trainer.checkpoint as checkpoint
+import composer_replication.loss.forward.model_checkpoint as checkpoint
 
 where, count = {where!r}, [0]
 room, name = {{"log": (training.files, "append_line"), "seal": (checkpoint, "_seal"), "finish": (training, "picture")}}[where]
