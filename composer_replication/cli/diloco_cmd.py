@@ -79,8 +79,8 @@ def run(
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM, and SIGHUP from a terminal that closes, end the body as Ctrl-C does, with 128 + the signal: replicas are ended.
-    They interrupt once, so that ending replicas is not interrupted by the next."""
+    """Let SIGTERM, and SIGHUP from a terminal that closes, end the body as Ctrl-C does, with 128 + the signal: replicas are
+    ended. They interrupt once, so that ending replicas is not interrupted by the next."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         for one in heard:
@@ -104,7 +104,7 @@ class _StatusView:
         self._last: object = None
 
     def told(self, line: str) -> None:
-        """Above the table, where it stays."""
+        """Print a line above the table, where it stays."""
         self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def seen(self, found: Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]) -> None:

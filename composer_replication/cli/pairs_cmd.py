@@ -148,7 +148,7 @@ def _tell_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
 
 
 def _print(report: NormalizeReport, operators: Sequence[Operator], given: Sequence[Mapping[str, Any]]) -> None:
-    """One row per operator: what it dropped, how many of those were tool calls, and the first of them."""
+    """Print one row per operator: what it dropped, how many of those were tool calls, and the first of them."""
     table = Table("operator", "field", "limits", "dropped", "tool calls", "the first", box=box.SIMPLE_HEAD)
     for title in dict.fromkeys(operator.title for operator in operators):
         alike = [operator for operator in operators if operator.title == title]

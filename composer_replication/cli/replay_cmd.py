@@ -312,14 +312,15 @@ class _Progress:
         self._shown = self._phases.enter_context(self._terminal.phase(title, asked * len(teachers)))
 
     def count(self, answer: TeacherAnswer) -> None:
-        """One more is there."""
+        """Count one more answer."""
         self.counts[answer.teacher].add(answer)
         if self._shown is not None:
             self._shown.advance()
 
 
 def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledger, max_usd: float) -> dict[str, Any]:
-    """Plain JSON data. Counts and tokens are of this command's answers, those from the ledger included; money of the ledger."""
+    """Return plain JSON data. Counts and tokens are of this command's answers, those from the ledger included; money of the
+    ledger."""
     spent, held = ledger.spent_by_teacher(), ledger.held_by_teacher()
     rows = [
         {

@@ -213,7 +213,7 @@ def _served(path: str, kind: Literal["vllm", "sglang"], url: str) -> _PolicyActo
 
 
 def _summary(policy: str, groups: Sequence[Group], possible: Set[str], isolation: str) -> dict[str, Any]:
-    """Plain JSON data; a number that cannot be estimated is None. Impossible tasks are not part of the mean reward."""
+    """Return plain JSON data; a number that cannot be estimated is None. Impossible tasks are left out of the mean reward."""
     rows = [_row(group) for group in groups]
     mean, se = mean_and_se([row["reward"] for row in rows if row["reward"] is not None and row["task_id"] in possible])
     required = _REQUIRED.get(policy)

@@ -223,13 +223,13 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
 
 
 def _console() -> Console:
-    """Stdout; wide where it is not a terminal, so that ids stay whole."""
+    """Make a console on stdout, wide where it is not a terminal, so that ids stay whole."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPED_WIDTH)
 
 
 def _range(text: str, option: str) -> tuple[float, float]:
-    """`N` or `N-M` in two numbers."""
+    """Parse `N` or `N-M` into two numbers."""
     low, _, high = text.partition("-")
     try:
         return float(low), float(high or low)

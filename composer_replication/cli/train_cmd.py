@@ -101,7 +101,7 @@ def _check(config: RunConfig) -> None:
 
 
 def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FilePairs | None) -> None:
-    """One arm's channels and rollouts in a line."""
+    """Print one arm's channels and rollouts in a line."""
     from composer_replication.trainer.preflight import NO_SOURCE
 
     loss, teachers = config.loss, len(config.teachers)

@@ -65,8 +65,8 @@ def _some(work: Callable[[slice], None], slices: list[slice]) -> None:
 
 @lru_cache(maxsize=1)
 def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads in which torch's operations use no further threads. The number is a property of the calling thread, but setting it
-    also sets the default of threads to come, which is therefore put back."""
+    """Make threads in which torch's operations use no further threads. The number is a property of the calling thread, but
+    setting it also sets the default of threads to come, which is therefore restored."""
     pool = ThreadPoolExecutor(threads, "composer-blocks", partial(torch.set_num_threads, 1))
     all_there = threading.Barrier(threads)
     for started in [pool.submit(all_there.wait) for _ in range(threads)]:

@@ -58,7 +58,7 @@ class Example:
     """Judged turns in the order of their ends."""
 
     def labels(self) -> list[float]:
-        """One label per token [T]: a known step's at its last token, `IGNORED` everywhere else."""
+        """Return one label per token [T]: a known step's at its last token, `IGNORED` everywhere else."""
         labels = [IGNORED] * len(self.input_ids)
         for step in self.steps:
             if step.label is not None:
@@ -149,7 +149,7 @@ def _reply(before: TraceTurn, after: TraceTurn) -> Sequence[Message] | None:
 
 
 def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence[JudgedTurn]) -> list[Example]:
-    """None without a step. Nothing is read after the last one."""
+    """Make an example, None without a step. Nothing is read after the last one."""
     if not steps:
         return []
     kept = tuple(ids[: steps[-1].end + 1])

@@ -119,13 +119,14 @@ def _causal(model: PreTrainedModel, name: str) -> PreTrainedModel:
 
 
 def limit_of(model: PreTrainedModel, max_tokens: int) -> Limit:
-    """`max_tokens`, or the positions the model has where these are fewer."""
+    """Return `max_tokens`, or the positions the model has where these are fewer."""
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Limit(max_tokens, "max_tokens") if window is None or window >= max_tokens else Limit(window, "the model's limit")
 
 
 def pad(examples: Sequence[Example], pad_id: int) -> dict[str, Tensor]:
-    """Examples as one batch: `input_ids` and `attention_mask` int64 [B, T], `labels` float32 [B, T], all padded on the right."""
+    """Pad examples into one batch: `input_ids` and `attention_mask` int64 [B, T], `labels` float32 [B, T], all padded on the
+    right."""
     ids = pad_sequence([torch.tensor(e.input_ids) for e in examples], batch_first=True, padding_value=pad_id)
     labels = pad_sequence([torch.tensor(e.labels()) for e in examples], batch_first=True, padding_value=IGNORED)
     lengths = torch.tensor([[len(e.input_ids)] for e in examples])
@@ -133,7 +134,7 @@ def pad(examples: Sequence[Example], pad_id: int) -> dict[str, Tensor]:
 
 
 def step_logits(model: nn.Module, batch: dict[str, Tensor], positions: Tensor) -> Tensor:
-    """Log-odds that a step is good [n], at `positions` bool [B, T]."""
+    """Return log-odds that a step is good [n], at `positions` bool [B, T]."""
     device = next(model.parameters()).device
     ids, mask = batch["input_ids"].to(device), batch["attention_mask"].to(device)
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()[positions.to(device)]

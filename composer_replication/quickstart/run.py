@@ -76,7 +76,7 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
 
 
 def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind) -> None:
-    """Tasks, policy and teachers under `folder`; what is already there is kept."""
+    """Prepare tasks, policy and teachers under `folder`; existing ones are kept."""
     import torch
 
     torch.set_num_threads(1)  # on a busy machine two threads spend their time waiting for each other
@@ -153,7 +153,7 @@ def _term(deleted: Deletion) -> str:
 
 
 def _build(folder: Path, terminal: Terminal, sandbox: SandboxKind) -> None:
-    """One task per rule of the projects, in `tasks/train` and `tasks/held_out`."""
+    """Build one task per rule of the projects, in `tasks/train` and `tasks/held_out`."""
     done = folder / "tasks"
     if done.exists():
         return

@@ -67,7 +67,7 @@ def _refuse(constant: str) -> None:
 
 
 def write_pairs(path: Path, pairs: Iterable[Mapping[str, Any]]) -> None:
-    """One pair per line, the whole file or nothing.
+    """Write one pair per line, the whole file or nothing.
 
     Raises:
         StorageError: it cannot be written; what was there before still is.

@@ -87,7 +87,7 @@ def _operator(where: str, entry: Any) -> Operator:
 
 
 def _value(value: Any, known: float | None) -> Any:
-    """`1e-06` is a float to data-juicer and in YAML 1.2, and text in YAML 1.1."""
+    """Read a value as data-juicer does: `1e-06` is a float to it and in YAML 1.2, and text in YAML 1.1."""
     return float(value) if isinstance(known, float) and isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 

@@ -167,7 +167,7 @@ class _Collection:
         return [self.done[r.trajectory_id] for r in self.rollouts]
 
     async def _roll_out(self, rollout: Rollout) -> None:
-        """One rollout from its reset to its record."""
+        """Run one rollout from its reset to its record."""
         clock = Clock(self.timeout_s)
         try:
             await self._in_env("reset", rollout.begin, clock)
@@ -187,7 +187,7 @@ class _Collection:
         self._report()
 
     async def _sample(self, request: SampleRequest, turns: int, clock: Clock) -> Sample:
-        """One turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
+        """Sample one turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
         with self._counted("sample"):
             if isinstance(self.engine, BatchingEngine):
                 sample = await self.engine.sample_one(request, temperature=self.temperature)

@@ -147,7 +147,7 @@ def _refused(error: openai.APIStatusError, usual: float) -> NoAnswerError:
 
 
 def _retry_after_s(text: str) -> float | None:
-    """RFC 9110 section 10.2.3: seconds or a date. None when it is neither."""
+    """Parse RFC 9110 section 10.2.3: seconds or a date. None when it is neither."""
     try:
         asked = float(text)
     except ValueError:

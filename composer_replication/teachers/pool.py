@@ -352,7 +352,7 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
 
 
 def answer_key(teacher: Teacher, question: Question) -> str:
-    """Under which a ledger keeps the teacher's answer."""
+    """Return the key under which a ledger keeps the teacher's answer."""
     return request_key(endpoint=teacher.base_url, request=teacher.request(question), sample=question.sample)
 
 

@@ -55,7 +55,7 @@ class Redactor:
 
 
 def _parts(trace: Trace) -> Iterator[Any]:
-    """Every piece of a trace that holds texts, shared messages once."""
+    """Yield every piece of a trace that holds texts, shared messages once."""
     yield from (trace.trajectory_id, trace.task_id, trace.agent, trace.model, trace.tools, _without_ids(trace.details))
     told: set[int] = set()
     for context in (trace.messages, *(turn.context for turn in trace.turns)):

@@ -75,7 +75,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def trace_to_json(trace: Trace) -> dict[str, Any]:
-    """Plain JSON data of a trace."""
+    """Return plain JSON data of a trace."""
     record: dict[str, Any] = {name: to_json(getattr(trace, name)) for name in _PLAIN}
     previous, turns = trace.messages, []
     names: dict[int, str] = {}
@@ -90,7 +90,7 @@ _PLAIN = ("trajectory_id", "format", "messages", "tools", "task_id", "agent", "m
 
 
 def trace_from_json(data: dict[str, Any]) -> Trace:
-    """Inverse of `trace_to_json`. Raises UnreadableError, a ValueError, for anything else."""
+    """Invert `trace_to_json`. Raises UnreadableError, a ValueError, for anything else."""
     check(TraceShape, data)
     previous: tuple[Message, ...] = tuple(data["messages"])
     turns = []
@@ -146,7 +146,7 @@ def context_steps(previous: Sequence[Message], context: Sequence[Message], names
 
 
 def context_from(previous: Sequence[Message], steps: Sequence[Any]) -> tuple[Message, ...]:
-    """Inverse of `context_steps`. Raises UnreadableError for a context that no model could read."""
+    """Invert `context_steps`. Raises UnreadableError for a context that no model could read."""
     context: list[Message] = []
     for step in steps:
         if isinstance(step, list):

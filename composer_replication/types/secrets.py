@@ -219,7 +219,7 @@ def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterato
 
 
 def _mixed(key: str) -> bool:
-    """Letters and digits, and neither a name of code, a path, a version nor a date."""
+    """Return whether a text has letters and digits, and is neither a name of code, a path, a version nor a date."""
     digits, letters = sum(c.isdigit() for c in key), sum(c.isalpha() for c in key)
     return bool(digits and letters > 2 and not _IDENTIFIER.fullmatch(key) and "/" not in key and ":" not in key)
 

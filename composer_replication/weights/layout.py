@@ -60,7 +60,7 @@ class StateLayout:
 
 
 def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> StateLayout:
-    """Shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
+    """Return shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
 
     Raises:
         ConfigError: an entry is not a dense tensor, or of a type that safetensors does not know.
@@ -107,7 +107,7 @@ def unflatten(layout: StateLayout, flats: Sequence[Tensor]) -> dict[str, Tensor]
 
 
 def content_of(flat: Tensor) -> str:
-    """SHA-256 of the type and all bits of a shard, in hexadecimal."""
+    """Return the SHA-256 of the type and all bits of a shard, in hexadecimal."""
     found = hashlib.sha256(str(flat.dtype).removeprefix("torch.").encode())
     found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()

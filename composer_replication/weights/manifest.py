@@ -101,7 +101,7 @@ class ShardEntry:
     """Patches in order; the last one produces `content`, and one of them applies to `full` unless that equals `content`."""
 
     def objects(self) -> list[Object]:
-        """All that this shard may take."""
+        """Return all steps that this shard may take."""
         return [self.full.object, *(step.object for step in self.steps)]
 
     def after(self, content: str) -> tuple[PatchStep, ...] | None:

@@ -304,7 +304,7 @@ class WeightPuller:
         return reread(read)
 
     def _kept(self, entry: ShardEntry) -> tuple[Tensor, tuple[PatchStep, ...]] | None:
-        """Values that are at hand, in memory or in the folder, and the steps that lead on from them."""
+        """Return the values at hand, in memory or in the folder, and the steps that continue from them."""
         for content in (entry.content, *(step.base for step in reversed(entry.steps))):
             steps = entry.after(content)
             flat = self._flats.get(content)

@@ -179,7 +179,7 @@ class StoreExecutor(ABC):
         return handle.metadata["id"]
 
     def _ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, ReplicaOutcome | None, str]:
-        """Its status, the outcome that it left if it has ended, and what the backend says. The outcome knows more."""
+        """Return its status, the outcome it left if it has ended, and what the backend says. The outcome is the better source."""
         identity = self._identity(handle)
         sight = self._look(identity)
         if not sight.status.final:
@@ -194,7 +194,7 @@ class StoreExecutor(ABC):
         return sight.status, None, sight.why
 
     def _failure(self, handle: ReplicaHandle, status: ReplicaStatus, outcome: ReplicaOutcome | None, why: str) -> str:
-        """One replica's end, its traceback or the end of its log under it."""
+        """Describe one replica's end, with its traceback or the end of its log."""
         said = (outcome.error if outcome is not None else why) or status.value
         more = outcome.traceback if outcome is not None else ""
         try:

@@ -41,7 +41,7 @@ _TAIL = 400
 
 
 def _any(alternatives: str, flags: re.RegexFlag = re.IGNORECASE | re.DOTALL) -> re.Pattern[str]:
-    """One pattern of many, one a line."""
+    """Compile one pattern from many, one per line."""
     return re.compile("|".join(line.strip() for line in alternatives.splitlines() if line.strip()), flags)
 
 

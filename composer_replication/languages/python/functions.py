@@ -60,7 +60,7 @@ class Skipped:
 
 
 def split_lines(source: bytes) -> list[bytes]:
-    r"""Split into the lines Python counts, each with its ending: only ``\n``, ``\r\n`` and ``\r`` end one (`str.splitlines` has more)."""
+    r"""Split into Python's lines, each with its ending: only ``\n``, ``\r\n`` and ``\r`` end one (`str.splitlines` has more)."""
     return source.splitlines(keepends=True)
 
 
@@ -94,7 +94,7 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
 
 
 def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Def]]:
-    """Functions of modules and classes, also under `if`, `try` and `with`, but not those inside functions."""
+    """Yield functions of modules and classes, also under `if`, `try` and `with`, but not those inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + child.name, child
@@ -178,7 +178,7 @@ def _header_end(node: _Def, lines: list[bytes]) -> int:
 
 
 def _with_trailing_comments(lines: list[bytes], last: int, indent: bytes) -> int:
-    """`last`, or the line of the last comment after it that stands at the body's indentation."""
+    """Return `last`, or the line of the last comment after it that stands at the body's indentation."""
     for number in range(last + 1, len(lines) + 1):
         line = lines[number - 1]
         if line.startswith(indent) and line.lstrip().startswith(b"#"):

@@ -88,7 +88,7 @@ class _AgentSession:
         return self.usable and self._owner == os.getpid()
 
     def _lost(self) -> None:
-        """Its lease ends the agent, if there still is one."""
+        """Mark the session as lost; its lease ends the agent, if there still is one."""
         atexit.unregister(self.leave)
         self.usable = False
         self._beating.cancel()

@@ -94,7 +94,7 @@ class Benchmarks:
 
 
 def _runs_of_words(text: str) -> list[int]:
-    """Hashes, good in this process, of every 13 words in a row, whatever their case and punctuation."""
+    """Return hashes, good in this process, of every 13 words in a row, whatever their case and punctuation."""
     words = re.findall(r"\w+", text.lower())
     return [hash(tuple(words[n : n + _WORDS])) for n in range(len(words) - _WORDS + 1)]
 

@@ -179,7 +179,7 @@ class _ClaudeSession:
         return above
 
     def leaves(self) -> list[_Unit]:
-        """Answers after which nothing more was answered, oldest first."""
+        """Return answers after which nothing more was answered, oldest first."""
         inner: set[int] = set()
         for unit in self.units:
             if unit.role == "assistant":

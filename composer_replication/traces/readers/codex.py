@@ -108,7 +108,7 @@ class _CodexPlayer:
                 self._item(payload, line)
 
     def lose(self, what: str) -> None:
-        """Something stood here; it may have been a part of the answer that is open, or the end of the last one."""
+        """Mark a gap; what is lost may have been a part of the answer that is open, or the end of the last one."""
         self._lost = self._lost or what
         if not self._open:
             self.recorder.doubt(what)
@@ -194,7 +194,7 @@ class _CodexPlayer:
 
 
 def _spoken(items: list[dict[str, Any]] | list[Mapping[str, Any]]) -> tuple[str, list[tuple[ToolCall, str | None]], str]:
-    """Text, calls and reasoning of the items of one answer."""
+    """Return the text, calls and reasoning of the items of one answer."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[tuple[ToolCall, str | None]] = []

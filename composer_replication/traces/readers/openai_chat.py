@@ -112,7 +112,7 @@ def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Convers
 
 
 def verdict(record: Mapping[str, Any]) -> float | None:
-    """1 or 0 where the record says whether the work was right."""
+    """Return 1 or 0 where the record says whether the work was right."""
     said = next((record[name] for name in _VERDICTS if isinstance(record.get(name), bool)), None)
     return None if said is None else float(said)
 
@@ -146,7 +146,8 @@ def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
 
 
 def _calls(message: Mapping[str, Any], place: int) -> Iterator[tuple[str, str, Any]]:
-    """Id, name and arguments of every call of a message of the assistant. One without an id, or with another's, is given one."""
+    """Yield id, name and arguments of every call of a message of the assistant. One without an id, or with another's, is given
+    one."""
     calls = [(string(call, "id"), section(call, "function")) for call in objects_in(message.get("tool_calls"))]
     old = section(message, "function_call")
     seen = {""}
