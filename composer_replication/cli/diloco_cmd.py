@@ -37,15 +37,17 @@ def _top() -> None:
 def run(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run file (TOML), with a section diloco.")],
-    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many; by default diloco.replicas.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, help="Number of replicas; by default diloco.replicas.")
+    ] = None,
     executor: Annotated[
         Executor | None,
-        typer.Option("--executor", help="What starts them: this machine, or somebody's cloud; by default diloco.executor.type."),
+        typer.Option("--executor", help="Where they start: this machine or a cloud; by default diloco.executor.type."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="What each replica gets, in the executor's words; by default diloco.executor.gpu.")
+        str | None, typer.Option("--gpu", help="GPU of each replica, in the executor's notation; by default diloco.executor.gpu.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from what the store has of the job.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the job from its state in the store.")] = False,
 ) -> None:
     """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
 

@@ -52,8 +52,8 @@ def _top() -> None:
 @app.command()
 def explain(
     traces: Annotated[Path, typer.Argument(help="A run directory, a folder of imported traces, or a .jsonl file of either.")],
-    rules: Annotated[Path | None, typer.Option(help="TOML file with style rules of your own.")] = None,
-    lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, a process for every edit.")] = False,
+    rules: Annotated[Path | None, typer.Option(help="TOML file with your own style rules.")] = None,
+    lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, one process per edit.")] = False,
     teachers: Annotated[
         Path | None,
         typer.Option(help="TOML file with \\[\\[teachers]] tables: the first answers rules with a question, and writes hints."),

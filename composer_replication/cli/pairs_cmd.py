@@ -96,11 +96,13 @@ def normalize(
     recipe: Annotated[Path | None, typer.Option(help="Recipe in YAML; by default the one of the package.")] = None,
     backend: Annotated[
         Literal["builtin", "data_juicer", "executor", "ray"],
-        typer.Option(help="What runs the operators; all but builtin need the extra replaysim."),
+        typer.Option(help="Backend of the operators; all but builtin need the extra replaysim."),
     ] = "builtin",
-    ray_address: Annotated[str | None, typer.Option(help="Cluster for the backend ray; without it one is started.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Cluster for the backend ray; by default one is started.")] = None,
     dropped: Annotated[Path | None, typer.Option(help="File for the pairs that do not pass, with what dropped them.")] = None,
-    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Name lines that are no pairs, and go on.")] = False,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Report lines that are not pairs, and continue.")
+    ] = False,
 ) -> None:
     """Drop the pairs that are not worth training on, and count for every operator how many it dropped.
 
@@ -142,7 +144,7 @@ def _tell_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
     shown = "".join(f"\n  {line}" for line in bad[:_MOST_BAD_LINES])
     more = f"\n  and {len(bad) - _MOST_BAD_LINES} more" if len(bad) > _MOST_BAD_LINES else ""
     raise ConfigError(
-        f"{len(bad)} lines are no pairs; nothing was written{shown}{more}",
+        f"{len(bad)} lines are not pairs; nothing was written{shown}{more}",
         fix="correct them, or leave them out with --skip-bad-lines",
     )
 

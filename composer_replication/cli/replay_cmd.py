@@ -65,11 +65,11 @@ def replay(
     bill: Annotated[
         Path | None,
         typer.Option(
-            help="First settle what is held by the provider's bill: JSON lines with call_id and usd, every billed call."
+            help="First settle held amounts with the provider's bill: JSON lines with call_id and usd, one for every billed call."
         ),
     ] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the table as one JSON object, and all else to stderr.")
+        bool, typer.Option("--json", help="Print the table as one JSON object, and everything else to stderr.")
     ] = False,
 ) -> None:
     """Ask every teacher what it would have done at every state, or at those that a gate chooses.

@@ -31,11 +31,11 @@ _TOLD = 10
 def import_(
     path: Annotated[Path, typer.Argument(help="A log, or a folder that is searched for them.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for traces.jsonl and import.json.")],
-    format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed without.")] = None,  # noqa: A002 (the option's name)
+    format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed by default.")] = None,  # noqa: A002 (the option's name)
     tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
     redact: Annotated[bool, typer.Option("--redact/--no-redact", help="Replace credentials by [REDACTED:kind].")] = True,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier import in OUT although it has traces that this one has not.")
+        bool, typer.Option("--overwrite", help="Replace an earlier import in OUT even if it has traces that this one lacks.")
     ] = False,
 ) -> None:
     """Read logs of Claude Code, Codex, OpenHands, SWE-agent, mini-swe-agent, Harbor (ATIF), chat datasets and our own runs.

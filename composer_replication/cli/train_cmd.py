@@ -33,7 +33,7 @@ def train(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run file (TOML).")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint; a new run is started when there is none.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint; start a new run when there is none.")
     ] = False,
     dry_run: Annotated[
         bool,

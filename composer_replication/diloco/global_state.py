@@ -114,7 +114,9 @@ class GlobalState:
         try:
             shapes = [{name: p.shape for name, p in saved[_ORIGINALS].items()} for saved in tree]
         except (TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError("diloco: this is no saved global state", fix="restore the state, or start a new job") from error
+            raise CheckpointError(
+                "diloco: this is not a saved global state", fix="restore the state, or start a new job"
+            ) from error
         if shapes != [{name: p.shape for name, p in part.fragment.named_parameters()} for part in self._parts]:
             raise CheckpointError(
                 "diloco: the saved global state is of another model, or of one cut into other fragments",

@@ -238,7 +238,7 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
         return Store(_MEMORY.setdefault(name, MemoryStore()), text, prefix=f"{prefix.strip('/')}/" if prefix.strip("/") else "")
     if scheme not in _SCHEMES:
         said = f"an address with {scheme}://" if "@" in rest or "?" in rest else repr(text)  # without a secret in it
-        raise ConfigError(f"{said} is no address of an object store", fix=one_of(scheme, _SCHEMES))
+        raise ConfigError(f"{said} is not an address of an object store", fix=one_of(scheme, _SCHEMES))
     if "?" in rest or any(mark in rest.partition("/")[0] for mark in "@:"):
         raise ConfigError(
             f"the address of the {scheme} store, not repeated here, has more in it than bucket and prefix: credentials?",

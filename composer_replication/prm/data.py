@@ -88,7 +88,7 @@ def encode(transcript: Trajectory | Trace, renderer: ChatRenderer, labels: Mappi
     for turn, label in known.items():
         if turn not in judged:
             raise ConfigError(
-                f"{transcript.trajectory_id}: there is a label for turn {turn}, which does not exist or is no step",
+                f"{transcript.trajectory_id}: there is a label for turn {turn}, which does not exist or is not a step",
                 fix="count turns from 0, and label those the agent wrote something in",
             )
         if not 0.0 <= label <= 1.0:

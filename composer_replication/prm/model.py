@@ -66,7 +66,7 @@ def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTr
     """
     model, tokenizer = load_model(model_config(path, device), AutoModelForTokenClassification)
     if model.config.id2label != _LABELS:
-        raise ModelError(f"{path} is no process reward model", fix="name the folder `model` that `composer prm train` wrote")
+        raise ModelError(f"{path} is not a process reward model", fix="name the folder `model` that `composer prm train` wrote")
     return _causal(model, path), _told_of_lengths(tokenizer)
 
 

@@ -64,7 +64,7 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
     from composer_replication.trainer.report import train
 
     if not is_name(run_path.name):
-        raise ConfigError(f"{run_path.name!r} is no name for a run", fix="use letters, digits, '_', '-' and '.' in --name")
+        raise ConfigError(f"{run_path.name!r} is not a name for a run", fix="use letters, digits, '_', '-' and '.' in --name")
     terminal = Terminal()
     prepared = run_path.parent / f"{run_path.name}.prepared"
     prepare(prepared, terminal, seed=seed, sandbox=sandbox)

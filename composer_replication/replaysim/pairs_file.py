@@ -63,7 +63,7 @@ def _parse(line: bytes) -> tuple[Any, str | None]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def write_pairs(path: Path, pairs: Iterable[Mapping[str, Any]]) -> None:

@@ -63,7 +63,7 @@ def load_recipe(path: Path) -> tuple[Operator, ...]:
     except OSError as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error.strerror}", fix="name an existing recipe file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the recipe {path} is no YAML: {error}", fix="correct the file") from error
+        raise ConfigError(f"the recipe {path} is not YAML: {error}", fix="correct the file") from error
     if not isinstance(data, dict) or not isinstance(data.get("process"), list):
         raise ConfigError(f"the recipe {path} has no list named process", fix="list its operators under `process:`")
     unread = sorted(str(key) for key in set(data) - _TOP_KEYS)

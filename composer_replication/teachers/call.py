@@ -114,7 +114,7 @@ async def call(
     except (openai.APIStatusError, openai.APIConnectionError) as error:
         raise _no_answer(teacher, error, failed_before) from error
     except ValueError as error:
-        raise NoAnswerError(Failure.UNREADABLE, "the response is no chat completion") from error
+        raise NoAnswerError(Failure.UNREADABLE, "the response is not a chat completion") from error
 
 
 def _timed_out(teacher: Teacher) -> NoAnswerError:

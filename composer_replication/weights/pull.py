@@ -151,7 +151,7 @@ class WeightPuller:
                 problems.append(f"version {left[-1]}: {error}")
         if self._held is None:
             raise ObjectStoreError(
-                f"{self._source.where('')} has no version that is whole: {problems[0]}",
+                f"{self._source.where('')} has no complete version: {problems[0]}",
                 fix="publish once more: the next version brings whole copies of what is damaged",
             )
         old = self._held

@@ -513,7 +513,7 @@ def test_the_key_follows_no_redirect():
 
 
 def test_an_address_that_is_none():
-    with pytest.raises(SandboxError, match="is no address"):
+    with pytest.raises(SandboxError, match="is not an address"):
         RemoteSandbox("remote:http://[bad")
 
 

@@ -73,7 +73,7 @@ def check_image(image: str) -> str:
     """
     if image.startswith("modal:"):
         fix = f"write {PYTHON_IMAGE!r}, another registry's image, or modal.Image.debian_slim(python_version='3.11')"
-        raise ConfigError(f"there is no image {image!r}: modal is no registry", fix=fix)
+        raise ConfigError(f"there is no image {image!r}: modal is not a registry", fix=fix)
     if not _REFERENCE.fullmatch(image):
         raise ConfigError(
             f"{image!r} names no image", fix=f"write it as registries do: {PYTHON_IMAGE!r}, 'ghcr.io/OWNER/NAME:TAG'"

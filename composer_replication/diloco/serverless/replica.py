@@ -38,6 +38,6 @@ def this_replica() -> Replica:
     told = os.environ.get(_VARIABLE)
     if told is None:
         raise ConfigError(
-            "this process is no replica", fix="launch it through an executor of composer_replication.diloco.serverless"
+            "this process is not a replica", fix="launch it through an executor of composer_replication.diloco.serverless"
         )
     return Replica(**json.loads(told))

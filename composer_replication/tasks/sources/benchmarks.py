@@ -54,7 +54,7 @@ class Benchmarks:
 
     def _add(self, row: Any, file: Path) -> None:
         if not isinstance(row, dict):
-            raise ConfigError(f"the list of benchmarks {file} has a row that is no object", fix=_FIX)
+            raise ConfigError(f"the list of benchmarks {file} has a row that is not an object", fix=_FIX)
         repo = str(row.get("repo") or "")
         instance = str(row.get("instance_id") or row.get("task_id") or repo or "an instance")
         if repo:

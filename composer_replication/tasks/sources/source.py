@@ -77,7 +77,7 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
             label, entries = f"{url}@{commit}", _folder_entries(scratch / "clone")
         else:
             raise SourceError(
-                f"{source!r} is no folder, no pypi:NAME==VERSION and no git URL",
+                f"{source!r} is neither a folder, pypi:NAME==VERSION nor a git URL",
                 fix="check the path, or write for example pypi:inflection==0.5.1 or a URL that ends in .git",
             )
         _write_tree(entries, tree, source)
