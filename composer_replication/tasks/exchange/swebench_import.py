@@ -76,7 +76,7 @@ def read_instances(file: Path) -> Iterator[Instance]:
             yield Instance(repo=str(row.get("repo", "")), **values)
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(
-                f"{file}:{number} is not a instance ({error!r})", fix=f"each row needs the columns {', '.join(_COLUMNS)}"
+                f"{file}:{number} is not an instance ({error!r})", fix=f"each row needs the columns {', '.join(_COLUMNS)}"
             ) from error
 
 
