@@ -66,7 +66,7 @@ def run(
     console = Console()
     with _signals_interrupt(), Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         view = _StatusView(live)
-        results = run_job(config, open_executor(config.diloco.executor), view.seen, view.told)
+        results = run_job(config, open_executor(config.diloco.executor), view.seen, view.print_line)
     for rank, rows in enumerate(results):
         for row in rows:
             said = (
@@ -105,7 +105,7 @@ class _StatusView:
         self._live = live
         self._last: object = None
 
-    def told(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line above the table, where it stays."""
         self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 

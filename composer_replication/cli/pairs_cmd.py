@@ -52,19 +52,19 @@ def extract(
     from composer_replication.teachers.pair_mining import find_disagreements
 
     refuse_overwriting({"STATES": states, "ANSWERS": answers}, {"--out": out})
-    given, told = read_states(states), read_answers(answers)
+    given, answered = read_states(states), read_answers(answers)
     known = {state["state_id"] for state in given}
-    strange = sum(answer.question_id not in known for answer in told)
-    if strange == len(told):
+    strange = sum(answer.question_id not in known for answer in answered)
+    if strange == len(answered):
         raise ConfigError(f"none of the {strange} answers in {answers} is to a state of {states}", fix="name the states replayed")
-    found = find_disagreements(given, told, threshold)
+    found = find_disagreements(given, answered, threshold)
     by_id = {state["state_id"]: state for state in given}
     extra = {name: {"tools": by_id[name].get("tools", []), "confidence": weight} for name, weight in found.confidence.items()}
     write_pairs(out, ({**pair, **extra[pair["state_id"]]} for pair in found.pairs))
-    _show_found(given, told, strange, found)
+    _show_found(given, answered, strange, found)
     typer.echo(f"{len(found.pairs)} pairs of {len(given)} states: {out}")
     if not found.pairs:
-        families = {answer.family or answer.teacher for answer in told if answer.error is None}
+        families = {answer.family or answer.teacher for answer in answered if answer.error is None}
         if len(families) < threshold:
             typer.echo(f"the answers are of {len(families)} families and --threshold is {threshold}: lower it", err=True)
         raise typer.Exit(EXIT_NO_PAIRS)
@@ -116,7 +116,7 @@ def normalize(
     refuse_overwriting({"PAIRS": pairs, "--recipe": recipe}, {"--out": out, "--dropped": dropped})
     normalizer = DJNormalizer(recipe, backend, ray_address=ray_address)
     given, bad = read_pairs(pairs)
-    _tell_bad_lines(bad, skip=skip_bad_lines)
+    _print_bad_lines(bad, skip=skip_bad_lines)
     kept = normalizer.normalize(given)
     report = normalizer.report
     assert report is not None
@@ -134,7 +134,7 @@ def normalize(
         raise typer.Exit(EXIT_NOTHING_LEFT)
 
 
-def _tell_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
+def _print_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
     if not bad:
         return
     if skip:

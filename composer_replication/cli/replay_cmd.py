@@ -96,7 +96,7 @@ def replay(
         try:
             with progress:
                 found = asyncio.run(_ask(asked, tiers, gated, reach, max_usd, ledger, progress))
-            _tell_replaced(terminal, out / "answers.jsonl", found.answers)
+            _print_replaced(terminal, out / "answers.jsonl", found.answers)
             _write(out, found)
         finally:
             spend = _spend(chosen, progress.counts, ledger, max_usd)
@@ -243,7 +243,7 @@ def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> 
     )
 
 
-def _tell_replaced(terminal: Terminal, path: Path, answers: Sequence[TeacherAnswer]) -> None:
+def _print_replaced(terminal: Terminal, path: Path, answers: Sequence[TeacherAnswer]) -> None:
     """Report what the file loses when it is overwritten."""
     if not path.is_file():
         return

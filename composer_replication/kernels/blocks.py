@@ -34,8 +34,8 @@ def by_triton(logits: Tensor) -> bool:
 def _triton_is_there() -> bool:
     found = importlib.util.find_spec("triton") is not None
     if not found:
-        told = "each row in dozens of passes by PyTorch instead of one kernel; pip install triton"
-        warnings.warn(f"triton is not installed: the fused losses work on {told}", stacklevel=2)
+        slow_path = "each row in dozens of passes by PyTorch instead of one kernel; pip install triton"
+        warnings.warn(f"triton is not installed: the fused losses work on {slow_path}", stacklevel=2)
     return found
 
 

@@ -55,7 +55,7 @@ def start_prm(path: str, *, device: str = "auto", seed: int = 0) -> tuple[PreTra
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the head
         model, tokenizer = load_model(model_config(path, device), _NewHead, **_HEAD)
-    return _causal(model, path), _told_of_lengths(tokenizer)
+    return _causal(model, path), _without_length_warning(tokenizer)
 
 
 def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -67,7 +67,7 @@ def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTr
     model, tokenizer = load_model(model_config(path, device), AutoModelForTokenClassification)
     if model.config.id2label != _LABELS:
         raise ModelError(f"{path} is not a process reward model", fix="name the folder `model` that `composer prm train` wrote")
-    return _causal(model, path), _told_of_lengths(tokenizer)
+    return _causal(model, path), _without_length_warning(tokenizer)
 
 
 class _NewHead:
@@ -95,7 +95,7 @@ class _NewHead:
         return cast(PreTrainedModel, model)
 
 
-def _told_of_lengths(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def _without_length_warning(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return the tokenizer without its warning about long traces: such steps are left out and counted."""
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer

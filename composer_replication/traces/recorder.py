@@ -142,10 +142,10 @@ class ConversationRecorder:
         """
         pairs = list(calls)
         raw = {call.call_id: broken for call, broken in pairs if broken is not None}
-        told = {**(details or {}), **({RAW: raw} if raw else {})}
-        if not whole and INCOMPLETE not in told and (hole := self._hole.of(self.context, self._asked)):
-            told[INCOMPLETE] = hole
-        turn = _OpenTurn(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
+        known = {**(details or {}), **({RAW: raw} if raw else {})}
+        if not whole and INCOMPLETE not in known and (hole := self._hole.of(self.context, self._asked)):
+            known[INCOMPLETE] = hole
+        turn = _OpenTurn(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, known)
         if counted:
             self._turns.append(turn)
         self._asked.update({call.call_id: turn for call in turn.calls})

@@ -80,8 +80,8 @@ def trace_to_json(trace: Trace) -> dict[str, Any]:
     previous, turns = trace.messages, []
     names: dict[int, str] = {}
     for turn in trace.turns:
-        told = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
-        turns.append({"context": context_steps(previous, turn.context, names), **told})
+        record = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
+        turns.append({"context": context_steps(previous, turn.context, names), **record})
         previous = turn.context
     return {**record, "turns": turns}
 
@@ -94,16 +94,16 @@ def trace_from_json(data: dict[str, Any]) -> Trace:
     check(TraceShape, data)
     previous: tuple[Message, ...] = tuple(data["messages"])
     turns = []
-    for told in data["turns"]:
-        previous = context_from(previous, told["context"])
+    for record in data["turns"]:
+        previous = context_from(previous, record["context"])
         turns.append(
             TraceTurn(
                 context=previous,
-                text=told["text"],
-                tool_calls=tuple(ToolCall(**call) for call in told["tool_calls"]),
-                results=tuple(ToolResult(**result) for result in told["results"]),
-                reasoning=told["reasoning"],
-                details=told["details"],
+                text=record["text"],
+                tool_calls=tuple(ToolCall(**call) for call in record["tool_calls"]),
+                results=tuple(ToolResult(**result) for result in record["results"]),
+                reasoning=record["reasoning"],
+                details=record["details"],
             )
         )
     reward = None if data["reward"] is None else reward_from_json(data["reward"])

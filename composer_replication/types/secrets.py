@@ -198,10 +198,10 @@ def secrets_in_log(text: str) -> Iterator[Secret]:
     low = text.lower()
     for kind, mark, pattern, asked in _IN_LOGS:
         if mark in low:
-            yield from _told(kind, pattern, text, asked)
+            yield from _values_in_places(kind, pattern, text, asked)
 
 
-def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:
+def _values_in_places(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:
     """Find values in places where a secret belongs: `given` unless the value is a word, `mixed` when it is not an identifier
     either."""
     for match in pattern.finditer(text):

@@ -231,7 +231,7 @@ def test_a_store_without_a_whole_version_says_so(memory):
     WeightPublisher(memory).publish(model())
     for key in keys(memory, "full"):
         damage(memory, key)
-    with pytest.raises(ObjectStoreError, match=r"no version that is whole: version 0: shard 0: .* checksum"):
+    with pytest.raises(ObjectStoreError, match=r"no complete version: version 0: shard 0: .* checksum"):
         puller.pull()
 
 

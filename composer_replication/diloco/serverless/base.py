@@ -130,7 +130,7 @@ class StoreExecutor(ABC):
             refusal = error
         failures = {handles[place].rank: self._failure(handles[place], *ended[place]) for place in sorted(failed)}
         fix = None if refusal is None else refusal.fix
-        raise ReplicaError(_told(failures, handles, left, refusal), fix=fix, failures=failures, results=results)
+        raise ReplicaError(_describe_failures(failures, handles, left, refusal), fix=fix, failures=failures, results=results)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         """See `ServerlessExecutor.cancel`."""
@@ -217,7 +217,7 @@ def _value(found: tuple[ReplicaStatus, ReplicaOutcome | None, str] | None) -> An
     return found[1].value if found is not None and found[1] is not None else None
 
 
-def _told(
+def _describe_failures(
     failures: Mapping[int, str], handles: Sequence[ReplicaHandle], left: Sequence[int], refusal: BackendError | None
 ) -> str:
     others = f"; {len(left)} that still ran {'has' if len(left) == 1 else 'have'} been cancelled" if left else ""

@@ -46,10 +46,10 @@ class CloudExecutor(StoreExecutor):
 
     def _check(self, launch: Launch, gpu: str | None) -> None:  # noqa: ARG002 - for those below
         if not self.shares_paths and ("://" not in launch.rendezvous_uri or launch.rendezvous_uri.startswith("file:")):
-            told = (
+            message = (
                 f"rendezvous_uri {launch.rendezvous_uri} is a folder of this machine, and {self.backend_name} replicas see none"
             )
-            raise ConfigError(told, fix="give s3://BUCKET/PREFIX, gs://... or az://..., or use LocalProcessExecutor")
+            raise ConfigError(message, fix="give s3://BUCKET/PREFIX, gs://... or az://..., or use LocalProcessExecutor")
         if launch.rank_env in {*self._env, *self._secrets}:
             raise ConfigError(f"{launch.rank_env} is in env or secrets, and each replica has its own", fix="leave it out")
         secret_values(self._secrets)

@@ -80,8 +80,8 @@ def plan(n_replicas: int, entrypoint: str | Callable[..., Any], arguments: Mappi
         fix = "give a path, s3://BUCKET/PREFIX, gs://... or az://..."
         raise ConfigError(f"rendezvous_uri is {uri}: no other process shares this one's memory", fix=fix)
     if arguments.get("world_size", n_replicas) != n_replicas:
-        told = f"entrypoint_args has world_size {arguments['world_size']!r}, and n_replicas is {n_replicas}"
-        raise ConfigError(told, fix="leave world_size out")
+        message = f"entrypoint_args has world_size {arguments['world_size']!r}, and n_replicas is {n_replicas}"
+        raise ConfigError(message, fix="leave world_size out")
     rank_env = arguments.get("rank_env", RANK_ENV)
     if not isinstance(rank_env, str) or not _VARIABLE.fullmatch(rank_env):
         raise ConfigError(f"rank_env {rank_env!r} is not a name of an environment variable", fix=f"leave it out: {RANK_ENV}")

@@ -136,8 +136,8 @@ def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
     for body in bodies:
         tokens = _tokens(body)
         length = min(_SHINGLE, len(tokens))
-        told, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
-        if tokens and (_runs(tokens, length) & told) - known:
+        given, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
+        if tokens and (_runs(tokens, length) & given) - known:
             return True
     return False
 

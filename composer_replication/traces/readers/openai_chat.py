@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.tokens.tool_calls import load_json
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
@@ -136,7 +136,7 @@ def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
             recorder.answer(text, calls, reasoning=reasoning, details=details)
         elif role == "tool":
             call_id = string(message, "tool_call_id") or recorder.waiting(string(message, "name"))
-            result = told_result(recorder.call(call_id), call_id, text)
+            result = inferred_result(recorder.call(call_id), call_id, text)
             recorder.result(result if result.name else replace(result, name=string(message, "name")))
         elif role in ("system", "user"):
             recorder.say(Message(role=role, content=text))
