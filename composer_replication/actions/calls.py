@@ -72,7 +72,7 @@ def render_action(content: str, calls: Sequence[Call]) -> str:
 
 
 def parse_action(text: str) -> tuple[str, tuple[Call, ...]]:
-    """Inverse of `render_action`: `(content, calls)`, one of which is empty. Anything that is not all tool calls is content."""
+    """Invert `render_action`: `(content, calls)`, one of which is empty. Anything that is not all tool calls is content."""
     calls = [_parse_line(line) for line in text.split("\n") if line.strip()]
     found = tuple(c for c in calls if c is not None)
     return ("", found) if found and len(found) == len(calls) else (text, ())
@@ -174,7 +174,7 @@ def _canonical_word(word: Word) -> Any:
 
 
 def canonical_text(text: str) -> str:
-    """Plain text without emphasis, repeated blanks, closing punctuation, and the capital of a first plain word.
+    """Return plain text without emphasis, repeated blanks, closing punctuation, and the capital of a first plain word.
 
     Signs inside words stay: `__init__` and `2*3` are not emphasis, `5!` is a number. Text without a letter or digit is empty. A
     text with a fenced or an indented line in it stays as it is: blanks mean something in code.

@@ -113,7 +113,7 @@ def _simple(joint: str, parts: list[Word | Redirect]) -> Simple:
 
 
 def _tokens(command: str) -> Iterator[Word | Redirect | str]:
-    """Words, redirections, and what joins commands."""
+    """Yield words, redirections, and what joins commands."""
     at = 0
     while at < len(command):
         blank = _BLANK.match(command, at) or _COMMENT.match(command, at)

@@ -201,7 +201,7 @@ def _shell(a: Mapping[str, Any]) -> ToolEffect:
 
 
 def _editor(a: Mapping[str, Any]) -> ToolEffect:
-    """One tool with several commands: view, create, str_replace, insert, undo_edit."""
+    """Classify a tool with several commands: view, create, str_replace, insert, undo_edit."""
     match a["command"]:
         case "view":
             span = a.get("view_range")

@@ -37,15 +37,17 @@ def _top() -> None:
 def run(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run file (TOML), with a section diloco.")],
-    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many; by default diloco.replicas.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, help="Number of replicas; by default diloco.replicas.")
+    ] = None,
     executor: Annotated[
         Executor | None,
-        typer.Option("--executor", help="What starts them: this machine, or somebody's cloud; by default diloco.executor.type."),
+        typer.Option("--executor", help="Where they start: this machine or a cloud; by default diloco.executor.type."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="What each replica gets, in the executor's words; by default diloco.executor.gpu.")
+        str | None, typer.Option("--gpu", help="GPU of each replica, in the executor's notation; by default diloco.executor.gpu.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from what the store has of the job.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the job from its state in the store.")] = False,
 ) -> None:
     """Train every arm of a run in replicas. Any field of the run file can be overridden, e.g. --diloco.sync_every 20.
 
@@ -64,7 +66,7 @@ def run(
     console = Console()
     with _signals_interrupt(), Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
         view = _StatusView(live)
-        results = run_job(config, open_executor(config.diloco.executor), view.seen, view.told)
+        results = run_job(config, open_executor(config.diloco.executor), view.seen, view.print_line)
     for rank, rows in enumerate(results):
         for row in rows:
             said = (
@@ -79,8 +81,8 @@ def run(
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM, and SIGHUP from a terminal that closes, end the body as Ctrl-C does, with 128 + the signal: replicas are ended.
-    They interrupt once, so that ending replicas is not interrupted by the next."""
+    """Let SIGTERM, and SIGHUP from a terminal that closes, end the body as Ctrl-C does, with 128 + the signal: replicas are
+    ended. They interrupt once, so that ending replicas is not interrupted by the next."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         for one in heard:
@@ -103,8 +105,8 @@ class _StatusView:
         self._live = live
         self._last: object = None
 
-    def told(self, line: str) -> None:
-        """Above the table, where it stays."""
+    def print_line(self, line: str) -> None:
+        """Print a line above the table, where it stays."""
         self._live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def seen(self, found: Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]) -> None:

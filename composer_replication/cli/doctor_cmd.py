@@ -41,7 +41,7 @@ def doctor(
     ] = "auto",
     substrate: Annotated[
         SubstrateType | None,
-        typer.Option("--substrate", help="Say what this substrate needs, what of it is missing, and what it cannot express."),
+        typer.Option("--substrate", help="Report what this substrate needs, what is missing, and what it does not support."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

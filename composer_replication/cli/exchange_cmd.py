@@ -19,7 +19,7 @@ __all__ = ["export_tasks", "import_tasks"]
 
 def export_tasks(
     tasks: Annotated[Path, typer.Argument(help="Folder of tasks, as `composer tasks build` writes it.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for what is written; replaces tasks of the same name.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Output folder; tasks of the same name are replaced.")],
     format: Annotated[Literal["harbor", "swebench"], typer.Option(help="Harbor directories, or SWE-bench rows.")] = "harbor",  # noqa: A002 (the option's name)
     python: Annotated[Path | None, typer.Option(help="Interpreter whose versions a Harbor image gets.")] = None,
 ) -> None:

@@ -43,23 +43,23 @@ def grade(
     if as_json:
         typer.echo(json.dumps(to_json(report), indent=1))
     else:
-        _print(Console(), report, _told(report.rejected, loaded.repo, workspace))
+        _print(Console(), report, _describe_rejected(report.rejected, loaded.repo, workspace))
     if isinstance(report.reward, Unscored):
         raise typer.Exit(EXIT_UNSCORED)
     if report.reward != 1.0:
         raise typer.Exit(EXIT_ZERO_REWARD)
 
 
-def _told(rejected: Sequence[str], tree: Path, workspace: Path) -> list[str]:
+def _describe_rejected(rejected: Sequence[str], tree: Path, workspace: Path) -> list[str]:
     """Describe what was done to each path that is not graded; the task's own files first, and a renamed file once."""
     gone = [path for path in rejected if not os.path.lexists(workspace / path)]
     new = [path for path in rejected if not os.path.lexists(tree / path)]
-    told = [path for path in rejected if path not in gone and path not in new]
+    described = [path for path in rejected if path not in gone and path not in new]
     for path in gone:
         moved = next((other for other in new if _same(tree / path, workspace / other)), None)
-        told.append(f"{path} (deleted)" if moved is None else f"{path} (renamed to {moved})")
+        described.append(f"{path} (deleted)" if moved is None else f"{path} (renamed to {moved})")
         new = [other for other in new if other != moved]
-    return [*told, *(f"{path} (new)" for path in new)]
+    return [*described, *(f"{path} (new)" for path in new)]
 
 
 def _same(old: Path, new: Path) -> bool:

@@ -52,8 +52,8 @@ def _top() -> None:
 @app.command()
 def explain(
     traces: Annotated[Path, typer.Argument(help="A run directory, a folder of imported traces, or a .jsonl file of either.")],
-    rules: Annotated[Path | None, typer.Option(help="TOML file with style rules of your own.")] = None,
-    lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, a process for every edit.")] = False,
+    rules: Annotated[Path | None, typer.Option(help="TOML file with your own style rules.")] = None,
+    lint: Annotated[bool, typer.Option(help="Lint changed lines with ruff, one process per edit.")] = False,
     teachers: Annotated[
         Path | None,
         typer.Option(help="TOML file with \\[\\[teachers]] tables: the first answers rules with a question, and writes hints."),
@@ -85,7 +85,7 @@ def explain(
     else:
         _show(explained, rules, style)
     if ask is not None:
-        _tell_asked(asked, style, ledger, max_usd)
+        _print_asked(asked, style, ledger, max_usd)
 
 
 def _show(explained: Sequence[_Explained], rules: Path | None, style: StyleRules) -> None:
@@ -98,7 +98,7 @@ def _show(explained: Sequence[_Explained], rules: Path | None, style: StyleRules
         console.print(f"{judged} rules of {rules} need --teachers and were not looked at", soft_wrap=True, highlight=False)
 
 
-def _tell_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_usd: float) -> None:
+def _print_asked(asked: Counter[Answered], style: StyleRules, ledger: Path, max_usd: float) -> None:
     """Report on stderr what was asked and what it cost. Exits with 6 where the cap or the teacher left something out."""
     missing = asked["over the cap"] + asked["failed"]
     why = f"not asked, cap ${max_usd:g}" if asked["over the cap"] else "not answered, the teacher failed"
@@ -161,11 +161,11 @@ def _print(console: Console, batch: str, one: Transcript, said: list[tuple[Findi
         about = ", ".join(f"{key} {value}" for key, value in _evidence(finding).items())
         sure = "" if finding.confidence == 1.0 else f", {finding.confidence:.0%} sure"
         lines = [f"  turn {finding.turn}: {finding.kind}{sure}{f' ({_short(about, 200)})' if about else ''}"]
-        told = _short(hint.text.replace("\n", " / "), 400)
+        text = _short(hint.text.replace("\n", " / "), 400)
         if hint.dropped is None:
-            lines.append(f"    said, by {hint.source}: {told}")
+            lines.append(f"    said, by {hint.source}: {text}")
         else:
-            lines.append(f"    not said: {hint.dropped}" + (f" [{hint.source}: {told}]" if told else ""))
+            lines.append(f"    not said: {hint.dropped}" + (f" [{hint.source}: {text}]" if text else ""))
         console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
 
 

@@ -88,7 +88,7 @@ app.command()(doctor)
 
 
 def main() -> None:
-    """Entry point of the `composer` command."""
+    """Run the `composer` command."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     console = Console(stderr=True)

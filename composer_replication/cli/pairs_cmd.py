@@ -52,19 +52,19 @@ def extract(
     from composer_replication.teachers.pair_mining import find_disagreements
 
     refuse_overwriting({"STATES": states, "ANSWERS": answers}, {"--out": out})
-    given, told = read_states(states), read_answers(answers)
+    given, answered = read_states(states), read_answers(answers)
     known = {state["state_id"] for state in given}
-    strange = sum(answer.question_id not in known for answer in told)
-    if strange == len(told):
+    strange = sum(answer.question_id not in known for answer in answered)
+    if strange == len(answered):
         raise ConfigError(f"none of the {strange} answers in {answers} is to a state of {states}", fix="name the states replayed")
-    found = find_disagreements(given, told, threshold)
+    found = find_disagreements(given, answered, threshold)
     by_id = {state["state_id"]: state for state in given}
     extra = {name: {"tools": by_id[name].get("tools", []), "confidence": weight} for name, weight in found.confidence.items()}
     write_pairs(out, ({**pair, **extra[pair["state_id"]]} for pair in found.pairs))
-    _show_found(given, told, strange, found)
+    _show_found(given, answered, strange, found)
     typer.echo(f"{len(found.pairs)} pairs of {len(given)} states: {out}")
     if not found.pairs:
-        families = {answer.family or answer.teacher for answer in told if answer.error is None}
+        families = {answer.family or answer.teacher for answer in answered if answer.error is None}
         if len(families) < threshold:
             typer.echo(f"the answers are of {len(families)} families and --threshold is {threshold}: lower it", err=True)
         raise typer.Exit(EXIT_NO_PAIRS)
@@ -96,11 +96,13 @@ def normalize(
     recipe: Annotated[Path | None, typer.Option(help="Recipe in YAML; by default the one of the package.")] = None,
     backend: Annotated[
         Literal["builtin", "data_juicer", "executor", "ray"],
-        typer.Option(help="What runs the operators; all but builtin need the extra replaysim."),
+        typer.Option(help="Backend of the operators; all but builtin need the extra replaysim."),
     ] = "builtin",
-    ray_address: Annotated[str | None, typer.Option(help="Cluster for the backend ray; without it one is started.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="Cluster for the backend ray; by default one is started.")] = None,
     dropped: Annotated[Path | None, typer.Option(help="File for the pairs that do not pass, with what dropped them.")] = None,
-    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Name lines that are no pairs, and go on.")] = False,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Report lines that are not pairs, and continue.")
+    ] = False,
 ) -> None:
     """Drop the pairs that are not worth training on, and count for every operator how many it dropped.
 
@@ -114,7 +116,7 @@ def normalize(
     refuse_overwriting({"PAIRS": pairs, "--recipe": recipe}, {"--out": out, "--dropped": dropped})
     normalizer = DJNormalizer(recipe, backend, ray_address=ray_address)
     given, bad = read_pairs(pairs)
-    _tell_bad_lines(bad, skip=skip_bad_lines)
+    _print_bad_lines(bad, skip=skip_bad_lines)
     kept = normalizer.normalize(given)
     report = normalizer.report
     assert report is not None
@@ -132,7 +134,7 @@ def normalize(
         raise typer.Exit(EXIT_NOTHING_LEFT)
 
 
-def _tell_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
+def _print_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
     if not bad:
         return
     if skip:
@@ -142,13 +144,13 @@ def _tell_bad_lines(bad: Sequence[BadLine], *, skip: bool) -> None:
     shown = "".join(f"\n  {line}" for line in bad[:_MOST_BAD_LINES])
     more = f"\n  and {len(bad) - _MOST_BAD_LINES} more" if len(bad) > _MOST_BAD_LINES else ""
     raise ConfigError(
-        f"{len(bad)} lines are no pairs; nothing was written{shown}{more}",
+        f"{len(bad)} lines are not pairs; nothing was written{shown}{more}",
         fix="correct them, or leave them out with --skip-bad-lines",
     )
 
 
 def _print(report: NormalizeReport, operators: Sequence[Operator], given: Sequence[Mapping[str, Any]]) -> None:
-    """One row per operator: what it dropped, how many of those were tool calls, and the first of them."""
+    """Print one row per operator: what it dropped, how many of those were tool calls, and the first of them."""
     table = Table("operator", "field", "limits", "dropped", "tool calls", "the first", box=box.SIMPLE_HEAD)
     for title in dict.fromkeys(operator.title for operator in operators):
         alike = [operator for operator in operators if operator.title == title]

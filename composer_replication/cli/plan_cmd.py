@@ -43,16 +43,16 @@ def plan(
     audit: AuditOption = 0.05,
     seed: SeedOption = 0,
     reach: ReachOption = None,
-    bytes_per_token: Annotated[float | None, typer.Option(min=0.1, help="Known from a pilot.")] = None,
-    answer_tokens: Annotated[float | None, typer.Option(min=0.0, help="Mean of an answer, known from a pilot.")] = None,
+    bytes_per_token: Annotated[float | None, typer.Option(min=0.1, help="Bytes per token, known from a pilot.")] = None,
+    answer_tokens: Annotated[float | None, typer.Option(min=0.0, help="Mean tokens of an answer, known from a pilot.")] = None,
     hit_rate: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of known prefixes read from the cache.")] = None,
     disagrees: Annotated[
         float | None,
         typer.Option(min=0.0, max=1.0, help="Share of the cheap answers that are not the student's action."),
     ] = None,
-    max_usd: Annotated[float | None, typer.Option(min=0.0, help="The cap that is meant; exit with 6 if it will not do.")] = None,
+    max_usd: Annotated[float | None, typer.Option(min=0.0, help="The intended cap; exit with 6 if it does not suffice.")] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the plan as one JSON object, and all else to stderr.")
+        bool, typer.Option("--json", help="Print the plan as one JSON object, and everything else to stderr.")
     ] = False,
 ) -> None:
     """Print what a replay will cost, per teacher and in all: at the least, expected, and at the most.

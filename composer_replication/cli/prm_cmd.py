@@ -37,17 +37,17 @@ def train(
     labels: Annotated[
         str, typer.Option(help='"outcome" (share of siblings that succeed), or a JSONL file: labels or answers.')
     ] = "outcome",
-    epochs: Annotated[int, typer.Option(min=1, help="Times every trace is seen.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Traces of an optimizer step.")] = 16,
-    learning_rate: Annotated[float, typer.Option(help="The highest of the schedule.")] = 1e-4,
-    held_out: Annotated[float, typer.Option(help="Share of the tasks to measure on.")] = 0.2,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of passes over the traces.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Traces per optimizer step.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of the schedule.")] = 1e-4,
+    held_out: Annotated[float, typer.Option(help="Share of the tasks held out for measurement.")] = 0.2,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Leave out steps that end beyond it, or beyond the model's limit.")
     ] = 8192,
     save_every: Annotated[int, typer.Option(min=1, help="Optimizer steps between checkpoints.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the split, the head's first weights and the order of traces.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the head's initial weights and the order of traces.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in OUT.")] = False,
 ) -> None:
     """Train a model to tell good steps from bad ones: token classification at the last token of each turn.
 

@@ -15,10 +15,8 @@ __all__ = ["quickstart"]
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),
     name: Annotated[str, typer.Option(help="Name of the run.")] = "quickstart",
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the warm start and of the run.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps of each arm; the standard number when left out.")
-    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the warm start and of the run.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps of each arm; by default the standard number.")] = None,
     sandbox: SandboxOption = "auto",
 ) -> None:
     """Build tasks, warm-start a tiny policy, then train it twice: with GRPO alone and with all three channels.

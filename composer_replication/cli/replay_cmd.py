@@ -65,11 +65,11 @@ def replay(
     bill: Annotated[
         Path | None,
         typer.Option(
-            help="First settle what is held by the provider's bill: JSON lines with call_id and usd, every billed call."
+            help="First settle held amounts with the provider's bill: JSON lines with call_id and usd, one for every billed call."
         ),
     ] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the table as one JSON object, and all else to stderr.")
+        bool, typer.Option("--json", help="Print the table as one JSON object, and everything else to stderr.")
     ] = False,
 ) -> None:
     """Ask every teacher what it would have done at every state, or at those that a gate chooses.
@@ -97,7 +97,7 @@ def replay(
         try:
             with progress:
                 found = asyncio.run(_ask(asked, chosen, options, seed, max_usd, ledger, progress))
-            _tell_replaced(terminal, out / "answers.jsonl", found.answers)
+            _print_replaced(terminal, out / "answers.jsonl", found.answers)
             _write(out, found)
         finally:
             spend = _spend(chosen, progress.counts, ledger, max_usd)
@@ -226,7 +226,7 @@ def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> 
     )
 
 
-def _tell_replaced(terminal: Terminal, path: Path, answers: Sequence[TeacherAnswer]) -> None:
+def _print_replaced(terminal: Terminal, path: Path, answers: Sequence[TeacherAnswer]) -> None:
     """Report what the file loses when it is overwritten."""
     if not path.is_file():
         return
@@ -295,14 +295,15 @@ class _Progress:
         self._shown = self._phases.enter_context(self._terminal.phase(title, asked * len(teachers)))
 
     def count(self, answer: TeacherAnswer) -> None:
-        """One more is there."""
+        """Count one more answer."""
         self.counts[answer.teacher].add(answer)
         if self._shown is not None:
             self._shown.advance()
 
 
 def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledger, max_usd: float) -> dict[str, Any]:
-    """Plain JSON data. Counts and tokens are of this command's answers, those from the ledger included; money of the ledger."""
+    """Return plain JSON data. Counts and tokens are of this command's answers, those from the ledger included; money of the
+    ledger."""
     spent, held = ledger.spent_by_teacher(), ledger.held_by_teacher()
     rows = [
         {

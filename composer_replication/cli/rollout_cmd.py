@@ -35,22 +35,26 @@ def rollout(
     ],
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Take only the first N tasks.")] = None,
-    seed: Annotated[int, typer.Option(help="Determines every draw.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the most likely token.")] = 1.0,
     turn_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of one turn, in sampled tokens.")] = None,
     trajectory_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of a rollout, in sampled tokens.")] = None,
     context_tokens: Annotated[int | None, typer.Option(min=1, help="Budget of prompt, turns and replies together.")] = None,
     max_turns: Annotated[int | None, typer.Option(min=1, help="Most turns of a rollout.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Tests run at a time.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Number of tests run at a time.")] = 2,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Folder for trajectories.jsonl and summary.json.")] = None,
     sandbox: SandboxOption = "auto",
-    instruction: Annotated[InstructionStyle | None, typer.Option(help="How much agents are told; else as built.")] = None,
-    tools: Annotated[Toolset, typer.Option(help="What agents are offered; shell: own commands and patches too.")] = "basic",
-    engine: Annotated[EngineKind, typer.Option(help="What samples a model: here, or a server that holds it.")] = "transformers",
+    instruction: Annotated[
+        InstructionStyle | None, typer.Option(help="How much the instruction tells agents; by default as built.")
+    ] = None,
+    tools: Annotated[Toolset, typer.Option(help="Tools offered to agents; shell adds shell commands and patches.")] = "basic",
+    engine: Annotated[
+        EngineKind, typer.Option(help="Engine that samples a model: here, or on a server that holds it.")
+    ] = "transformers",
     server_url: Annotated[str | None, typer.Option(help="http://HOST:PORT of the vLLM or SGLang server.")] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object, and all else to stderr.")
+        bool, typer.Option("--json", help="Print the summary as one JSON object, and everything else to stderr.")
     ] = False,
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.

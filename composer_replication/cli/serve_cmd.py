@@ -25,12 +25,12 @@ def _serve() -> None:
 def openenv(
     tasks: Annotated[Path, typer.Option(help="Folder of tasks, as `composer tasks build` writes it.")],
     host: Annotated[str, typer.Option(help="Address to listen on. There is no authentication.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help="Clients served at once; further ones are refused.")] = 64,
     session_timeout: Annotated[float | None, typer.Option(min=1.0, help="Seconds of silence that end a session.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests; the one the tasks were built with.")] = None,
     sandbox: SandboxOption = "auto",
-    shell: Annotated[bool, typer.Option("--shell", help="Offer agents commands and patches too.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Offer agents shell commands and patches too.")] = False,
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="A web page's origin (https://example.org) that may connect; others are refused.")
     ] = None,

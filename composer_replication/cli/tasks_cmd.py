@@ -53,22 +53,22 @@ def build(
     mode: Annotated[DeletionMode, typer.Option(help="Bodies, whole functions, or whole features across files.")] = "stub",
     size: Annotated[str, typer.Option(help="Functions deleted together: a number, or a range such as 3-10.")] = "1",
     difficulty: Annotated[str, typer.Option(help="Range of the estimated difficulty, such as 0.3-0.8.")] = "0-1",
-    instruction: Annotated[InstructionStyle, typer.Option(help="How much the agent is told.")] = "terse",
+    instruction: Annotated[InstructionStyle, typer.Option(help="How much the instruction tells the agent.")] = "terse",
     mutants: Annotated[int, typer.Option(min=0, help="Try a task's tests on this many wrong versions of its code.")] = 0,
-    kill_rate: Annotated[float, typer.Option(help="Share of them that the tests must tell from the right one.")] = 0.5,
+    kill_rate: Annotated[float, typer.Option(help="Share of wrong versions that the tests must detect.")] = 0.5,
     licence: Annotated[list[str] | None, typer.Option(help="Allow this licence (SPDX) and no other; repeatable.")] = None,
     benchmark: Annotated[list[Path] | None, typer.Option(help="File of benchmark rows or repositories to avoid.")] = None,
-    allow_credentials: Annotated[list[str] | None, typer.Option(help="Files whose credentials are made up: a pattern.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the order of candidates and of samples of tests.")] = 0,
+    allow_credentials: Annotated[list[str] | None, typer.Option(help="Pattern of files whose credentials are made up.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the order of candidates and of samples of tests.")] = 0,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Install the declared dependencies into OUT/.venv.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Candidates validated at once.")] = 2,
     timeout: Annotated[float, typer.Option(help="Seconds for one run of the whole test suite.")] = 300.0,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
-    budget: Annotated[float | None, typer.Option(help="Begin no candidate after this many seconds.")] = None,
-    pass_to_pass: Annotated[int, typer.Option(min=0, help="Most tests per task that must go on passing.")] = 50,
+    budget: Annotated[float | None, typer.Option(help="Start no new candidate after this many seconds.")] = None,
+    pass_to_pass: Annotated[int, typer.Option(min=0, help="Limit on the tests per task that must keep passing.")] = 50,
     impossible: Annotated[float, typer.Option(help="Share of tasks made impossible: passing one is a cheat alarm.")] = 0.0,
-    held_out_only: Annotated[bool, typer.Option("--held-out-only", help="No tasks without held-out calls.")] = False,
+    held_out_only: Annotated[bool, typer.Option("--held-out-only", help="Drop tasks without held-out calls.")] = False,
     drop_docstrings: Annotated[bool, typer.Option("--drop-docstrings", help="Delete docstrings with the bodies.")] = False,
     package: Annotated[list[str] | None, typer.Option(help="Path of a package or module to delete from; repeatable.")] = None,
     tests: Annotated[list[str] | None, typer.Option(help="Path of tests; repeatable.")] = None,
@@ -121,7 +121,7 @@ def revert(
         str, typer.Option(help="Repository with the commits: a path or git URL; by default the row's repo.")
     ] = "",
     max_tasks: Annotated[int | None, typer.Option("--max", min=1, help="Stop after this many tasks.")] = None,
-    allow_credentials: Annotated[list[str] | None, typer.Option(help="Files whose credentials are made up: a pattern.")] = None,
+    allow_credentials: Annotated[list[str] | None, typer.Option(help="Pattern of files whose credentials are made up.")] = None,
     python: Annotated[Path | None, typer.Option(help="Interpreter for the tests, with what they import.")] = None,
     task_timeout: Annotated[float, typer.Option(help="Seconds for one run of a task's tests.")] = 60.0,
     sandbox: SandboxOption = "auto",
@@ -151,8 +151,8 @@ def revert(
 @app.command()
 def describe(
     folder: Annotated[Path, typer.Argument(help="Folder of tasks.")],
-    model: Annotated[str, typer.Option(help="The endpoint's name of the model that writes.")],
-    base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible endpoint.")] = "https://openrouter.ai/api/v1",
+    model: Annotated[str, typer.Option(help="Model that writes, by the endpoint's name for it.")],
+    base_url: Annotated[str, typer.Option(help="OpenAI-compatible endpoint.")] = "https://openrouter.ai/api/v1",
     api_key_env: Annotated[str, typer.Option(help="Environment variable with the key; empty for none.")] = "OPENROUTER_API_KEY",
     max_usd: Annotated[float | None, typer.Option(help="Cap on the cost of all calls; needs the prices.")] = None,
     usd_per_million_input: Annotated[float | None, typer.Option(help="Price of prompt tokens.")] = None,
@@ -223,19 +223,19 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
 
 
 def _console() -> Console:
-    """Stdout; wide where it is not a terminal, so that ids stay whole."""
+    """Make a console on stdout, wide where it is not a terminal, so that ids stay whole."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPED_WIDTH)
 
 
 def _range(text: str, option: str) -> tuple[float, float]:
-    """`N` or `N-M` in two numbers."""
+    """Parse `N` or `N-M` into two numbers."""
     low, _, high = text.partition("-")
     try:
         return float(low), float(high or low)
     except ValueError as error:
         example = "0.3-0.8" if option == "--difficulty" else "3-10"
-        raise ConfigError(f"{option} {text} is no range", fix=f"write for example {option} {example}") from error
+        raise ConfigError(f"{option} {text} is not a range", fix=f"write for example {option} {example}") from error
 
 
 def _first(ids: tuple[str, ...], count: int = 3) -> str:

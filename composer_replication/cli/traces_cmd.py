@@ -23,7 +23,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, help="Logs of any agent as traces: import them, look at states, export.")
 
 _Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces import` wrote, or the traces.jsonl in it.")]
-_TOLD = 10
+_MOST_SHOWN = 10
 """Unreadable files and lines that are reported one by one."""
 
 
@@ -31,11 +31,11 @@ _TOLD = 10
 def import_(
     path: Annotated[Path, typer.Argument(help="A log, or a folder that is searched for them.")],
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder for traces.jsonl and import.json.")],
-    format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed without.")] = None,  # noqa: A002 (the option's name)
+    format: Annotated[str | None, typer.Option(help="Read every file as this format; guessed by default.")] = None,  # noqa: A002 (the option's name)
     tools: Annotated[Path | None, typer.Option(help="JSON list of tool schemas, for logs that do not name theirs.")] = None,
     redact: Annotated[bool, typer.Option("--redact/--no-redact", help="Replace credentials by [REDACTED:kind].")] = True,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier import in OUT although it has traces that this one has not.")
+        bool, typer.Option("--overwrite", help="Replace an earlier import in OUT even if it has traces that this one lacks.")
     ] = False,
 ) -> None:
     """Read logs of Claude Code, Codex, OpenHands, SWE-agent, mini-swe-agent, Harbor (ATIF), chat datasets and our own runs.
@@ -45,11 +45,11 @@ def import_(
     """
     given = load_tools(tools) if tools else ()
     done = import_traces(path, out, format=format, tools=given, redact=redact, overwrite=overwrite)
-    for problem in done.problems[:_TOLD]:
+    for problem in done.problems[:_MOST_SHOWN]:
         typer.echo(f"not read: {problem}", err=True)
-    if len(done.problems) > _TOLD:
+    if len(done.problems) > _MOST_SHOWN:
         kept = f": all are in {out / ACCOUNT}" if done.traces else ""
-        typer.echo(f"not read: {len(done.problems) - _TOLD} more{kept}", err=True)
+        typer.echo(f"not read: {len(done.problems) - _MOST_SHOWN} more{kept}", err=True)
     Console().print(_table(done))
     if not done.traces:
         stays = f"; the earlier import in {out} stays as it is" if (out / TRACES).exists() else ""
@@ -57,10 +57,10 @@ def import_(
             f"nothing at {path} is a trace{stays}", fix=f"known formats: {', '.join(readers())}; force one with --format"
         )
     typer.echo(f"{done.traces.total()} traces with {done.turns.total()} turns in {out / TRACES}")
-    _tell_toolless(done.toolless_states, done.states)
+    _print_toolless(done.toolless_states, done.states)
 
 
-def _tell_toolless(without: int, states: int) -> None:
+def _print_toolless(without: int, states: int) -> None:
     if without:
         typer.echo(f"{without} of {states} states name no tools: give `composer traces import --tools FILE`", err=True)
 
@@ -103,7 +103,7 @@ def states(
     replace_file(out, b"".join(json.dumps(state).encode() + b"\n" for state in found))
     left = sum(len(trace.turns) for trace in traces) - len(found)
     typer.echo(f"{len(found)} states in {out}" + (f"; {left} turns left out, whose context is incomplete" if left else ""))
-    _tell_toolless(sum(len(states_from_traces([trace])) for trace in traces if lacks_tools(trace)), len(found))
+    _print_toolless(sum(len(states_from_traces([trace])) for trace in traces if lacks_tools(trace)), len(found))
 
 
 _NO_STATES = "import logs that hold what the model saw: docs/traces.md says what each format lacks"

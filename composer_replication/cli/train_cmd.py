@@ -31,7 +31,7 @@ def train(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run file (TOML).")],
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint; a new run is started when there is none.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint; start a new run when there is none.")
     ] = False,
     dry_run: Annotated[
         bool,
@@ -111,7 +111,7 @@ def _check_tasks(config: RunConfig) -> tuple[int, list[str]]:
 
 
 def _say(console: Console, arm: str, config: RunConfig, tasks: int, pairs: FilePairs | None) -> None:
-    """One arm's channels and rollouts in a line."""
+    """Print one arm's channels and rollouts in a line."""
     from composer_replication.trainer.preflight import NO_SOURCE
 
     loss, teachers = config.loss, len(config.teachers)

@@ -60,7 +60,7 @@ class DilocoConfig(Section):
     def _numbers_fit(self) -> Self:
         if self.sync_every % self.fragments:
             refuse(
-                f"sync_every = {self.sync_every} is no multiple of fragments = {self.fragments}",
+                f"sync_every = {self.sync_every} is not a multiple of fragments = {self.fragments}",
                 f"set sync_every to a multiple of {self.fragments}",
             )
         window = self.sync_every // self.fragments
@@ -75,7 +75,7 @@ class DilocoConfig(Section):
             )
         if self.deadline_s is not None and self.deadline_s >= self.timeout_s:
             refuse(
-                f"deadline_s = {self.deadline_s:g} is no less than timeout_s = {self.timeout_s:g}",
+                f"deadline_s = {self.deadline_s:g} is not less than timeout_s = {self.timeout_s:g}",
                 "lower deadline_s, or raise timeout_s",
             )
         if self.state_every > self.snapshot_every:

@@ -307,7 +307,7 @@ class ObjectStoreAllReduce:
     def _hold(
         self, name: str, number: int, flat: Tensor, weight: float | None, reference: Tensor | None
     ) -> tuple[Tensor, RoundOutcome]:
-        """`weight` None: only follow."""
+        """Hold a round; with `weight` None only follow it."""
         setting = self._setting
         store = self.store.counting()
         before = store.at(round_key(name, number - 1)) if number > 0 else None

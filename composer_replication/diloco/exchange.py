@@ -131,7 +131,7 @@ class _Flat:
         return f"{self._place.store.where(key_of(first))}, which others have read and which cannot be read here"
 
     def _read_whole(self, rank: int) -> tuple[Contribution, bytes]:
-        """Header and payload. Raises DamagedError."""
+        """Return the header and payload of a contribution. Raises DamagedError."""
         if self._sent is not None and rank == self._setting.rank:
             return self._sent.header, b"".join(self._sent.chunks)
         length = header_length(self._setting.world_size)
@@ -239,7 +239,7 @@ class _Scatter:
         return header, payload, mean
 
     def _read_contributions(self, part: int) -> tuple[dict[int, tuple[float, Tensor]], dict[int, str]]:
-        """Weight and values of a chunk by rank, and who does not count and why."""
+        """Return weight and values of a chunk by rank, and which ranks do not count and why."""
         headers = self._headers_of(self._members)
         too_large = gated(self._setting, [header for header in headers.values() if header is not None])
         wanted = {

@@ -64,7 +64,7 @@ class GlobalState:
         self._parts = [_FragmentPart(fragment, outer, load, save) for fragment, outer, (load, save) in parts]
 
     def place(self, round: int) -> RoundKey:  # noqa: A002 - the term of the field
-        """Which fragment a round synchronises, and how often it was synchronised before."""
+        """Return which fragment a round synchronises, and how often it was synchronised before."""
         return RoundKey(round % len(self._parts), round // len(self._parts))
 
     def floors(self, round: int) -> list[RoundKey]:  # noqa: A002
@@ -73,7 +73,7 @@ class GlobalState:
         return [RoundKey(fragment, (round - fragment + n - 1) // n) for fragment in range(n)]
 
     def size_of(self, round: int) -> int:  # noqa: A002
-        """Numbers in it."""
+        """Return how many values the round's fragment has."""
         return self._part(round).fragment.size
 
     def originals(self, round: int) -> Tensor:  # noqa: A002
@@ -106,7 +106,7 @@ class GlobalState:
         return [part.save() for part in self._parts]
 
     def load(self, tree: Tree) -> None:
-        """Inverse of `tree`, and the local parameters become the global ones.
+        """Restore what `tree` returned; the local parameters become the global ones.
 
         Raises:
             CheckpointError: the state is of another model, or of one cut into other fragments.
@@ -114,7 +114,9 @@ class GlobalState:
         try:
             shapes = [{name: p.shape for name, p in saved[_ORIGINALS].items()} for saved in tree]
         except (TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError("diloco: this is no saved global state", fix="restore the state, or start a new job") from error
+            raise CheckpointError(
+                "diloco: this is not a saved global state", fix="restore the state, or start a new job"
+            ) from error
         if shapes != [{name: p.shape for name, p in part.fragment.named_parameters()} for part in self._parts]:
             raise CheckpointError(
                 "diloco: the saved global state is of another model, or of one cut into other fragments",
@@ -142,7 +144,7 @@ class GlobalState:
         return found
 
     def load_local(self, tree: Tree) -> None:
-        """Inverse of `local`, once the global state is that of the same round."""
+        """Restore what `local` returned, once the global state is that of the same round."""
         self.reset_local()
         with torch.no_grad():
             for part, saved in zip(self._parts, tree, strict=True):
@@ -151,7 +153,7 @@ class GlobalState:
                     here[name].copy_(p)
 
     def digest(self) -> str:
-        """SHA-256 of the global parameters and the outer momentum, the same wherever the state is the same."""
+        """Return the SHA-256 of the global parameters and the outer momentum, the same wherever the state is the same."""
         sha = hashlib.sha256()
         for part in self._parts:
             saved = part.save()

@@ -164,12 +164,12 @@ class ObjectStoreManager:
         return {"all_reduce": self.all_reduce.state_dict(), "carried": dict(self._carried)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         self.all_reduce.load_state_dict(state["all_reduce"])
         self._carried = dict(state["carried"])
 
     def register_state_dict_fn(self, key: str, load_state_dict: Load, state_dict: Save) -> None:
-        """DiLoCo says how it loads and saves a fragment."""
+        """Register how DiLoCo loads and saves a fragment."""
         self.registered[key] = (load_state_dict, state_dict)
 
     def start_quorum(self, allow_heal: bool = True, shrink_only: bool = False, timeout: object = None) -> None:  # noqa: ARG002
@@ -267,7 +267,7 @@ class ObjectStoreManager:
         return self._round
 
     def num_participants(self) -> int:
-        """Members of the last round."""
+        """Return the number of members of the last round."""
         return len(self.last_members)
 
     def disallow_state_dict_read(self) -> None:

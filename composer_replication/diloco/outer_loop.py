@@ -71,7 +71,8 @@ class OuterLoop:
         return self._saving("join").join()
 
     def save(self, extra: Tree = None) -> None:
-        """After every inner step: at the end of a round, save what is due (`Recovery.save`). `extra` is what `join` gives back.
+        """Save what is due at the end of a round (`Recovery.save`); call it after every inner step. `extra` is what `join` gives
+        back.
 
         Raises:
             ConfigError: the loop has no store.

@@ -101,7 +101,7 @@ class Recovery:
         self._heal()
 
     def save(self, extra: Tree) -> None:
-        """At the end of a round: write what is due, in the background. `extra` comes back from `join`.
+        """Write what is due at the end of a round, in the background. `extra` comes back from `join`.
 
         Raises:
             ObjectStoreError: the store refused what was to be written last time.
@@ -126,7 +126,7 @@ class Recovery:
             writing.result()
 
     def close(self) -> None:
-        """`flush`, and end the thread."""
+        """Do `flush`, and end the thread."""
         try:
             self.flush()
         finally:

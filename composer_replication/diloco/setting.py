@@ -21,7 +21,7 @@ class Clock(Protocol):
     """Time as one replica sees it; clocks of different replicas are never compared."""
 
     def now(self) -> float:
-        """Seconds since any one moment; never goes back."""
+        """Return seconds since an arbitrary moment; never goes back."""
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""

@@ -130,11 +130,12 @@ class Store:
         return self._read(key, lambda path: obstore.get(self._backend, path).bytes().to_bytes())
 
     def get_range(self, key: str, start: int, length: int) -> bytes | None:
-        """`length` bytes from `start`, fewer where the object ends; None where there is none, or it ends before `start`."""
+        """Return `length` bytes from `start`, fewer where the object ends; None where there is none, or it ends before
+        `start`."""
         return self._read(key, lambda path: obstore.get_range(self._backend, path, start=start, length=length).to_bytes())
 
     def get_ranges(self, key: str, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes] | None:
-        """Several ranges of one object; neighbouring ones may be read together."""
+        """Return several ranges of one object; neighbouring ones may be read together."""
         with self._understood("read", key):
             try:
                 found = obstore.get_ranges(self._backend, self._prefix + key, starts=starts, lengths=lengths)
@@ -146,7 +147,7 @@ class Store:
         return parts
 
     def get_many(self, asked: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-        """`get_range` of several keys, starts and lengths, all at once: they take as long as one where the way is long.
+        """Do `get_range` for several keys, starts and lengths at once: they take as long as one where latency dominates.
 
         Not from a thread in which an event loop runs.
         """
@@ -237,7 +238,7 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
         return Store(_MEMORY.setdefault(name, MemoryStore()), text, prefix=f"{prefix.strip('/')}/" if prefix.strip("/") else "")
     if scheme not in _SCHEMES:
         said = f"an address with {scheme}://" if "@" in rest or "?" in rest else repr(text)  # without a secret in it
-        raise ConfigError(f"{said} is no address of an object store", fix=one_of(scheme, _SCHEMES))
+        raise ConfigError(f"{said} is not an address of an object store", fix=one_of(scheme, _SCHEMES))
     if "?" in rest or any(mark in rest.partition("/")[0] for mark in "@:"):
         raise ConfigError(
             f"the address of the {scheme} store, not repeated here, has more in it than bucket and prefix: credentials?",
@@ -273,7 +274,7 @@ def _bucket(scheme: str, uri: str, timeout_s: float) -> ObjectStore:
 
 
 def _said(error: Exception) -> str:
-    """One line of what a client or server says: its words, and for a page of XML the code in it."""
+    """Return one line of what a client or server says: its words, and for a page of XML the code in it."""
     words, page, rest = str(error).partition("\n\nDebug source")[0].partition("<?xml")
     code = _CODE.search(rest) if page else None
     return " ".join(words.split())[:400] + (code[1] if code else "")

@@ -33,7 +33,7 @@ def pack(tree: Tree) -> bytes:
 
 
 def unpack(data: bytes, name: str) -> Tree:
-    """Inverse of `pack`; tensors are on the CPU. `name` is for the error.
+    """Invert `pack`; tensors are on the CPU. `name` is for the error.
 
     Raises:
         CheckpointError: the bytes are not what `pack` makes.
@@ -88,7 +88,7 @@ class _Tensors:
         self._storages: set[int] = set()
 
     def name(self, tensor: Tensor) -> str:
-        """Under which this tensor is stored."""
+        """Return the name under which this tensor is stored."""
         what = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
         if tensor.numel() == 0 or what not in self._names:
             self._names[what] = str(len(self.stored))

@@ -33,7 +33,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def log_probs(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-softmax of `logits / temperature` over the last dimension, at least float32.
+    """Return the log-softmax of `logits / temperature` over the last dimension, at least float32.
 
     Raises ValueError unless temperature > 0.
     """
@@ -61,7 +61,7 @@ def masked_rows(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | N
 
 
 def masked_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """sum(w * v) / sum(w) over [n]; 0 attached to the graph when n is 0."""
+    """Return sum(w * v) / sum(w) over [n]; 0 attached to the graph when n is 0."""
     if values.numel() == 0:
         return values.sum()
     return (weights * values).sum() / weights.sum()

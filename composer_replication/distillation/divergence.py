@@ -33,7 +33,7 @@ class Divergence(Protocol):
     """Name of its metric."""
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Loss [...] of student and teacher logits [..., V]; no gradient goes to the teacher."""
+        """Return the loss [...] of student and teacher logits [..., V]; no gradient goes to the teacher."""
         ...
 
 

@@ -23,7 +23,8 @@ def dpo_loss(
     weights: Tensor | None = None,
     reduction: Literal["mean", "none"] = "mean",
 ) -> Tensor:
-    """-log sigmoid(beta [(chosen - ref_chosen) - (rejected - ref_rejected)]) over SUMMED log-probs [P] of policy and reference.
+    """Return -log sigmoid(beta [(chosen - ref_chosen) - (rejected - ref_rejected)]) over SUMMED log-probs [P] of policy and
+    reference.
 
     `mean` divides by the number of pairs, or by the sum of `weights` [P] when given; `none` returns [P] (times the weights).
     No pairs, and pairs of weight 0 alone, give 0. The reference has no gradient. Raises ValueError when the shapes differ
@@ -37,8 +38,8 @@ def dpo_loss(
 
 
 def pair_losses(margin: Tensor, weights: Tensor | None, reduction: Literal["mean", "none"]) -> Tensor:
-    """-log sigmoid(margin) [P], times the weights; for `mean` their sum over that of the weights (or the number of pairs). A pair
-    of weight 0 has no influence, whatever its margin; nothing that weighs gives 0 attached to the graph."""
+    """Return -log sigmoid(margin) [P], times the weights; for `mean` their sum over that of the weights (or the number of pairs).
+    A pair of weight 0 has no influence, whatever its margin; nothing that weighs gives 0 attached to the graph."""
     check_choice("reduction", reduction, ("mean", "none"))
     if weights is None:
         weights = torch.ones_like(margin)

@@ -21,13 +21,13 @@ __all__ = ["check_h_max", "entropy_aware_opd_loss", "entropy_aware_opd_per_token
 
 
 def teacher_entropy(teacher_logits: Tensor) -> Tensor:
-    """Entropy in nats of softmax(teacher_logits) per row: [..., V] -> [...], at least float32, without gradient."""
+    """Return the entropy in nats of softmax(teacher_logits) per row: [..., V] -> [...], at least float32, without gradient."""
     entropy: Tensor = torch.special.entr(log_probs(teacher_logits.detach()).exp()).sum(-1)
     return entropy
 
 
 def entropy_aware_opd_per_token(student_logits: Tensor, teacher_logits: Tensor, *, h_max: float | None = None) -> Tensor:
-    """w KL(T || S) + (1 - w) KL(S || T) per row: [..., V] and [..., V] -> [...].
+    """Return w KL(T || S) + (1 - w) KL(S || T) per row: [..., V] and [..., V] -> [...].
 
     `h_max` in nats; None means log V. The weight has no gradient. Raises ValueError when h_max is not above 0.
     """

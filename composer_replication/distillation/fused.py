@@ -113,8 +113,8 @@ def _diverge(student: Tensor, teacher: Tensor, head: Head, divergence: Divergenc
 
 
 def _rows(divergence: Divergence, student: Tensor, teacher: Tensor) -> Tensor:
-    """Losses [n] of a block; its gradient overwrites `student`. Forms without formulas here, and columns of -inf, go through
-    autograd on the plain function."""
+    """Return the losses [n] of a block; its gradient overwrites `student`. Forms without formulas here, and columns of -inf, go
+    through autograd on the plain function."""
     finite = bool(torch.isfinite(student.amin()) & torch.isfinite(teacher.amin()))
     if finite and isinstance(divergence, GeneralizedJSD):
         return _jsd(student, teacher, divergence)
@@ -163,12 +163,12 @@ def _jsd(student: Tensor, teacher: Tensor, options: GeneralizedJSD) -> Tensor:
 
 
 def _excess(s: Tensor, t: Tensor, d: Tensor) -> Tensor:
-    """s - t to the last digit even where they are nearly equal: -sign(d) max(s, t) (1 - e^-|d|)."""
+    """Return s - t to the last digit even where they are nearly equal: -sign(d) max(s, t) (1 - e^-|d|)."""
     return d.abs().neg_().expm1_().mul_(torch.maximum(s, t)).mul_(d.sign())
 
 
 def _log_mixture(d: Tensor, beta: float) -> Tensor:
-    """log(m / s) for m = (1 - beta) s + beta t and d = log(t / s): beta e^d + 1 - beta without overflow or lost digits."""
+    """Return log(m / s) for m = (1 - beta) s + beta t and d = log(t / s): beta e^d + 1 - beta without overflow or lost digits."""
     small = d.abs().neg_().expm1_()  # e^-|d| - 1
     if beta == 0.5:
         small.mul_(0.5)

@@ -73,7 +73,7 @@ class _GatedKernel(WeightedRows):
 
 
 def _rows(student: Tensor, teacher: Tensor, tokens: Tensor, loss: EntropyGatedOPD) -> tuple[Tensor, Tensor]:
-    """Losses [n] of a block, and what the two sides differ by [n]; the gradient overwrites the student's logits."""
+    """Return losses [n] of a block, and what the two sides differ by [n]; the gradient overwrites the student's logits."""
     at = tokens.unsqueeze(-1)
     log_s, log_t = student.log_softmax(-1), teacher.log_softmax(-1)
     sampled = log_s.gather(-1, at).squeeze(-1)

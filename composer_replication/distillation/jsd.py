@@ -46,7 +46,7 @@ def generalized_jsd_per_token(
     scale: JsdScale = "trl",
     token_clip: float | None = None,
 ) -> Tensor:
-    """D_b per row, in nats: [..., V] and [..., V] -> [...].
+    """Return D_b per row, in nats: [..., V] and [..., V] -> [...].
 
     `token_clip` is the upper limit on each vocabulary entry's term before the sum (arXiv:2601.18734).
     `temperature` divides both logits (no T^2 factor). The teacher is detached; bf16 and fp16 are computed in float32. Raises
@@ -81,7 +81,8 @@ def warn_if_weak(beta: float, scale: JsdScale) -> None:
 
 
 def divergence_of_log_probs(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
-    """D_b per row of two distributions given as log-probs [..., K] -> [...]. Raises ValueError on a beta outside [0, 1]."""
+    """Return D_b per row of two distributions given as log-probs [..., K] -> [...]. Raises ValueError on a beta outside [0,
+    1]."""
     check_jsd(beta)
     _check_shapes(log_s, log_t)
     return _terms(log_s, log_t, beta).sum(-1)
@@ -98,7 +99,7 @@ def generalized_jsd_loss(
     top_k: int | None = None,
     token_clip: float | None = None,
 ) -> Tensor:
-    """D_b between [..., T, V] logits, reduced; the signature of GKD's and OPSD's `generalized_jsd_loss`.
+    """Return D_b between [..., T, V] logits, reduced; it has the signature of GKD's and OPSD's `generalized_jsd_loss`.
 
     - `labels` [..., T]: rows labelled -100 are left out (gathered away before any softmax).
     - `reduction`: `batchmean` divides the sum by the number of rows kept when there are labels, by the FIRST dimension when
@@ -151,7 +152,7 @@ def _check_shapes(student_logits: Tensor, teacher_logits: Tensor) -> None:
 
 
 def _terms(log_s: Tensor, log_t: Tensor, beta: float) -> Tensor:
-    """Terms [..., V] that are each >= 0 and sum to the divergence."""
+    """Return terms [..., V] that are each >= 0 and sum to the divergence."""
     if 0.0 < beta < 1.0:
         return _plain_terms(log_s, log_t, beta)
     s, t = log_s.exp(), log_t.exp()
@@ -195,12 +196,12 @@ def _clipped_terms(log_s: Tensor, log_t: Tensor, beta: float, clip: float) -> Te
 
 
 def _log_ratio(log_s: Tensor, log_t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """d = log t - log s with 0 where both are -inf, and where the student and the teacher have no mass."""
+    """Return d = log t - log s, with 0 where both are -inf, and the masks where the student and the teacher have no mass."""
     no_s, no_t = log_s == -torch.inf, log_t == -torch.inf
     return (log_t - log_s).masked_fill(no_s & no_t, 0.0), no_s, no_t
 
 
 def _product(p: Tensor, d: Tensor) -> Tensor:
-    """p * d with 0 * inf = 0."""
+    """Return p * d with 0 * inf = 0."""
     zero = p == 0
     return torch.where(zero, 0.0, p * d.masked_fill(zero, 0.0))

@@ -24,8 +24,8 @@ __all__ = ["EntropyGatedOPD", "SampledToken", "sampled_token_per_token"]
 
 
 def sampled_token_per_token(student_logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
-    """(log s - log t).detach() * log s of the sampled tokens: [...] and [...] -> [...]. No gradient goes to the teacher; the
-    value is not a divergence, only the gradient has a meaning."""
+    """Return (log s - log t).detach() * log s of the sampled tokens: [...] and [...] -> [...]. No gradient goes to the teacher;
+    the value is not a divergence, only the gradient has a meaning."""
     return (student_logprobs - teacher_logprobs).detach() * student_logprobs
 
 

@@ -58,11 +58,11 @@ class SelfTeacher(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs; tensors and plain values."""
+        """Return everything a resumed run needs; tensors and plain values."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. Raises CheckpointError when the state belongs to another kind of self-teacher."""
+        """Restore what `state_dict` returned. Raises CheckpointError when the state belongs to another kind of self-teacher."""
         ...
 
 
@@ -73,7 +73,7 @@ class LiveTeacher:
         return (TeacherPart(1.0, student_model),)
 
     def update(self, student_model: nn.Module) -> None:
-        """Nothing to do: it is the student."""
+        """Do nothing: it is the student."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "live"}
@@ -97,7 +97,7 @@ class FrozenTeacher:
         return (TeacherPart(1.0, self._model),)
 
     def update(self, student_model: nn.Module) -> None:
-        """Nothing to do: it is frozen."""
+        """Do nothing: it is frozen."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "model": self._model.state_dict()}
@@ -115,7 +115,7 @@ class AdaptersOffTeacher:
         return (TeacherPart(1.0, student_model, partial(_adapters_off, student_model)),)
 
     def update(self, student_model: nn.Module) -> None:
-        """Nothing to do: only adapters are trained."""
+        """Do nothing: only adapters are trained."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "adapters_off"}

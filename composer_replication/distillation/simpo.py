@@ -20,7 +20,7 @@ def simpo_loss(
     weights: Tensor | None = None,
     reduction: Literal["mean", "none"] = "mean",
 ) -> Tensor:
-    """-log sigmoid(beta (chosen - rejected) - gamma) over AVERAGE log-probs per token [P].
+    """Return -log sigmoid(beta (chosen - rejected) - gamma) over AVERAGE log-probs per token [P].
 
     `mean` divides by the number of pairs, or by the sum of `weights` [P] when given; `none` returns [P] (times the weights).
     No pairs, and pairs of weight 0 alone, give 0. Raises ValueError when the shapes differ (nothing is broadcast).

@@ -20,8 +20,8 @@ __all__ = ["TAIDScheduler", "check_t", "taid_loss", "taid_per_token"]
 
 
 def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) -> Tensor:
-    """TAID cross-entropy per row, in nats: [..., V] and [..., V] -> [...]. At t = 0 its gradient is 0, at t = 1 that of
-    KL(teacher || student).
+    """Return the TAID cross-entropy per row, in nats: [..., V] and [..., V] -> [...]. At t = 0 its gradient is 0, at t = 1 that
+    of KL(teacher || student).
 
     Columns where the student's logit is -inf are left out, as in the authors' code. Raises ValueError unless 0 <= t <= 1.
     """
@@ -119,7 +119,7 @@ class TAIDScheduler:
         return {"t": self._t, "previous_loss": self._previous_loss, "momentum": self._momentum}
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Inverse of `state_dict`. Raises KeyError on a missing entry and ValueError when t or momentum is None."""
+        """Restore what `state_dict` returned. Raises KeyError on a missing entry and ValueError when t or momentum is None."""
         t, previous, momentum = state["t"], state["previous_loss"], state["momentum"]
         if t is None or momentum is None:
             raise ValueError("a TAIDScheduler state needs numbers for 't' and 'momentum'")

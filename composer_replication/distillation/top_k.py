@@ -26,7 +26,8 @@ Support: TypeAlias = Literal["student", "teacher"]
 def top_k_jsd_per_token(
     student_logits: Tensor, teacher_logits: Tensor, *, k: int, beta: float, tail: bool = True, support: Support = "student"
 ) -> Tensor:
-    """D_b per row over the k likeliest entries of the `support` side: [..., V] and [..., V] -> [...]  (SDPO, arXiv:2601.20802).
+    """Return D_b per row over the k most likely entries of the `support` side: [..., V] and [..., V] -> [...] (SDPO,
+    arXiv:2601.20802).
 
     With `tail`, or renormalised without. The teacher is detached; which entries are chosen has no gradient. k >= V is the full
     divergence. Raises ValueError as `check_top_k`.
@@ -40,9 +41,9 @@ def top_k_jsd_per_token(
 
 
 def gated_forward_kl_per_token(student_logits: Tensor, teacher_logits: Tensor, *, tau: float, k: int) -> Tensor:
-    """1[H >= tau] KL(q || student) per row, with H the teacher's entropy in nats over the whole vocabulary and q the teacher
-    renormalised over its k likeliest entries: the term that entropy-aware OPD adds to on-policy distillation where the teacher is
-    unsure (arXiv:2603.07079).
+    """Return 1[H >= tau] KL(q || student) per row, with H the teacher's entropy in nats over the whole vocabulary and q the
+    teacher renormalised over its k likeliest entries: the term that entropy-aware OPD adds to on-policy distillation where the
+    teacher is unsure (arXiv:2603.07079).
 
     The student keeps the normaliser of the whole vocabulary. The mean is meant over ALL tokens, those with 0 included. Raises
     ValueError as `check_gate`.
@@ -69,7 +70,7 @@ def check_gate(tau: float, k: int) -> None:
 
 
 def _project(log_p: Tensor, tail: bool) -> Tensor:
-    """Log-probs [..., k] as a distribution: with a bucket for the rest, or renormalised."""
+    """Return log-probs [..., k] as a distribution: with a bucket for the rest, or renormalised."""
     total = log_p.logsumexp(-1, keepdim=True)
     if not tail:
         return log_p - total

@@ -167,8 +167,8 @@ def _entries(
     FORM: tl.constexpr,
     CLIPPED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Term, u and s at some columns of student logits x and teacher logits y, with the maxima and the logs of the sums of
-    exponentials of both rows."""
+    """Return the term, u and s at some columns of student logits x and teacher logits y, with the maxima and the logs of the sums
+    of exponentials of both rows."""
     log_of_s = x - highest_s - log_s
     d = y - x - ((highest_t - highest_s) + (log_t - log_s))
     d = tl.where(tl.maximum(x, y) == float("-inf"), 0.0, d)
@@ -212,12 +212,12 @@ def _entries(
 
 @triton.jit
 def _times(p: tl.tensor, d: tl.tensor) -> tl.tensor:
-    """p * d with 0 * inf = 0."""
+    """Return p * d with 0 * inf = 0."""
     return tl.where(p == 0.0, 0.0, p * d)
 
 
 @triton.jit
 def _log1p(x: tl.tensor) -> tl.tensor:
-    """log(1 + x) for x > -1, with what rounding took from 1 + x."""
+    """Return log(1 + x) for x > -1, with what rounding took from 1 + x."""
     near = 1.0 + x
     return tl.log(near) - (near - 1.0 - x) / near

@@ -126,7 +126,7 @@ class CodingEnv:
         )
 
     def fork(self) -> CodingEnv:
-        """Another env in the same state; the two share caches and nothing else."""
+        """Return another env in the same state; the two share caches and nothing else."""
         other = CodingEnv(
             self._task,
             sandbox=self._sandbox,
@@ -238,7 +238,7 @@ class CodingEnv:
         return "ok", f"edited {path}", {}
 
     def _patch(self, text: str) -> tuple[str, str, dict[str, Any]]:
-        """All of a patch or nothing."""
+        """Apply all of a patch or nothing."""
         after = Workspace(self._task.repo, self.workspace.changes)
         try:
             patches = parse_patch(text)

@@ -86,7 +86,7 @@ def _edits(text: str, gold: str) -> list[tuple[str, str]] | None:
 
 
 def _changed_regions(before: list[str], after: list[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Regions that differ, last first, so that an edit moves none of those still to come."""
+    """Yield regions that differ, last first, so that an edit moves none of those still to come."""
     opcodes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     yield from ((i1, i2, j1, j2) for tag, i1, i2, j1, j2 in reversed(opcodes) if tag != "equal")
 

@@ -25,7 +25,8 @@ _NAMED = 10
 def run_command(
     command: str, workspace: Workspace, spec: TaskSpec, *, sandbox: Sandbox, python: Path, limits: Limits
 ) -> tuple[str, str, dict[str, Any]]:
-    """Status, content and details of a `bash` call; the workspace takes the changed files, also when the command failed.
+    """Run a `bash` call and return its status, content and details; the workspace takes the changed files, also when the command
+    failed.
 
     Nothing of the sandbox lives on but these files: no process, no variable, no working directory, no mode of a file. What a
     command says is the agent's business and need not be deterministic.

@@ -93,7 +93,7 @@ _VALIDATORS = {t["function"]["name"]: Draft202012Validator(t["function"]["parame
 
 
 def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:
-    """Why `arguments` do not fit the schema of `tool`, in one short line, or None when they do."""
+    """Return why `arguments` do not fit the schema of `tool`, in one short line, or None when they do."""
     if too_deep(arguments):
         return "nested too deeply"
     error = best_match(_VALIDATORS[tool].iter_errors(dict(arguments)))
@@ -109,7 +109,7 @@ def argument_error(tool: str, arguments: Mapping[str, Any]) -> str | None:
 
 
 def _text_error(arguments: Mapping[str, Any]) -> str | None:
-    """Why a text cannot be written to any file or be part of any prompt."""
+    """Return why a text cannot be written to any file or be part of any prompt."""
     for name, value in arguments.items():
         try:
             str(value).encode()
@@ -126,7 +126,7 @@ def _command_error(command: str) -> str | None:
 
 
 def _pattern_error(pattern: str) -> str | None:
-    """Why a pattern is not even compiled, or None. What is left takes little time and memory (see the constants).
+    """Return why a pattern is not even compiled, or None. What is left takes little time and memory (see the constants).
 
     Groups beyond those of Python's `re` are refused, above all calls of groups, which have no end, and free spacing, in which
     counts could not be read. Every count multiplies, nested or not: simple, and never too little.
@@ -143,12 +143,12 @@ def _pattern_error(pattern: str) -> str | None:
 
 
 def clip(text: str, limit: int) -> str:
-    """`text`, cut to `limit` characters with an ellipsis."""
+    """Return `text`, cut to `limit` characters with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def list_files(workspace: Workspace, folder: str) -> str | None:
-    """Paths below `folder`, one a line; None when there is no such folder or file."""
+    """Return paths below `folder`, one a line; None when there is no such folder or file."""
     prefix = folder + "/" if folder else ""
     paths = [path for path in workspace.files() if path.startswith(prefix) or path == folder]
     return _capped(paths) if paths or not folder else None

@@ -32,7 +32,7 @@ class Workspace:
         return Tree(base=self._base, changes=dict(self.changes))
 
     def files(self) -> list[str]:
-        """Every file's path, sorted."""
+        """Return every file's path, sorted."""
         gone = {path for path, content in self.changes.items() if content is None}
         written = self.changes.keys() - gone
         return sorted((set(_files_of(self._base)) - gone) | written)
@@ -71,7 +71,7 @@ class Workspace:
         return any(f.startswith(path + "/") or path.startswith(f + "/") for f in files)
 
     def digest(self) -> str:
-        """SHA-256 over the changes: equal for workspaces of one base with equal content."""
+        """Return the SHA-256 over the changes: equal for workspaces of one base with equal content."""
         digest = hashlib.sha256()
         for path in sorted(self.changes):
             content = self.changes[path]
@@ -81,7 +81,7 @@ class Workspace:
 
 
 def normalized(path: str) -> str | None:
-    """`path` without `.` and doubled slashes (the root itself is `""`), or None when it leads outside the root."""
+    """Return `path` without `.` and doubled slashes (the root itself is `""`), or None when it leads outside the root."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or "\0" in path:
         return None
@@ -90,7 +90,7 @@ def normalized(path: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def _files_of(base: Path) -> frozenset[str]:
-    """Regular files below `base` whose names are text; links are not followed."""
+    """Return regular files below `base` whose names are text; links are not followed."""
     found = []
     pending = [""]
     while pending:

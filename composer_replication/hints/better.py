@@ -51,7 +51,7 @@ def _calls(turn: TranscriptTurn) -> tuple[Call, ...]:
 
 
 def _canonical(turn: TranscriptTurn) -> str | None:
-    """None for a turn that cannot be compared: a call in it could not be read."""
+    """Return the canonical form; None for a turn that cannot be compared: a call in it could not be read."""
     calls = _calls(turn)
     if len(calls) != len(turn.tool_calls) or any(too_deep(dict(call.arguments)) for call in calls):
         return None

@@ -49,7 +49,7 @@ def _mentioned(text: str, known: Mapping[str, Definition]) -> list[Definition]:
 
 
 def _shown(trajectory: Transcript, turn: int, documentation: Mapping[str, str]) -> Iterator[str]:
-    """Observations from before `turn` without the lines that are the documentation's own, read or found by a search."""
+    """Yield observations from before `turn` without the lines that are the documentation's own, read or found by a search."""
     documented = {line.strip() for text in documentation.values() for line in text.splitlines()}
     for earlier in trajectory.turns[:turn]:
         for result in earlier.results:
@@ -58,13 +58,14 @@ def _shown(trajectory: Transcript, turn: int, documentation: Mapping[str, str]) 
 
 
 def _edited_names(trajectory: Transcript, turn: int) -> set[str]:
-    """Names of the functions defined in the text the turn's calls carried."""
+    """Return names of the functions defined in the text the turn's calls carried."""
     texts = [v for call in trajectory.turns[turn].tool_calls for v in call.arguments.values() if isinstance(v, str)]
     return {name for text in texts for name in re.findall(r"\bdef\s+(\w+)", text)}
 
 
 def _functions(text: str) -> Iterator[tuple[str, str]]:
-    """`(name, source)` of every function in a listing, whose lines may be numbered; a source ends where the next one starts."""
+    """Yield `(name, source)` of every function in a listing, whose lines may be numbered; a source ends where the next one
+    starts."""
     starts = list(re.finditer(r"^[\s\d:|]*(?:async\s+)?(?:def|class)\s+(\w+)", text, re.MULTILINE))
     for index, start in enumerate(starts):
         end = starts[index + 1].start() if index + 1 < len(starts) else len(text)

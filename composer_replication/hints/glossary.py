@@ -73,7 +73,8 @@ def definitions(documentation: Mapping[str, str]) -> list[Definition]:
 
 
 def mentions(text: str, terms: Iterable[str]) -> dict[str, int]:
-    """Position of the first mention of each of `terms` in `text`, as whole words, any case, plural or possessive included."""
+    """Return the position of the first mention of each of `terms` in `text`, as whole words, any case, plural or possessive
+    included."""
     positions: dict[str, int] = {}
     for term in terms:
         pattern = r"\s+".join(re.escape(word) for word in term.split())

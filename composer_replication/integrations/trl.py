@@ -51,7 +51,7 @@ def _tool(schema: ToolSchema) -> _Method:
 
 
 def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:
-    """Google style, which transformers parses; every argument has a line that says something."""
+    """Write a Google-style docstring, which transformers parses; every argument gets a meaningful line."""
     lines = [description]
     if properties:
         lines += ["", "Args:"]

@@ -88,7 +88,7 @@ class CodingTask(vf.Task[CodingData, vf.State, CodingTaskConfig]):
 
     @vf.reward(weight=1.0)
     async def tests_pass(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
-        """Our grader's verdict on the tree as it is now; 0 for one that cannot be taken out of a runtime that works.
+        """Return our grader's verdict on the tree as it is now; 0 for one that cannot be taken out of a runtime that works.
 
         The trace gets the metric `cheat_alarm` (1 when the tests of an impossible task passed) and why the reward is not 1, as
         `info["reasons"]`.

@@ -34,8 +34,8 @@ def by_triton(logits: Tensor) -> bool:
 def _triton_is_there() -> bool:
     found = importlib.util.find_spec("triton") is not None
     if not found:
-        told = "each row in dozens of passes by PyTorch instead of one kernel; pip install triton"
-        warnings.warn(f"triton is not installed: the fused losses work on {told}", stacklevel=2)
+        slow_path = "each row in dozens of passes by PyTorch instead of one kernel; pip install triton"
+        warnings.warn(f"triton is not installed: the fused losses work on {slow_path}", stacklevel=2)
     return found
 
 
@@ -65,8 +65,8 @@ def _some(work: Callable[[slice], None], slices: list[slice]) -> None:
 
 @lru_cache(maxsize=1)
 def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads in which torch's operations use no further threads. The number is a property of the calling thread, but setting it
-    also sets the default of threads to come, which is therefore put back."""
+    """Make threads in which torch's operations use no further threads. The number is a property of the calling thread, but
+    setting it also sets the default of threads to come, which is therefore restored."""
     pool = ThreadPoolExecutor(threads, "composer-blocks", partial(torch.set_num_threads, 1))
     all_there = threading.Barrier(threads)
     for started in [pool.submit(all_there.wait) for _ in range(threads)]:

@@ -25,7 +25,7 @@ class Head:
     softcap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of `hidden` [..., H] by ordinary, differentiable operations."""
+        """Return logits [..., V] of `hidden` [..., H] by ordinary, differentiable operations."""
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias) * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
@@ -62,5 +62,5 @@ def autocast_dtype(weight: Tensor) -> torch.dtype | None:
 
 
 def upcast(logits: Tensor) -> Tensor:
-    """bf16 and fp16 become float32; float32 and float64 stay: a softmax over a large vocabulary needs the digits."""
+    """Convert bf16 and fp16 to float32, and keep float32 and float64: a softmax over a large vocabulary needs the digits."""
     return logits.to(accumulation_dtype(logits.dtype))

@@ -64,8 +64,8 @@ class RowKernel(Protocol):
     """[N], each row's weighted loss, filled in call by call."""
 
     def __call__(self, product: Tensor, teacher: Tensor | None, rows: slice) -> Tensor:
-        """`product` [n, V] = hidden @ weight.T of `rows`, overwritten with the dense part of the gradient with respect to itself;
-        `teacher` [n, V] logits, free to be overwritten. Returns the rows' factors of the dense part, [n]."""
+        """Overwrite `product` [n, V] = hidden @ weight.T of `rows` with the dense part of the gradient with respect to itself;
+        `teacher` [n, V] logits are free to be overwritten. Returns the rows' factors of the dense part, [n]."""
         ...
 
 
@@ -204,17 +204,18 @@ class _Times:
 
 
 def in_types_of(inputs: Sequence[Tensor | None], gradients: Gradients) -> tuple[Tensor | None, ...]:
-    """Each gradient in the type of its input (hidden, bias), as autograd wants them."""
+    """Return each gradient in the type of its input (hidden, bias), as autograd wants them."""
     return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
 
 def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:
-    """Rows whose logits fill one buffer of CHUNK_BYTES."""
+    """Return the number of rows whose logits fill one buffer of CHUNK_BYTES."""
     return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
 
 
 def teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor, part: Tensor | None) -> Tensor:
-    """Logits [n, V] of `rows`, in the first rows of `out`; `part` is another such buffer, for a teacher of several parts."""
+    """Write the logits [n, V] of `rows` into the first rows of `out`; `part` is another such buffer, for a teacher of several
+    parts."""
     out = out[: rows.stop - rows.start]
     for i, source in enumerate(teacher):
         target = out if i == 0 or part is None else part[: rows.stop - rows.start]
@@ -228,7 +229,7 @@ def teacher_logits(teacher: Sequence[TeacherRows], rows: slice, out: Tensor, par
 
 
 def _mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
-    """out = a @ b, accumulated and left in the type of `out`, also when `a` or `b` is narrower."""
+    """Compute out = a @ b, accumulated and left in the type of `out`, also when `a` or `b` is narrower."""
     if a.dtype == b.dtype == out.dtype:
         return torch.mm(a, b, out=out)
     if out.is_cuda and out.dtype == torch.float32:
@@ -248,7 +249,7 @@ def _mm(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
 
 
 def _add_outer(total: Tensor, dense: Tensor, scaled_hidden: Tensor) -> None:
-    """total [V, H] += dense.T @ scaled_hidden."""
+    """Compute total [V, H] += dense.T @ scaled_hidden."""
     total.addmm_(dense.t(), scaled_hidden)
 
 

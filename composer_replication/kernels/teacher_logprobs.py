@@ -17,8 +17,8 @@ __all__ = ["fused_teacher_logprobs"]
 def fused_teacher_logprobs(
     teacher: Sequence[TeacherRows], targets: Tensor, *, temperature: float = 1.0, rows_per_chunk: int | None = None
 ) -> Tensor:
-    """Log-probs [N] of `targets` [N] (int64) under softmax(logits / temperature), without gradient; the logits are the weighted
-    sum of the parts'.
+    """Return log-probs [N] of `targets` [N] (int64) under softmax(logits / temperature), without gradient; the logits are the
+    weighted sum of the parts'.
 
     Raises ValueError unless temperature > 0.
     """

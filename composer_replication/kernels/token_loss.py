@@ -60,8 +60,8 @@ def fused_token_loss(
 def fused_logprobs(
     hidden: Tensor, head: Head, targets: Tensor, *, temperature: float = 1.0, rows_per_chunk: int | None = None
 ) -> TokenScores:
-    """Log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature, differentiable once, and entropies without
-    gradient.
+    """Return log-probs of `targets` [N] (int64) under head(hidden [N, H]) / temperature, differentiable once, and entropies
+    without gradient.
 
     Raises ValueError unless temperature > 0.
     """

@@ -45,7 +45,7 @@ def load_logits(
     outer: tl.tensor,
     CAPPED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """inner * (product + bias), capped as outer * tanh(...), at `columns` of a row, and the slope of tanh; -inf where not
+    """Return inner * (product + bias), capped as outer * tanh(...), at `columns` of a row, and the slope of tanh; -inf where not
     `within`. `bias` may be None."""
     x = tl.load(product + columns, mask=within, other=0.0)
     if bias is not None:
@@ -62,7 +62,7 @@ def load_logits(
 
 @triton.jit
 def expm1_of_minus(a: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """exp(-a) - 1, by its Taylor series where the subtraction would lose digits, and exp(-a), for a >= 0."""
+    """Return exp(-a) - 1, by its Taylor series where the subtraction would lose digits, and exp(-a), for a >= 0."""
     power = tl.exp(-a)
     series = tl.fma(a, -1.0 / 720.0, 1.0 / 120.0)
     series = tl.fma(a, -series, 1.0 / 24.0)

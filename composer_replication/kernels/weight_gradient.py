@@ -67,7 +67,7 @@ class WeightGradient:
         return GradientPart(self._parts.total, self._factors, len(self._parts.forms) - 1)
 
     def pass_through(self, tip: Tensor) -> None:
-        """Losses to come hand the gradient to `tip` [V, H], whose node adds its own part and hands it to the tip of now."""
+        """Make later losses hand the gradient to `tip` [V, H], whose node adds its own part and hands it to the current tip."""
         self.tip, self._parts = tip, None
 
 
@@ -76,7 +76,7 @@ _shared: ContextVar[dict[int, WeightGradient] | None] = ContextVar("_shared", de
 
 @contextmanager
 def one_weight_gradient() -> Iterator[None]:
-    """Inside, all losses on one weight make its gradient in one buffer; they may be used together or each by itself. A weight
+    """Make all losses on one weight inside form its gradient in one buffer; they may be used together or separately. A weight
     must live as long as the block."""
     token = _shared.set({})
     try:
@@ -106,7 +106,7 @@ class _Parts:
         self._shape = tip.shape
 
     def scaled(self, factors: Tensor, onto: Tensor | None) -> Tensor:
-        """`onto` [V, H], if given, plus the sum over the parts of factor times part. Overwrites `onto`."""
+        """Return `onto` [V, H], if given, plus the sum over the parts of factor times part. Overwrites `onto`."""
         total, self.total = self.total, None
         factors = factors[: len(self.forms)]
         if total is not None and bool((factors == factors[0]).all()):

@@ -71,7 +71,7 @@ def collate(
     device: torch.device | str = "cpu",
     turn_advantages: Mapping[str, Sequence[float]] | None = None,
 ) -> Batch:
-    """One batch with the streams and denominators of all three channels; row i is `trajectories[i]`.
+    """Build one batch with the streams and denominators of all three channels; row i is `trajectories[i]`.
 
     - `advantages`: one per trajectory; None (unscored) gives its tokens weight 0 and leaves it out of the denominator, while
       its hints still teach. `advantages=None` as a whole makes an imitation batch: no RL keys, cross-entropy on every
@@ -99,8 +99,8 @@ def collate(
 
 
 def split(batch: Mapping[str, Tensor], micro_batch_size: int, *, rank: int = 0, ranks: int = 1) -> list[Batch]:
-    """Micro-batches of at most `micro_batch_size` rows and as many pairs, each with the whole batch's denominators and its own
-    rows' hints; of `ranks` processes that split the same batch, those of process `rank`.
+    """Split a batch into micro-batches of at most `micro_batch_size` rows and as many pairs, each with the whole batch's
+    denominators and its own rows' hints; of `ranks` processes that split the same batch, return those of process `rank`.
 
     Columns that hold only padding are cut off. Losses and gradients of the parts of all ranks add up to those of the whole.
     Every rank gets as many parts as the others, because each waits for the others in every forward and backward pass; the last
@@ -258,7 +258,7 @@ def _pairs(pairs: Sequence[Pair], pad_id: int) -> Batch:
 
 
 def _pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Right-padded ids and attention mask, both int64 [rows, longest]."""
+    """Return right-padded ids and attention mask, both int64 [rows, longest]."""
     longest = max(len(sequence) for sequence in sequences)
     ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
     mask = torch.zeros_like(ids)

@@ -60,7 +60,7 @@ def unit(metric: str) -> str:
 
 
 def families(lines: Iterable[MetricsLine], arms: Sequence[str]) -> list[dict[str, Any]]:
-    """Every metric of a run as JSON data for the charts.
+    """Return every metric of a run as JSON data for the charts.
 
     Returns:
         `[{"title", "panels": [panel]}]`. A panel is `{"kind": "lines", "title", "unit", "series": [{"arm", "steps", "values",
@@ -130,5 +130,6 @@ def _thin(steps: list[int]) -> list[int]:
 
 
 def _round(value: float) -> float | str:
-    """Six significant digits: more than a screen shows; not finite as the strings `nan`, `inf`, `-inf`."""
+    """Round to six significant digits, more than a screen shows; values that are not finite become the strings `nan`, `inf`,
+    `-inf`."""
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)

@@ -110,7 +110,7 @@ def _hints(run: RunDir, arm: str, step: int) -> dict[str, list[Hint]]:
 
 
 def _by_importance(steps: Sequence[int], rewards: Mapping[int, float]) -> Iterator[int]:
-    """First, last and best step, then the middle of the widest gap between those already given, again and again."""
+    """Yield first, last and best step, then the middle of the widest gap between those already given, again and again."""
     if not steps:
         return
     best = max(range(len(steps)), key=lambda i: rewards.get(steps[i], -math.inf))

@@ -168,7 +168,7 @@ def read_lines(path: Path, *, appended: bool = True) -> Iterator[Any]:
 
 
 def dump_line(record: Mapping[str, Any]) -> str:
-    """One line of strict JSON. A non-finite number, which JSON lacks, becomes the string `nan`, `inf` or `-inf`."""
+    """Return one line of strict JSON. A non-finite number, which JSON lacks, becomes the string `nan`, `inf` or `-inf`."""
     return json.dumps(_strict(record), ensure_ascii=True, allow_nan=False, default=str)
 
 

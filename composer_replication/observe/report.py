@@ -72,7 +72,8 @@ def rebuild_report(run: RunDir) -> Path:
 
 
 def embed_json(data: Any) -> str:
-    """Strict ASCII JSON that is inert inside a `<script>` element whatever strings it holds: it contains no `<`, `>` or `&`."""
+    """Return strict ASCII JSON that is inert inside a `<script>` element whatever strings it holds: it contains no `<`, `>` or
+    `&`."""
     text = files.dump_line({"data": data})
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -82,13 +83,13 @@ def _asset(name: str) -> str:
 
 
 def _content_security_policy(style: str, script: str) -> str:
-    """Nothing but this page's own style and script (https://www.w3.org/TR/CSP3/#grammardef-hash-source)."""
+    """Allow nothing but this page's own style and script (https://www.w3.org/TR/CSP3/#grammardef-hash-source)."""
     allowed = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in (style, script)]
     return f"default-src 'none'; style-src 'sha256-{allowed[0]}'; script-src 'sha256-{allowed[1]}'; img-src data:"
 
 
 def _text(value: object) -> str:
-    """HTML of a text, characters that cannot be seen replaced."""
+    """Return the HTML of a text, with invisible characters replaced."""
     return html.escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(value)))
 
 

@@ -103,7 +103,7 @@ def _with_unfinished(run: RunDir, saved: Summary) -> Summary:
 
 
 def _nan(value: float | None) -> float:
-    """JSON has no NaN."""
+    """Convert None to NaN, which JSON lacks."""
     return math.nan if value is None else float(value)
 
 

@@ -99,7 +99,8 @@ class Terminal:
     """The live display of one run."""
 
     def __init__(self, console: Console | None = None, *, on_event: EventSink | None = None) -> None:
-        """`console` defaults to standard output; `on_event` may also be set later, once a run directory exists."""
+        """Create the terminal. `console` defaults to standard output; `on_event` may also be set later, once a run directory
+        exists."""
         self.on_event = on_event
         self._console = console if console is not None else Console()
         self._live = self._console.is_interactive and not self._console.is_dumb_terminal
@@ -197,7 +198,7 @@ class Terminal:
             self._event("table", title, columns=list(columns), rows=cells)
 
     def _progress_text(self, arm: str, step: int, total: int) -> str:
-        """`ARM 12/60 eta 1:23`, from the pace since the first step shown."""
+        """Return `ARM 12/60 eta 1:23`, from the pace since the first step shown."""
         now = time.monotonic()
         first, began = self._first_step.setdefault(arm, (step, now))
         eta = f" eta {_clock((now - began) / (step - first) * (total - step))}" if first < step < total else ""
@@ -219,7 +220,7 @@ class Terminal:
 
 
 def channel_line(metrics: Mapping[str, float], off: Mapping[str, str]) -> str:
-    """`rlvr 0.123 | hint 0.456 (12 turns) | replay off: no pairs yet`: every channel, and why a zero is a zero.
+    """Format `rlvr 0.123 | hint 0.456 (12 turns) | replay off: no pairs yet`: every channel, and why a zero is a zero.
 
     Args:
         metrics: `CHANNEL/loss` and the counts that explain it.
@@ -276,7 +277,7 @@ def _starts_numeric(cell: str) -> bool:
 
 
 def _clock(seconds: float) -> str:
-    """`7 s`, `1:23` (minutes) or `2:03:04`."""
+    """Format `7 s`, `1:23` (minutes) or `2:03:04`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -21,7 +21,7 @@ STD_EPS = 1e-4
 def group_advantages(
     rewards: Sequence[float | None], kind: AdvantageKind = "grpo", *, scaled_by: Sequence[float | None] | None = None
 ) -> list[float | None]:
-    """Advantage of each sibling; None where the reward is None.
+    """Return the advantage of each sibling; None where the reward is None.
 
     With n scored rewards r, mean m and SAMPLE standard deviation s (divisor n - 1, as TRL's `GRPOTrainer`; not the
     population one):
@@ -90,7 +90,7 @@ def has_signal(rewards: Sequence[float | None]) -> bool:
 
 
 def soft_overlong_punishment(length: int, *, max_length: int, cache: int) -> float:
-    """DAPO's length penalty, in [-1, 0], to be added to the reward (arXiv:2503.14476, equation 13).
+    """Return DAPO's length penalty, in [-1, 0], to be added to the reward (arXiv:2503.14476, equation 13).
 
     `length` counts sampled tokens. It is 0 up to `max_length - cache`, falls linearly to -1 at `max_length`, and is -1 beyond.
     Raises ValueError unless 0 < cache <= max_length.

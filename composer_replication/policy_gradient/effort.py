@@ -40,7 +40,7 @@ class EffortWeights:
 
 
 def concave_penalty(x: float, *, k: float, q: float) -> float:
-    """C(x) for x >= 0. Raises ValueError unless x >= 0, k > 0 and q >= 0."""
+    """Return C(x) for x >= 0. Raises ValueError unless x >= 0, k > 0 and q >= 0."""
     if not (x >= 0.0 and k > 0.0 and q >= 0.0):
         raise ValueError(f"concave_penalty needs x >= 0, k > 0 and q >= 0, got x={x}, k={k}, q={q}")
     grown = math.log1p(k * x)
@@ -50,6 +50,7 @@ def concave_penalty(x: float, *, k: float, q: float) -> float:
 
 
 def effort_penalty(effort: Effort, *, weights: EffortWeights, k: float, q: float) -> float:
-    """C of the weighted sum, to be subtracted from the reward times a coefficient. Raises ValueError as `concave_penalty`."""
+    """Return C of the weighted sum, to be subtracted from the reward times a coefficient. Raises ValueError as
+    `concave_penalty`."""
     names = Effort.__slots__
     return concave_penalty(sum(getattr(weights, name) * getattr(effort, name) for name in names), k=k, q=q)

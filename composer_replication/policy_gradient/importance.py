@@ -29,7 +29,7 @@ def importance_weights(
     high: float = 2.0,
     sequence: Tensor | None = None,
 ) -> Tensor:
-    """Weights [n] without gradient, at least 0, of tokens with these log-probs [n].
+    """Return weights [n] without gradient, at least 0, of tokens with these log-probs [n].
 
     - `tis`, truncated importance sampling: min(w, high) (https://fengyao.notion.site/off-policy-rl)
     - `icepop`: w where low <= w <= high, else 0 (https://ringtech.notion.site/icepop)

@@ -15,7 +15,7 @@ __all__ = ["token_logprobs"]
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-prob of each token and the entropy (nats) of the distribution it was drawn from.
+    """Return the log-prob of each token and the entropy (nats) of the distribution it was drawn from.
 
     `logits` [..., V] are those that predict `token_ids` [...]. The softmax is taken in float32 when they are bf16 or fp16.
     Returns (log-probs [...] with gradient, entropies [...] without). Raises ValueError unless temperature > 0.

@@ -51,8 +51,8 @@ def kl_k1_penalty(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> Tenso
 
 
 def sequence_weights(mask: Tensor, objective: Objective, *, max_tokens: int | None = None) -> tuple[Tensor, Tensor]:
-    """Weights [B, T] and 0-dim denominator of an objective, both float32 and both made from the same `mask` [B, T] (non-zero
-    = in the loss).
+    """Return weights [B, T] and 0-dim denominator of an objective, both float32 and both made from the same `mask` [B, T]
+    (non-zero = in the loss).
 
     - `grpo`, `gspo`: mean over a sequence's tokens, then over sequences (arXiv:2402.03300, equation 3; arXiv:2507.18071,
       equation 13)

@@ -56,7 +56,7 @@ def surrogate(
     sequence: Tensor | None = None,
     tau: float = 1e-3,
 ) -> Surrogate:
-    """One of the losses of the module docstring on tokens [n]; gradient flows through `logprobs` only.
+    """Compute one of the losses of the module docstring on tokens [n]; gradient flows through `logprobs` only.
 
     An epsilon of None is that of `THRESHOLDS`. `sequence` [n] (int64) says which sequence a token belongs to; `gspo` needs it.
     `tau` is read by `dppo`. Raises ValueError on an unknown kind, a negative epsilon, and for `gspo` without `sequence`.
@@ -95,7 +95,8 @@ def clipped_surrogate(
     epsilon_low: float = THRESHOLDS["ppo"][0],
     epsilon_high: float = THRESHOLDS["ppo"][1],
 ) -> Surrogate:
-    """PPO's per-token surrogate -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) with r = exp(logprobs - old_logprobs).
+    """Return PPO's per-token surrogate -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A) with r = exp(logprobs -
+    old_logprobs).
 
     `epsilon_high > epsilon_low` is DAPO's clip-higher (arXiv:2503.14476, equation 10); equal values give PPO and GRPO
     (arXiv:2402.03300, equation 3). All tensors share one shape (or broadcast). Tokens outside `mask` (0 or False) have ratio

@@ -58,7 +58,7 @@ class Example:
     """Judged turns in the order of their ends."""
 
     def labels(self) -> list[float]:
-        """One label per token [T]: a known step's at its last token, `IGNORED` everywhere else."""
+        """Return one label per token [T]: a known step's at its last token, `IGNORED` everywhere else."""
         labels = [IGNORED] * len(self.input_ids)
         for step in self.steps:
             if step.label is not None:
@@ -88,7 +88,7 @@ def encode(transcript: Trajectory | Trace, renderer: ChatRenderer, labels: Mappi
     for turn, label in known.items():
         if turn not in judged:
             raise ConfigError(
-                f"{transcript.trajectory_id}: there is a label for turn {turn}, which does not exist or is no step",
+                f"{transcript.trajectory_id}: there is a label for turn {turn}, which does not exist or is not a step",
                 fix="count turns from 0, and label those the agent wrote something in",
             )
         if not 0.0 <= label <= 1.0:
@@ -149,7 +149,7 @@ def _reply(before: TraceTurn, after: TraceTurn) -> Sequence[Message] | None:
 
 
 def _example(transcript: Trajectory | Trace, ids: Sequence[int], steps: Sequence[JudgedTurn]) -> list[Example]:
-    """None without a step. Nothing is read after the last one."""
+    """Make an example, None without a step. Nothing is read after the last one."""
     if not steps:
         return []
     kept = tuple(ids[: steps[-1].end + 1])

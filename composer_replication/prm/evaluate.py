@@ -47,8 +47,8 @@ def judge(model: PreTrainedModel, examples: Sequence[Example], *, pad_id: int, t
 
 
 def metrics_of(judged: Sequence[Judged], *, interval: bool = False) -> dict[str, float]:
-    """`prm/held_out/...`: loss in nats, AUROC, accuracy, ECE; with `interval` the AUROC's 95 % interval over tasks. NaN where
-    a measure does not exist."""
+    """Return `prm/held_out/...`: loss in nats, AUROC, accuracy, ECE; with `interval` the AUROC's 95 % interval over tasks. NaN
+    where a measure does not exist."""
     labels, scores = [j.label for j in judged], [j.probability for j in judged]
     found = {
         "loss": log_loss(labels, scores),
@@ -62,7 +62,7 @@ def metrics_of(judged: Sequence[Judged], *, interval: bool = False) -> dict[str,
 
 
 def panels(steps: int, curves: Mapping[str, Points], bins: Points) -> list[Panel]:
-    """ROC curves by name, and the calibration of one model, measured on `steps` steps."""
+    """Draw ROC curves by name, and the calibration of one model, measured on `steps` steps."""
     shares = [(value / 5, f"{value / 5:g}") for value in range(6)]
     diagonal = [(0.0, 0.0), (1.0, 1.0)]
     return [
@@ -86,13 +86,13 @@ def panels(steps: int, curves: Mapping[str, Points], bins: Points) -> list[Panel
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = 100) -> list[tuple[float, float]]:
-    """At most about `most` of a curve's points, both ends among them."""
+    """Return at most about `most` of a curve's points, both ends among them."""
     every = max(1, math.ceil(len(points) / most))
     return [point for i, point in enumerate(points) if i % every == 0 or i == len(points) - 1]
 
 
 def picture(judged: Sequence[Judged]) -> str:
-    """`panels` of a model's own curves, as SVG."""
+    """Draw `panels` of a model's own curves, as SVG."""
     labels, scores = [j.label for j in judged], [j.probability for j in judged]
     bins = [(b.probability, b.label) for b in calibration(labels, scores)]
     return svg(panels(len(judged), {"PRM": thinned(roc(labels, scores))}, bins))

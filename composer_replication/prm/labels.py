@@ -34,8 +34,8 @@ _WRITE = 'write {"trajectory_id": "...", "turn": 0, "label": 1}, or name the ans
 def outcome_labels(
     transcripts: Sequence[Trajectory | Trace], *, estimate: Literal["soft", "hard"] = "soft", at_least: int = 1
 ) -> StepLabels:
-    """Labels from what became of the trajectories that begin with the same actions, as Math-Shepherd estimates a step's quality
-    (arXiv 2312.08935, section 3.3): `soft` is the share of them with reward 1, `hard` whether one has.
+    """Label steps by the outcomes of the trajectories that begin with the same actions, as Math-Shepherd estimates a step's
+    quality (arXiv 2312.08935, section 3.3): `soft` is the share of them with reward 1, `hard` whether one has.
 
     Its completions are sampled from the step; here they are the siblings, all transcripts of a task, whose canonical actions
     up to and including the step are the same, the transcript itself among them. Without a reward they say nothing.
@@ -60,7 +60,7 @@ def outcome_labels(
 
 
 def _prefixes(transcript: Transcript) -> Iterator[tuple[str, ...]]:
-    """Task and canonical actions up to and including each turn."""
+    """Yield task and canonical actions up to and including each turn."""
     prefix: tuple[str, ...] = (task_of(transcript),)
     for turn in transcript.turns:
         prefix = (*prefix, canonical_turn(turn))
@@ -83,7 +83,7 @@ def vote_labels(
     *,
     weights: Mapping[str, float] | None = None,
 ) -> StepLabels:
-    """Labels from teachers: the share of their votes for the action the student took (`teachers.rewards.weighted_reward`).
+    """Label steps by teachers' votes: the share for the action the student took (`teachers.rewards.weighted_reward`).
 
     Where the step's context shows files, or its actions are written in text, actions are compared as for pairs; elsewhere by
     their canonical strings.
@@ -136,8 +136,8 @@ def _action(turn: TranscriptTurn) -> str:
 
 
 def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mapping[str, float] | None = None) -> StepLabels:
-    """Labels of a JSONL file. A line is either `{"trajectory_id", "turn", "label"}`, or a teacher's answer to the state before a
-    turn, as in the `answers.jsonl` of `composer replay`; those of one turn are its votes (`vote_labels`).
+    """Read labels from a JSONL file. A line is either `{"trajectory_id", "turn", "label"}`, or a teacher's answer to the state
+    before a turn, as in the `answers.jsonl` of `composer replay`; those of one turn are its votes (`vote_labels`).
 
     Raises:
         ConfigError: there is no such file, it labels no step, a line is neither, a step is labelled twice, or a line is about no

@@ -24,7 +24,8 @@ class Bin:
 
 
 def auroc(labels: Sequence[float], scores: Sequence[float]) -> float:
-    """Probability that a good step scores above a bad one, ties counting half (Mann-Whitney); NaN when there is only one kind."""
+    """Return the probability that a good step scores above a bad one, ties counting half (Mann-Whitney); NaN when there is only
+    one kind."""
     good, bad, below, won = 0, 0, 0, 0.0
     for positives, negatives in _by_score(labels, scores):
         won += positives * (below + negatives / 2)
@@ -34,8 +35,8 @@ def auroc(labels: Sequence[float], scores: Sequence[float]) -> float:
 
 
 def roc(labels: Sequence[float], scores: Sequence[float]) -> list[tuple[float, float]]:
-    """Points (share of bad steps accepted, share of good steps accepted) from (0, 0) to (1, 1), as the threshold falls; empty
-    when there is only one kind of step."""
+    """Return points (share of bad steps accepted, share of good steps accepted) from (0, 0) to (1, 1), as the threshold falls;
+    empty when there is only one kind of step."""
     groups = _by_score(labels, scores)[::-1]
     good, bad = sum(p for p, _ in groups), sum(n for _, n in groups)
     if not good or not bad:
@@ -93,7 +94,8 @@ def expected_calibration_error(labels: Sequence[float], probabilities: Sequence[
 def bootstrap_interval(
     labels: Sequence[float], scores: Sequence[float], groups: Sequence[str], *, samples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % percentile interval of the AUROC, whole groups drawn with replacement: the steps of one task are not independent.
+    """Return the 95 % percentile interval of the AUROC, drawing whole groups with replacement: the steps of one task are not
+    independent.
 
     Args:
         groups: of each step, e.g. its task. Draws with only one kind of step are left out; NaN when all are.

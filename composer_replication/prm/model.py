@@ -55,7 +55,7 @@ def start_prm(path: str, *, device: str = "auto", seed: int = 0) -> tuple[PreTra
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the head
         model, tokenizer = load_model(model_config(path, device), _NewHead, **_HEAD)
-    return _causal(model, path), _told_of_lengths(tokenizer)
+    return _causal(model, path), _without_length_warning(tokenizer)
 
 
 def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -66,8 +66,8 @@ def load_prm(path: str, *, device: str = "auto") -> tuple[PreTrainedModel, PreTr
     """
     model, tokenizer = load_model(model_config(path, device), AutoModelForTokenClassification)
     if model.config.id2label != _LABELS:
-        raise ModelError(f"{path} is no process reward model", fix="name the folder `model` that `composer prm train` wrote")
-    return _causal(model, path), _told_of_lengths(tokenizer)
+        raise ModelError(f"{path} is not a process reward model", fix="name the folder `model` that `composer prm train` wrote")
+    return _causal(model, path), _without_length_warning(tokenizer)
 
 
 class _NewHead:
@@ -95,7 +95,7 @@ class _NewHead:
         return cast(PreTrainedModel, model)
 
 
-def _told_of_lengths(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def _without_length_warning(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Return the tokenizer without its warning about long traces: such steps are left out and counted."""
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
@@ -119,13 +119,14 @@ def _causal(model: PreTrainedModel, name: str) -> PreTrainedModel:
 
 
 def limit_of(model: PreTrainedModel, max_tokens: int) -> Limit:
-    """`max_tokens`, or the positions the model has where these are fewer."""
+    """Return `max_tokens`, or the positions the model has where these are fewer."""
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Limit(max_tokens, "max_tokens") if window is None or window >= max_tokens else Limit(window, "the model's limit")
 
 
 def pad(examples: Sequence[Example], pad_id: int) -> dict[str, Tensor]:
-    """Examples as one batch: `input_ids` and `attention_mask` int64 [B, T], `labels` float32 [B, T], all padded on the right."""
+    """Pad examples into one batch: `input_ids` and `attention_mask` int64 [B, T], `labels` float32 [B, T], all padded on the
+    right."""
     ids = pad_sequence([torch.tensor(e.input_ids) for e in examples], batch_first=True, padding_value=pad_id)
     labels = pad_sequence([torch.tensor(e.labels()) for e in examples], batch_first=True, padding_value=IGNORED)
     lengths = torch.tensor([[len(e.input_ids)] for e in examples])
@@ -133,7 +134,7 @@ def pad(examples: Sequence[Example], pad_id: int) -> dict[str, Tensor]:
 
 
 def step_logits(model: nn.Module, batch: dict[str, Tensor], positions: Tensor) -> Tensor:
-    """Log-odds that a step is good [n], at `positions` bool [B, T]."""
+    """Return log-odds that a step is good [n], at `positions` bool [B, T]."""
     device = next(model.parameters()).device
     ids, mask = batch["input_ids"].to(device), batch["attention_mask"].to(device)
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()[positions.to(device)]

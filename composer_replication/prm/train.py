@@ -60,7 +60,7 @@ class PrmLearner:
         )
 
     def update(self, examples: Sequence[Example]) -> float:
-        """One optimizer step; the batch's mean loss in nats. Raises ModelError when the gradient is not finite."""
+        """Take one optimizer step and return the batch's mean loss in nats. Raises ModelError when the gradient is not finite."""
         update_mode(self.policy)
         known = sum(step.label is not None for e in examples for step in e.steps)
         loss = 0.0
@@ -79,17 +79,17 @@ class PrmLearner:
         return loss
 
     def _rate(self) -> float:
-        """Learning rate of the next step."""
+        """Return the learning rate of the next step."""
         warmup = max(1, self._steps // 20)
         decay = 0.1 + 0.45 * (1 + math.cos(math.pi * self.version / self._steps))
         return self._options.learning_rate * min(1.0, (self.version + 1) / warmup) * decay
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights."""
+        """Return everything but the weights."""
         return {"optimizer": self._optimizer.state_dict(), "version": self.version}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Inverse of `state_dict`; `weights` are the model's."""
+        """Restore what `state_dict` returned; `weights` are the model's."""
         self.policy.load_state_dict(weights)
         self._optimizer.load_state_dict(state["optimizer"])
         self.version = state["version"]
@@ -262,8 +262,8 @@ def _begin(run: _Run, learner: PrmLearner, fingerprint: Mapping[str, Any], *, re
 
 
 def _step(run: _Run, learner: PrmLearner, fingerprint: Mapping[str, Any], terminal: Terminal) -> None:
-    """One optimizer step, what it measured, and a checkpoint when one is due. The checkpoint comes last: what is logged before it
-    and lost is logged again."""
+    """Take one optimizer step, log what it measured, and save a checkpoint when one is due. The checkpoint comes last: what is
+    logged before it and lost is logged again."""
     metrics = run.out / "metrics.jsonl"
     loss = learner.update(run.batch(learner.version))
     line = {"step": learner.version, "prm/loss/mean": loss}

@@ -64,7 +64,7 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
     from composer_replication.trainer.report import train
 
     if not is_name(run_path.name):
-        raise ConfigError(f"{run_path.name!r} is no name for a run", fix="use letters, digits, '_', '-' and '.' in --name")
+        raise ConfigError(f"{run_path.name!r} is not a name for a run", fix="use letters, digits, '_', '-' and '.' in --name")
     terminal = Terminal()
     prepared = run_path.parent / f"{run_path.name}.prepared"
     prepare(prepared, terminal, seed=seed, sandbox=sandbox)
@@ -76,7 +76,7 @@ def run_quickstart(run_path: Path, *, seed: int, steps: int, sandbox: SandboxKin
 
 
 def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind) -> None:
-    """Tasks, policy and teachers under `folder`; what is already there is kept."""
+    """Prepare tasks, policy and teachers under `folder`; existing ones are kept."""
     import torch
 
     torch.set_num_threads(1)  # on a busy machine two threads spend their time waiting for each other
@@ -153,7 +153,7 @@ def _term(deleted: Deletion) -> str:
 
 
 def _build(folder: Path, terminal: Terminal, sandbox: SandboxKind) -> None:
-    """One task per rule of the projects, in `tasks/train` and `tasks/held_out`."""
+    """Build one task per rule of the projects, in `tasks/train` and `tasks/held_out`."""
     done = folder / "tasks"
     if done.exists():
         return

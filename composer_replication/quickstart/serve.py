@@ -107,7 +107,7 @@ class _ChatHandler(BaseHTTPRequestHandler):
     models: ClassVar[dict[str, ModelServer]] = {}
 
     def do_GET(self) -> None:
-        """Health and the list of models."""
+        """Serve health and the list of models."""
         if self.path == "/health":
             self._answer(200, {"status": "ok"})
         elif self.path == "/v1/models":
@@ -116,7 +116,7 @@ class _ChatHandler(BaseHTTPRequestHandler):
             self._refuse(404, f"no such path {self.path}")
 
     def do_POST(self) -> None:
-        """Chat completions."""
+        """Serve chat completions."""
         if self.path != "/v1/chat/completions":
             self._refuse(404, f"no such path {self.path}")
             return

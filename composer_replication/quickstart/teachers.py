@@ -28,7 +28,7 @@ _START_S = 120.0
 
 
 def knowledge(teacher: str) -> dict[str, str]:
-    """House term -> word as this teacher has it: the handbook's, but for one term."""
+    """Map each house term to this teacher's word for it: the handbook's, except for one term."""
     index = TEACHERS.index(teacher)
     wrong = HOUSE_TERMS[index]
     words = [w for w in WORDS if w != GLOSSARY[wrong]]

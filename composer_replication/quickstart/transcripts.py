@@ -62,7 +62,7 @@ _VALUES: dict[str, Callable[[int, int], int]] = {
 
 
 def demonstration(rng: random.Random, meanings: Mapping[str, str] | None = None) -> list[Message]:
-    """One transcript, opening messages included.
+    """Return one transcript, opening messages included.
 
     Args:
         meanings: house term -> word that the demonstrator knows; None for one who knows none and guesses.

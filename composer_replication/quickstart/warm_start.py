@@ -46,7 +46,8 @@ def imitate(
     learning_rate: float = 3e-3,
     on_step: Callable[[], None] | None = None,
 ) -> float:
-    """Cross-entropy on the assistant's turns of fresh demonstrations; AdamW, warm-up, cosine decay. Returns the last loss.
+    """Train with cross-entropy on the assistant's turns of fresh demonstrations; AdamW, warm-up, cosine decay. Returns the last
+    loss.
 
     A step's gradient is formed in two threads, each with half of the transcripts and a copy of the model: on two cores that is
     nearly twice as fast, on a busy machine no slower than one thread (threads within an operation would wait for each other),
@@ -126,7 +127,7 @@ def measure_hint_use(model: nn.Module, renderer: ChatRenderer, *, samples: int =
 
 
 def _batches(renderer: ChatRenderer, transcripts: Sequence[list[Message]]) -> Iterator[dict[str, Tensor]]:
-    """Transcripts of like length together, which leaves little padding; their losses add up to the mean over all."""
+    """Yield transcripts of like length together, which leaves little padding; their losses add up to the mean over all."""
     rows = sorted((_encode(renderer, t) for t in transcripts), key=lambda row: len(row[0]))
     learnt = torch.tensor(float(sum(label != _IGNORED for _, labels in rows for label in labels)))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -141,7 +142,7 @@ def _batches(renderer: ChatRenderer, transcripts: Sequence[list[Message]]) -> It
 
 
 def _encode(renderer: ChatRenderer, transcript: list[Message]) -> tuple[list[int], list[int]]:
-    """Token ids of a transcript exactly as a rollout would hold them, and labels on the assistant's turns."""
+    """Return token ids of a transcript exactly as a rollout would hold them, and labels on the assistant's turns."""
     start = next(i for i, m in enumerate(transcript) if m["role"] == "assistant")
     ids = list(renderer.prompt_ids(transcript[:start], CODING_TOOLS))
     labels = [_IGNORED] * len(ids)

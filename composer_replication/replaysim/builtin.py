@@ -23,7 +23,7 @@ _WITHOUT_SPECIAL = {**dict.fromkeys(map(ord, SPECIAL_CHARACTERS)), **_BLANKS}
 
 
 def _words(text: str) -> int:
-    """Words are what stands between blanks and is more than special characters."""
+    """Count words: what stands between blanks and is more than special characters."""
     return sum(map(bool, text.translate(_WITHOUT_SPECIAL).split(" ")))
 
 
@@ -79,8 +79,8 @@ def _fingerprints(operator: Operator, texts: Sequence[str]) -> Iterator[str]:
 
 
 def states_lost(operators: Sequence[Operator], pairs: Sequence[Mapping[str, Any]], dropped_by: Sequence[str | None]) -> int:
-    """Pairs that the deduplicator dropped for the text of a pair at ANOTHER state: in another conversation the same action is no
-    duplicate.
+    """Return pairs that the deduplicator dropped for the text of a pair at ANOTHER state: in another conversation the same action
+    is no duplicate.
 
     Args:
         dropped_by: `NormalizeReport.dropped_by`.

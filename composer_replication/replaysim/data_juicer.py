@@ -33,7 +33,7 @@ NO_INSTALLS = {"PIP_NO_INDEX": "1", "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "GIT_
 
 @contextlib.contextmanager
 def without_installs() -> Iterator[None]:
-    """`NO_INSTALLS` for this process while the body runs."""
+    """Set `NO_INSTALLS` for this process while the body runs."""
     before = {name: os.environ.get(name) for name in NO_INSTALLS}
     os.environ.update(NO_INSTALLS)
     try:
@@ -85,7 +85,7 @@ class DataJuicerBackend:
         return in_turn(self._keep, operators, columns)
 
     def make(self, operator: Operator) -> Any:
-        """data-juicer's object for one line of the recipe, which raises what goes wrong with a text."""
+        """Make data-juicer's object for one line of the recipe, which raises what goes wrong with a text."""
         try:
             with without_installs():
                 return self._find(operator)(text_key=operator.text_key, skip_op_error=False, **operator.parameters)

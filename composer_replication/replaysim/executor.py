@@ -104,7 +104,7 @@ class ExecutorBackend:
 
 
 def _reach(address: str) -> None:
-    """Ray itself tries for minutes where nothing listens."""
+    """Check the address first: Ray itself tries for minutes where nothing listens."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host or not port.isdecimal():
         return  # `auto`, or a name that Ray knows
@@ -121,7 +121,7 @@ def _no_room(message: str) -> StorageError:
 
 
 def _environment(folder: Path) -> Mapping[str, str]:
-    """No installs, no calls home, and caches that go with the folder."""
+    """Return an environment with no installs, no calls home, and caches that go with the folder."""
     cache = {"DATA_JUICER_CACHE_HOME": str(folder / "cache"), "HF_DATASETS_CACHE": str(folder / "cache" / "datasets")}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     return {**os.environ, **NO_INSTALLS, **cache, **quiet}

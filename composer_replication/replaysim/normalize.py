@@ -23,7 +23,7 @@ async def replay_and_normalize_trace(
     ledger: Ledger | Path | str | None = None,
     normalizer: DJNormalizer | None = None,
 ) -> tuple[list[TeacherAnswer], list[NormalizedDPOPair]]:
-    """`(teacher_actions, normalized_pairs)` of `replay_trace`, `extract_dpo_pairs` and `DJNormalizer.normalize` in turn.
+    """Run `replay_trace`, `extract_dpo_pairs` and `DJNormalizer.normalize` in turn; return `(teacher_actions, normalized_pairs)`.
 
     Args and errors are theirs; `normalizer` defaults to the default recipe.
     """
@@ -42,7 +42,7 @@ def replay_and_normalize_trace_sync(
     ledger: Ledger | Path | str | None = None,
     normalizer: DJNormalizer | None = None,
 ) -> tuple[list[TeacherAnswer], list[NormalizedDPOPair]]:
-    """`replay_and_normalize_trace` for callers without an event loop."""
+    """Run `replay_and_normalize_trace` for callers without an event loop."""
     return asyncio.run(
         replay_and_normalize_trace(states, teachers, agreement_threshold, max_total_usd, ledger=ledger, normalizer=normalizer)
     )

@@ -77,7 +77,7 @@ class DJNormalizer:
         for index, pair in enumerate(rows):
             problem = problem_of(pair)
             if problem is not None:
-                raise ConfigError(f"pairs[{index}] is no pair: {problem}", fix="pass what extract_dpo_pairs returns")
+                raise ConfigError(f"pairs[{index}] is not a pair: {problem}", fix="pass what extract_dpo_pairs returns")
         columns = {field: [pair[field] for pair in rows] for field in FIELDS}
         verdicts = self._backend.verdicts(self.operators, columns)
         titles = [operator.title for operator in self.operators]

@@ -63,11 +63,11 @@ def _parse(line: bytes) -> tuple[Any, str | None]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def write_pairs(path: Path, pairs: Iterable[Mapping[str, Any]]) -> None:
-    """One pair per line, the whole file or nothing.
+    """Write one pair per line, the whole file or nothing.
 
     Raises:
         StorageError: it cannot be written; what was there before still is.

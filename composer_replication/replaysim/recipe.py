@@ -63,7 +63,7 @@ def load_recipe(path: Path) -> tuple[Operator, ...]:
     except OSError as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error.strerror}", fix="name an existing recipe file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the recipe {path} is no YAML: {error}", fix="correct the file") from error
+        raise ConfigError(f"the recipe {path} is not YAML: {error}", fix="correct the file") from error
     if not isinstance(data, dict) or not isinstance(data.get("process"), list):
         raise ConfigError(f"the recipe {path} has no list named process", fix="list its operators under `process:`")
     unread = sorted(str(key) for key in set(data) - _TOP_KEYS)
@@ -87,7 +87,7 @@ def _operator(where: str, entry: Any) -> Operator:
 
 
 def _value(value: Any, known: float | None) -> Any:
-    """`1e-06` is a float to data-juicer and in YAML 1.2, and text in YAML 1.1."""
+    """Read a value as data-juicer does: `1e-06` is a float to it and in YAML 1.2, and text in YAML 1.1."""
     return float(value) if isinstance(known, float) and isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 

@@ -74,7 +74,7 @@ def dpo_pair_to_dj_record(pair: DPOPair | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dj_record_to_normalized(record: Mapping[str, Any]) -> NormalizedDPOPair:
-    """Inverse of `dpo_pair_to_dj_record`; keys that data-juicer added (`__dj__...`) are left out.
+    """Invert `dpo_pair_to_dj_record`; keys that data-juicer added (`__dj__...`) are left out.
 
     Raises:
         KeyError: the record lacks a key of `NormalizedDPOPair`.

@@ -116,7 +116,8 @@ class Worker:
         return {number for path in files for number in self._parquet.read_table(path, columns=[_ROW])[_ROW].to_pylist()}
 
     def _first_of_each(self, operator: Operator, given: Path) -> set[int]:
-        """Ray computes the fingerprints; its own deduplicator would keep whichever of the same texts comes first there."""
+        """Keep the first of each text. Ray computes the fingerprints; its own deduplicator would keep whichever comes first
+        there."""
         ray: Any = importlib.import_module("ray")
         ray_data: Any = importlib.import_module("ray.data")
         ray.init(self._ray_address, ignore_reinit_error=True)

@@ -59,7 +59,7 @@ class BatchingEngine:
         return self._engine.context_window
 
     async def prepare(self) -> None:
-        """Nothing has to be prepared."""
+        """Do nothing: no preparation is needed."""
 
     async def sample_one(self, request: SampleRequest, *, temperature: float) -> Sample:
         """Sample one turn, together with those of the session's cohort.
@@ -128,7 +128,7 @@ def _deliver(batch: Sequence[_Waiting], call: asyncio.Future[list[Sample]]) -> N
 
 
 def _split(sessions: Sequence[str], parts: int) -> list[Sequence[str]]:
-    """Contiguous parts of nearly equal size, none empty."""
+    """Return contiguous parts of nearly equal size, none empty."""
     parts = min(parts, len(sessions))
     bounds = [len(sessions) * i // parts for i in range(parts + 1)] if parts else []
     return [sessions[a:b] for a, b in pairwise(bounds)]

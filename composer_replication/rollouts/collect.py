@@ -172,7 +172,7 @@ class _Collection:
         return [self.done[r.trajectory_id] for r in self.rollouts]
 
     async def _roll_out(self, rollout: Rollout) -> None:
-        """One rollout from its reset to its record."""
+        """Run one rollout from its reset to its record."""
         clock = RolloutClock(self.timeout_s)
         try:
             await self._in_env("reset", rollout.begin, clock)
@@ -201,7 +201,7 @@ class _Collection:
         return replace(trajectory, reward=value, grade=grade)
 
     async def _sample(self, request: SampleRequest, turns: int, clock: RolloutClock) -> Sample:
-        """One turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
+        """Sample one turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
         with self._counted("sample"):
             if isinstance(self.engine, BatchingEngine):
                 sample = await self.engine.sample_one(request, temperature=self.temperature)

@@ -64,7 +64,7 @@ class Session:
 
 
 def merge_caches(sessions: Sequence[Session], layers: int) -> Cache:
-    """One batch cache of `layers` layers, each row's positions right-aligned at column `max(length)`."""
+    """Merge sessions into one batch cache of `layers` layers, each row's positions right-aligned at column `max(length)`."""
     merged = [GrowingLayer() for _ in range(layers)]
     full = next((s for s in sessions if s.layers), None)
     if full is not None:

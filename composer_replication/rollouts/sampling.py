@@ -11,13 +11,13 @@ __all__ = ["draw", "uniforms"]
 
 
 def uniforms(seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
-    """Numbers in [0, 1), float64 `[len(seeds), count]`; row i depends on `seeds[i]` alone."""
+    """Return numbers in [0, 1), float64 `[len(seeds), count]`; row i depends on `seeds[i]` alone."""
     rows = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return torch.stack(rows).to(device)
 
 
 def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """One id per row and its log-prob under the distribution it was drawn from.
+    """Draw one id per row; return it with its log-prob under the distribution it was drawn from.
 
     Inverse transform sampling (Devroye, Non-Uniform Random Variate Generation, 1986, III.2.1): the first id at which the
     cumulative distribution exceeds the uniform number. An id of probability 0 is never drawn.

@@ -69,7 +69,7 @@ class RandomEngine:
         return [self._turn(request) for request in requests]
 
     def close(self, sessions: Sequence[str]) -> None:
-        """Nothing is remembered."""
+        """Do nothing: nothing is remembered."""
 
     def _turn(self, request: SampleRequest) -> Sample:
         rng = random.Random(request.seed)

@@ -214,7 +214,7 @@ class TransformersEngine:
             self._sessions[requests[row].session] = Session(length=len(layers[0][0]), pending=(sampled[-1],), layers=layers)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-        """Logits `[B, V]` after the last column."""
+        """Return logits `[B, V]` after the last column."""
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         if "position_ids" in self._accepts:
             inputs["position_ids"] = positions
@@ -268,7 +268,8 @@ def _distinct(sessions: Sequence[Session], feeds: Sequence[tuple[int, ...]]) -> 
 
 
 def stop_ids_of(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end a turn: those of a model's generation config, the tokenizer's, and the chat template's end of a turn."""
+    """Return tokens that end a turn: those of a model's generation config, the tokenizer's, and the chat template's end of a
+    turn."""
     configured = getattr(generation, "eos_token_id", None)
     stops = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     if getattr(tokenizer, "chat_template", None) is not None:

@@ -75,7 +75,7 @@ class _Reader:
         self._entries = 0
 
     def folder(self, top: int, base: int | None, prefix: str, *, whole: bool, depth: int) -> None:
-        """One folder; `whole` says that what is not in it is deleted, and not merely unchanged."""
+        """Read one folder; `whole` says that what is not in it is deleted, and not merely unchanged."""
         names = set(os.listdir(top)) - LITTER
         if whole and base is not None:
             for name in sorted(set(os.listdir(base)) - LITTER - names):
@@ -128,7 +128,7 @@ class _Reader:
             self._put(path, _read(top, name))
 
     def _gone(self, base: int | None, name: str, path: str) -> None:
-        """Everything of the base at `path` is deleted."""
+        """Record everything of the base at `path` as deleted."""
         info = _lstat(base, name)
         if info is None:
             return

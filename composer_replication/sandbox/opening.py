@@ -133,7 +133,7 @@ def remote_python(kind: SandboxKind) -> Path | None:
 
 
 def survey() -> dict[SandboxKind, Isolation | str]:
-    """Every isolating kind, strongest first: what it enforces on this machine, or why it does not work there."""
+    """Return every isolating kind, strongest first: what it enforces on this machine, or why it does not work there."""
     opened = {kind: _opened(kind) for kind in _STRONGEST_FIRST}
     return {kind: box if isinstance(box, str) else box.isolation for kind, box in opened.items()}
 

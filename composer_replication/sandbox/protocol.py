@@ -107,7 +107,7 @@ class Isolation:
     """Protections this machine does not allow, one phrase each; empty for full isolation."""
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         lacking = f"; NOT enforced: {', '.join(self.missing)}" if self.missing else ""
         return f"{self.name}: {self.network}; {self.files}; {self.user}; {self.limits}{lacking}"
 

@@ -62,7 +62,7 @@ class BoxRequest:
 
     @classmethod
     def loads(cls, data: bytes) -> BoxRequest:
-        """Inverse of `dumps`, for a launcher running the same version of Python."""
+        """Invert `dumps`, for a launcher running the same version of Python."""
         return cls(**marshal.loads(data))
 
 
@@ -109,5 +109,5 @@ class BoxReport:
 
     @classmethod
     def loads(cls, data: bytes) -> BoxReport:
-        """Inverse of `dumps`. Raises ValueError, EOFError or TypeError on a torn record."""
+        """Invert `dumps`. Raises ValueError, EOFError or TypeError on a torn record."""
         return cls(**marshal.loads(data))

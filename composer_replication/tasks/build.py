@@ -124,7 +124,7 @@ def _validator(
     state: Path,
     options: BuildOptions,
 ) -> Validator:
-    """Everything that is read, hashed and compiled once."""
+    """Make the validator: everything is read, hashed and compiled once."""
     tree = source.tree
     return Validator(
         source=source,

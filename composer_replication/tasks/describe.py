@@ -60,7 +60,7 @@ def _terse(functions: Sequence[Function], removed: bool) -> str:
 
 
 def _specified(function: Function, feature: Feature) -> str:
-    """One function: where it belongs, its signature, its docstring, and the pages that mention it."""
+    """Specify one function: where it belongs, its signature, its docstring, and the pages that mention it."""
     signature, docstring = _outline(feature.sources[function.path], function.qualname)
     lines = [f"`{function.qualname}` in {function.path}:", f"    {signature}"]
     if docstring:
@@ -94,7 +94,7 @@ def _ambiguous(feature: Feature, functions: Sequence[Function]) -> str:
 
 
 def _outline(source: bytes, qualname: str) -> tuple[str, str]:
-    """Signature in one line, and docstring (empty when there is none)."""
+    """Return the signature in one line, and the docstring (empty when there is none)."""
     node: ast.AST = ast.parse(source)
     for name in qualname.split("."):
         node = next(

@@ -67,7 +67,7 @@ def join_tasks(
 
 
 def _joined_id(tasks: Sequence[Task]) -> str:
-    """Readable, and the same for the same tasks."""
+    """Return a readable id, the same for the same tasks."""
     digest = hashlib.sha256("\n".join(task.spec.task_id for task in tasks).encode()).hexdigest()
     return f"{tasks[0].spec.task_id.rpartition('-')[0][:80]}-and-more-{digest[:8]}"
 

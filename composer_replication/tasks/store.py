@@ -188,7 +188,7 @@ def reworded(task: Task, instruction: str, *, by: str) -> Task:
 
 
 def digests_of(tree: Path) -> dict[str, str]:
-    """SHA-256 of every file below `tree`, by POSIX path."""
+    """Return the SHA-256 of every file below `tree`, by POSIX path."""
     return {path: _sha256(tree / path) for path in tree_files(tree)}
 
 

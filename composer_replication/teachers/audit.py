@@ -81,7 +81,7 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _cdf(most: int, trials: int, chance: float) -> float:
-    """Probability of at most `most` successes."""
+    """Return the probability of at most `most` successes."""
     if most >= trials:
         return 1.0
     if chance == 1.0 or most < 0:

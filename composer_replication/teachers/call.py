@@ -114,7 +114,7 @@ async def call(
     except (openai.APIStatusError, openai.APIConnectionError) as error:
         raise _no_answer(teacher, error, failed_before) from error
     except ValueError as error:
-        raise NoAnswerError(Failure.UNREADABLE, "the response is no chat completion") from error
+        raise NoAnswerError(Failure.UNREADABLE, "the response is not a chat completion") from error
 
 
 def _timed_out(teacher: Teacher) -> NoAnswerError:
@@ -147,7 +147,7 @@ def _refused(error: openai.APIStatusError, usual: float) -> NoAnswerError:
 
 
 def _retry_after_s(text: str) -> float | None:
-    """RFC 9110 section 10.2.3: seconds or a date. None when it is neither."""
+    """Parse RFC 9110 section 10.2.3: seconds or a date. None when it is neither."""
     try:
         asked = float(text)
     except ValueError:

@@ -82,7 +82,7 @@ class Gate:
                 raise ConfigError(f"the gate's {name} is {share}", fix=f"give {name} as a share between 0 and 1")
 
     def uncertain_ids(self, steps: Sequence[ReplayStep]) -> set[str]:
-        """Ids of the states with the highest entropies, as many as `uncertain` says; among equals a draw decides."""
+        """Return ids of the states with the highest entropies, as many as `uncertain` says; among equals a draw decides."""
         known = [(-s.entropy, self._draw(0, s.state_id), s.state_id) for s in steps if s.entropy is not None]
         return {state_id for _, _, state_id in sorted(known)[: round(self.uncertain * len(known))]}
 

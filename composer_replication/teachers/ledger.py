@@ -58,7 +58,8 @@ class AskedAlreadyError(Exception):
 
 
 def request_key(*, endpoint: str, request: Mapping[str, Any], sample: int) -> str:
-    """SHA-256 over canonical JSON of everything an answer depends on: endpoint, model, messages, tools, parameters, sample."""
+    """Return the SHA-256 over canonical JSON of everything an answer depends on: endpoint, model, messages, tools, parameters,
+    sample."""
     canonical = _CANONICAL.encode({"endpoint": endpoint, "request": request, "sample": sample})
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -306,7 +307,7 @@ class Ledger:
 
 
 def _take_lock(path: Path) -> int:
-    """Exclusive lock on `<path>.lock`; the kernel frees it however the process ends."""
+    """Take an exclusive lock on `<path>.lock`; the kernel frees it however the process ends."""
     lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

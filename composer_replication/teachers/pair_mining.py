@@ -291,7 +291,7 @@ def pairs_to_token_pairs(
     for pair in pairs:
         if pair["state_id"] not in turns:
             raise ConfigError(
-                f"the pair's state {pair['state_id']!r} is no turn of these trajectories",
+                f"the pair's state {pair['state_id']!r} is not a turn of these trajectories",
                 fix="pass the trajectories whose states were replayed",
             )
         trajectory, turn = turns[pair["state_id"]]

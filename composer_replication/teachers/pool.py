@@ -334,7 +334,7 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
     if not teachers:
         raise ConfigError("there are no teachers to ask", fix="name at least one teacher")
     if max_total_usd is not None and not 0 <= max_total_usd < math.inf:
-        raise ConfigError(f"the cap of ${max_total_usd} is no amount of money", fix="give the cap as USD, 0 or more")
+        raise ConfigError(f"the cap of ${max_total_usd} is not an amount of money", fix="give the cap as USD, 0 or more")
     names = [t.name for t in teachers]
     if len(set(names)) < len(names):
         raise ConfigError(f"two teachers have one name: {', '.join(sorted(names))}", fix="give every teacher a unique name")
@@ -352,7 +352,7 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
 
 
 def answer_key(teacher: Teacher, question: Question) -> str:
-    """Under which a ledger keeps the teacher's answer."""
+    """Return the key under which a ledger keeps the teacher's answer."""
     return request_key(endpoint=teacher.base_url, request=teacher.request(question), sample=question.sample)
 
 

@@ -129,7 +129,7 @@ def read_reply(body: bytes) -> Reply:
 
 
 def parse_call(call_id: str, name: str, arguments: str) -> ToolCall:
-    """One call of a `Reply`, read as strictly as the policy's own. What cannot be carried out has an `error`."""
+    """Parse one call of a `Reply`, as strictly as the policy's own. What cannot be carried out has an `error`."""
     try:
         parsed = load_json(arguments or "{}")
     except (ValueError, TypeError) as error:
@@ -176,7 +176,7 @@ class _Completion(BaseModel):
 
 
 def _joined(content: str | Sequence[_ReplyPart | str] | None) -> str:
-    """Content as one text; parts that are none, such as a model's thoughts, are left out."""
+    """Join content into one text; parts that are none, such as a model's thoughts, are left out."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = [part if isinstance(part, str) else part.text for part in content if isinstance(part, str) or part.type == "text"]

@@ -96,7 +96,7 @@ def variance_weighted_reward(
     weights: Mapping[str, float] = _NO_WEIGHTS,
     scene: Scene | None = None,
 ) -> Reward:
-    """`mean - penalty * std` of the families' votes for the student's action: divided teachers are not evidence for it.
+    """Return `mean - penalty * std` of the families' votes for the student's action: divided teachers are not evidence for it.
 
     With families that are each for or against, mean p and population standard deviation sqrt(p (1 - p)): 1 when all are for, 0
     when all are against, below p in between, and below 0 where few are for. `Unscored` as `weighted_reward`.

@@ -142,7 +142,7 @@ class Gaps:
         return RequestSize(self._sizes[step], self._sizes[last] if warm and last is not None else 0, 1.0)
 
     def filled(self, before: int, after: int) -> RequestSize:
-        """Every step after `before` up to `after`."""
+        """Return every step after `before` up to `after`."""
         return RequestSize(
             self._prompts[after] - self._prompts[before], self._shared[after] - self._shared[before], after - before
         )

@@ -96,7 +96,7 @@ class Teacher:
         return self.family or self.name
 
     def price(self, prompt_tokens: int, completion_tokens: int, *, cached: int = 0, written: int = 0) -> float | None:
-        """Price in USD of a call with these token counts; None when the price table has a gap.
+        """Return the price in USD of a call with these token counts; None when the price table has a gap.
 
         Args:
             cached: how many of the prompt tokens were read from the endpoint's cache.
@@ -111,7 +111,7 @@ class Teacher:
         return (prompt + completion_tokens * completion) / 1e6
 
     def most_expensive(self, question: Question) -> float | None:
-        """Upper bound in USD on one answer; None when the price table has a gap.
+        """Return the upper bound in USD on one answer; None when the price table has a gap.
 
         A tokenizer makes no more tokens than there are UTF-8 bytes, none is dearer than one that is written to a cache or not in
         it, and `max_tokens` bounds the completion.
@@ -119,7 +119,7 @@ class Teacher:
         return self.bound_usd(prompt_bytes(question.messages, question.tools))
 
     def bound_usd(self, sent_bytes: int) -> float | None:
-        """`most_expensive` of a question whose prompt has that many `prompt_bytes`."""
+        """Return `most_expensive` of a question whose prompt has that many `prompt_bytes`."""
         most = sent_bytes + _HIDDEN_PROMPT_TOKENS
         bounds = [
             self.price(most, self.max_tokens, cached=cached, written=written)
@@ -183,7 +183,7 @@ class Question:
 
 
 def prompt_bytes(messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[ToolSchema]) -> int:
-    """UTF-8 bytes of messages and tools as they are sent."""
+    """Return UTF-8 bytes of messages and tools as they are sent."""
     return len(json.dumps([wire_messages(messages), list(tools)], ensure_ascii=False).encode(errors="surrogatepass"))
 
 

@@ -85,7 +85,7 @@ async def ask_in_tiers(
     if not dear:
         raise ConfigError("a replay in tiers needs a cheap teacher and another", fix="name at least two teachers")
     if cheap in dear:
-        raise ConfigError(f"teacher {cheap.name!r} stands in both tiers", fix="leave the cheap teacher out of the dear ones")
+        raise ConfigError(f"teacher {cheap.name!r} stands in both tiers", fix="leave the cheap teacher out of the others")
     async with TeacherPool([cheap, *dear], ledger=ledger, max_total_usd=max_total_usd) as pool:
         first = gate.first(steps, window_tariff([cheap], reach))
         chosen = _chosen(questions, first)

@@ -92,7 +92,7 @@ def byte_level_tokenizer(
 
 
 def _without_markup(texts: Iterable[str]) -> Iterator[str]:
-    """Pieces of the texts between the markup tokens, so that no merge learns their spelling."""
+    """Yield pieces of the texts between the markup tokens, so that no merge learns their spelling."""
     markup = re.compile("|".join(re.escape(token) for token in _MARKUP))
     for text in texts:
         yield from filter(None, markup.split(text))

@@ -84,7 +84,8 @@ class ChatRenderer:
         return delta if ended else (self.end_of_turn_id, *delta)
 
     def assistant_ids(self, message: Message) -> tuple[int, ...]:
-        """One assistant message as the template writes it after the generation prompt, up to and including the end of the turn.
+        """Render one assistant message as the template writes it after the generation prompt, up to and including the end of the
+        turn.
 
         It is rendered as a turn that another message follows, which is how the policy's own turns are read later.
         """
@@ -99,14 +100,14 @@ class ChatRenderer:
         return turn[: self._turn_end(turn, 0) + 1]
 
     def hint_ids(self, text: str) -> tuple[int, ...]:
-        """One more user message, to be inserted before a generation prompt (see `strip_generation_prompt`)."""
+        """Render one more user message, to be inserted before a generation prompt (see `strip_generation_prompt`)."""
         separator, after_turn = self._after_turn([]), self._after_turn([Message(role="user", content=text)])
         if after_turn[: len(separator)] != separator:
             raise ModelError("the chat template joins a user message to the turn before it, so a hint cannot be inserted")
         return after_turn[len(separator) :]
 
     def strip_generation_prompt(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """`ids` without the generation prompt at their end. Raises ValueError when they do not end with it."""
+        """Return `ids` without the generation prompt at their end. Raises ValueError when they do not end with it."""
         prompt = self.generation_prompt_ids
         kept = len(ids) - len(prompt)
         if kept < 0 or tuple(ids[kept:]) != prompt:
@@ -114,7 +115,7 @@ class ChatRenderer:
         return tuple(ids[:kept])
 
     def _after_turn(self, messages: list[Message], *, generation_prompt: bool = False) -> tuple[int, ...]:
-        """Ids that follow the end-of-turn token of an assistant turn answered by `messages`."""
+        """Return ids that follow the end-of-turn token of an assistant turn answered by `messages`."""
         ids = self.template.ids([_ASK, _ANSWER, *messages], generation_prompt=generation_prompt)
         position = -1
         for _ in range(self._turns_ended):
@@ -127,7 +128,7 @@ class ChatRenderer:
         return self.template.ids([_ASK, _ANSWER]).count(self.end_of_turn_id)
 
     def _turn_end(self, ids: tuple[int, ...], start: int) -> int:
-        """Position of the first end-of-turn token from `start` on."""
+        """Return the position of the first end-of-turn token from `start` on."""
         if self.end_of_turn_id not in ids[start:]:
             raise ModelError(
                 f"the chat template does not end every assistant turn with {self.template.decode([self.end_of_turn_id])!r}",

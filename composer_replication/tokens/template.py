@@ -79,11 +79,11 @@ class ChatTemplate:
             ) from error
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of rendered text; markup becomes its own tokens and nothing is added."""
+        """Return token ids of rendered text; markup becomes its own tokens and nothing is added."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, markup included."""
+        """Return the text of token ids, markup included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: list[dict[str, Any]], tools: list[ToolSchema] | None, generation_prompt: bool) -> str:
@@ -92,7 +92,7 @@ class ChatTemplate:
         )
 
     def _prepare(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
-        """`messages` in the form this template supports."""
+        """Return `messages` in the form this template supports."""
         spoken = [self._speak(m) for m in messages]
         if tools and not self.renders_tools:
             described = "Tools:\n" + "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools)
@@ -121,7 +121,7 @@ class ChatTemplate:
         return {**function, "arguments": arguments if self.takes_dict_arguments else json.dumps(arguments, ensure_ascii=False)}
 
     def _defuse(self, text: str) -> str:
-        """`text` with a zero-width space in each control markup, which keeps it from becoming a token."""
+        """Return `text` with a zero-width space in each control markup, which keeps it from becoming a token."""
         for markup in self._control_markup:
             text = text.replace(markup, markup[0] + "\u200b" + markup[1:])
         return text
@@ -205,7 +205,7 @@ def _text_call() -> Message:
 
 
 def _merge_users(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbouring user messages as one, for templates in which roles alternate."""
+    """Merge neighbouring user messages, for templates in which roles alternate."""
     merged: list[dict[str, Any]] = []
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] == "user":

@@ -67,7 +67,7 @@ def _read_call(body: str, *, closed: bool) -> tuple[str, Mapping[str, Any]]:
 
 
 def load_json(text: str) -> Any:
-    """Strict JSON whose strings can be written as UTF-8. Raises ValueError, also for what is beyond Python's limits."""
+    """Parse strict JSON whose strings can be written as UTF-8. Raises ValueError, also for what is beyond Python's limits."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         _check_utf8(value)

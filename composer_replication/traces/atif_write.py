@@ -145,10 +145,10 @@ def _iso(value: Any) -> str:
 
 
 def _call(call: ToolCall, raw: str | None) -> dict[str, Any]:
-    told = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": to_json(call.arguments)}
-    if native_call(call.call_id, call.name, told["arguments"]) == (call, raw):
-        return told
-    return {**told, "extra": {KEY: {"error": call.error, "raw": raw}}}
+    written = {"tool_call_id": call.call_id, "function_name": call.name, "arguments": to_json(call.arguments)}
+    if native_call(call.call_id, call.name, written["arguments"]) == (call, raw):
+        return written
+    return {**written, "extra": {KEY: {"error": call.error, "raw": raw}}}
 
 
 def _result(result: ToolResult, known: set[str]) -> dict[str, Any]:

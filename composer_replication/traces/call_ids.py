@@ -34,7 +34,7 @@ class _CallNames:
         self._open: dict[str, list[str]] = {}
 
     def asked(self, ids: Iterable[str]) -> list[str]:
-        """Ids for the calls of one answer; results that follow are theirs."""
+        """Return ids for the calls of one answer; results that follow are theirs."""
         given = list(ids)
         for name in given:
             self._open[name] = []

@@ -49,7 +49,7 @@ class Import:
     """Different credentials by kind, counted per trace."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON data."""
+        """Return plain JSON data."""
         return {
             "traces": dict(self.traces),
             "turns": dict(self.turns),
@@ -209,7 +209,8 @@ def _places(path: Path, out: Path, forced: Reader | None, account: Import) -> It
 
 
 def load_tools(path: Path) -> tuple[ToolSchema, ...]:
-    """Tool schemas from a JSON file: a list of them in OpenAI's or Anthropic's form. Raises ConfigError for anything else."""
+    """Read tool schemas from a JSON file: a list of them in OpenAI's or Anthropic's form. Raises ConfigError for anything
+    else."""
     try:
         value = document(path)
     except UnreadableError as error:

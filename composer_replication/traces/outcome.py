@@ -12,7 +12,7 @@ from typing import Any
 from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.types import ToolCall, ToolResult
 
-__all__ = ["exit_code_in", "is_test_run", "told_result"]
+__all__ = ["exit_code_in", "inferred_result", "is_test_run"]
 
 _RUNNER = re.compile(
     r"(?:^|[;&|(\n]\s*)(?:[A-Z_][A-Z0-9_]*=\S*\s+)*(?:(?:uv|poetry|pdm|hatch|pipenv)\s+run\s+)?(?:timeout\s+\S+\s+)?(?:\S*/)?"
@@ -89,7 +89,7 @@ def exit_code_in(text: str) -> int | None:
     return next((int(found[1]) for pattern in _EXIT_CODE if (found := pattern.search(text))), None)
 
 
-def told_result(
+def inferred_result(
     call: ToolCall | None,
     call_id: str,
     content: str,
@@ -110,14 +110,14 @@ def told_result(
     said = content if said is None else said
     command = call is not None and classify_call(call.name, call.arguments).kind is EffectKind.SHELL
     code = exit_code if exit_code is not None else exit_code_in(said) if command else None
-    told: dict[str, Any] = {} if code is None else {"exit_code": code}
+    inferred: dict[str, Any] = {} if code is None else {"exit_code": code}
     status = "ok"
     if call is not None and call.error is not None:
         status = "malformed_call"
     elif call is not None and is_test_run(call) and _TESTS_FAILED.search(said):
         status = "tests_failed"
         if ids := list(dict.fromkeys(_FAILED_ID.findall(said))):
-            told["failed"] = ids
+            inferred["failed"] = ids
     elif command and _TIMEOUT.search(said):
         status = "timeout"
     elif code is not None and code != 0:
@@ -125,7 +125,7 @@ def told_result(
     elif code is None:
         status = _by_text(said, command, failed)
     return ToolResult(
-        call_id=call_id, name=call.name if call else "", content=content, status=status, details={**told, **(details or {})}
+        call_id=call_id, name=call.name if call else "", content=content, status=status, details={**inferred, **(details or {})}
     )
 
 

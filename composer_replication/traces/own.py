@@ -83,7 +83,7 @@ class OwnReader:
             return False
 
     def read(self, path: Path) -> Iterator[Item]:
-        """Traces of a run are called `ARM/FILE/ID`, e.g. `full/step_00003/3/shop-total/0`."""
+        """Yield the traces of a run, called `ARM/FILE/ID`, e.g. `full/step_00003/3/shop-total/0`."""
         if not path.is_dir():
             yield from _file(path, "")
             return

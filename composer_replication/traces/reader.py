@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 @cache
 def readers() -> dict[str, Reader]:
-    """Every reader by name: those of this package, then those of entry points, which replace one of the same name."""
+    """Return every reader by name: those of this package, then those of entry points, which replace one of the same name."""
     found: dict[str, Reader] = {}
     for module in _BUILTIN:
         reader: Reader = import_module(f"composer_replication.traces.{module}").READER

@@ -111,7 +111,7 @@ class ConversationRecorder:
         self._asked: dict[str, _OpenTurn] = {}
 
     def say(self, message: Message) -> None:
-        """Somebody else than the model says something."""
+        """Record a message by anyone other than the model."""
         self.context.append(message)
 
     def restart(self, messages: Iterable[Message]) -> None:
@@ -142,10 +142,10 @@ class ConversationRecorder:
         """
         pairs = list(calls)
         raw = {call.call_id: broken for call, broken in pairs if broken is not None}
-        told = {**(details or {}), **({RAW: raw} if raw else {})}
-        if not whole and INCOMPLETE not in told and (hole := self._hole.of(self.context, self._asked)):
-            told[INCOMPLETE] = hole
-        turn = _OpenTurn(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, told)
+        known = {**(details or {}), **({RAW: raw} if raw else {})}
+        if not whole and INCOMPLETE not in known and (hole := self._hole.of(self.context, self._asked)):
+            known[INCOMPLETE] = hole
+        turn = _OpenTurn(tuple(self.context), text, tuple(call for call, _ in pairs), reasoning or None, known)
         if counted:
             self._turns.append(turn)
         self._asked.update({call.call_id: turn for call in turn.calls})
@@ -180,7 +180,7 @@ class ConversationRecorder:
             turn.results.append(result)
 
     def doubt(self, what: str) -> None:
-        """Something is missing that may have been a part of the last answer, unless its calls have been answered."""
+        """Mark that something is missing that may have been a part of the last answer, unless its calls have been answered."""
         if self._turns and not self._turns[-1].results:
             self._turns[-1].details.setdefault(INCOMPLETE, what)
 
@@ -197,7 +197,7 @@ class ConversationRecorder:
         return self.turns()[0].context if self._turns else tuple(self.context)
 
     def turns(self) -> tuple[TraceTurn, ...]:
-        """Every answer, with what its calls returned."""
+        """Return every answer, with what its calls returned."""
         turns = tuple(
             TraceTurn(
                 context=turn.context,

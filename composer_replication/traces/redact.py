@@ -55,13 +55,13 @@ class Redactor:
 
 
 def _parts(trace: Trace) -> Iterator[Any]:
-    """Every piece of a trace that holds texts, shared messages once."""
+    """Yield every piece of a trace that holds texts, shared messages once."""
     yield from (trace.trajectory_id, trace.task_id, trace.agent, trace.model, trace.tools, _without_ids(trace.details))
-    told: set[int] = set()
+    seen: set[int] = set()
     for context in (trace.messages, *(turn.context for turn in trace.turns)):
         for message in context:
-            if id(message) not in told:
-                told.add(id(message))
+            if id(message) not in seen:
+                seen.add(id(message))
                 yield message
     for turn in trace.turns:
         yield from (turn.text, turn.reasoning, _without_ids(turn.details))
@@ -128,12 +128,12 @@ class _Copy:
 
     def _call(self, call: ToolCall) -> ToolCall:
         error = None if call.error is None else self._clean(call.error)
-        told = {"call_id": self._clean(call.call_id), "name": self._clean(call.name)}
-        return replace(call, **told, arguments=self._value(call.arguments), error=error)
+        cleaned = {"call_id": self._clean(call.call_id), "name": self._clean(call.name)}
+        return replace(call, **cleaned, arguments=self._value(call.arguments), error=error)
 
     def _result(self, result: ToolResult) -> ToolResult:
-        told = {name: self._clean(getattr(result, name)) for name in ("call_id", "name", "content")}
-        return replace(result, **told, details=self._value(result.details))
+        cleaned = {name: self._clean(getattr(result, name)) for name in ("call_id", "name", "content")}
+        return replace(result, **cleaned, details=self._value(result.details))
 
     def _details(self, details: Mapping[str, Any]) -> dict[str, Any]:
         return {self._clean(name): self._value(value) for name, value in details.items() if name not in _IDS}

@@ -41,7 +41,7 @@ class Problem:
     """1-based, of a file of lines."""
 
     def __str__(self) -> str:
-        """One line whatever the file is called: what cannot be printed is escaped."""
+        """Format as one line whatever the file is called: what cannot be printed is escaped."""
         return _printable(f"{self.path}:{self.line}: {self.reason}" if self.line else f"{self.path}: {self.reason}")
 
 
@@ -64,7 +64,8 @@ class UnreadableError(ValueError):
 
 
 def parse(data: bytes) -> Any:
-    """Strict JSON whose strings can be written as UTF-8: half a surrogate pair becomes U+FFFD, as encoders of requests have it.
+    """Return strict JSON whose strings can be written as UTF-8: half a surrogate pair becomes U+FFFD, as encoders of requests
+    have it.
 
     Raises:
         UnreadableError: anything else, nesting beyond `MAX_DEPTH`, integers beyond Python's limit of digits and numbers beyond a

@@ -99,5 +99,5 @@ def _broken(turn: TraceTurn) -> str:
     if isinstance(sampled, str):
         return sampled.strip()
     raw = turn.details.get(RAW, {})
-    told = [(call.name, dict(call.arguments) if call.error is None else raw.get(call.call_id)) for call in turn.tool_calls]
-    return "\n".join(json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in told)
+    parts = [(call.name, dict(call.arguments) if call.error is None else raw.get(call.call_id)) for call in turn.tool_calls]
+    return "\n".join(json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in parts)

@@ -75,13 +75,13 @@ def is_temporary(path: Path) -> bool:
 
 
 def trace_to_json(trace: Trace) -> dict[str, Any]:
-    """Plain JSON data of a trace."""
+    """Return plain JSON data of a trace."""
     record: dict[str, Any] = {name: to_json(getattr(trace, name)) for name in _PLAIN}
     previous, turns = trace.messages, []
     names: dict[int, str] = {}
     for turn in trace.turns:
-        told = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
-        turns.append({"context": context_steps(previous, turn.context, names), **told})
+        record = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
+        turns.append({"context": context_steps(previous, turn.context, names), **record})
         previous = turn.context
     return {**record, "turns": turns}
 
@@ -90,20 +90,20 @@ _PLAIN = ("trajectory_id", "format", "messages", "tools", "task_id", "agent", "m
 
 
 def trace_from_json(data: dict[str, Any]) -> Trace:
-    """Inverse of `trace_to_json`. Raises UnreadableError, a ValueError, for anything else."""
+    """Invert `trace_to_json`. Raises UnreadableError, a ValueError, for anything else."""
     check(TraceShape, data)
     previous: tuple[Message, ...] = tuple(data["messages"])
     turns = []
-    for told in data["turns"]:
-        previous = context_from(previous, told["context"])
+    for record in data["turns"]:
+        previous = context_from(previous, record["context"])
         turns.append(
             TraceTurn(
                 context=previous,
-                text=told["text"],
-                tool_calls=tuple(ToolCall(**call) for call in told["tool_calls"]),
-                results=tuple(ToolResult(**result) for result in told["results"]),
-                reasoning=told["reasoning"],
-                details=told["details"],
+                text=record["text"],
+                tool_calls=tuple(ToolCall(**call) for call in record["tool_calls"]),
+                results=tuple(ToolResult(**result) for result in record["results"]),
+                reasoning=record["reasoning"],
+                details=record["details"],
             )
         )
     reward = None if data["reward"] is None else reward_from_json(data["reward"])
@@ -146,7 +146,7 @@ def context_steps(previous: Sequence[Message], context: Sequence[Message], names
 
 
 def context_from(previous: Sequence[Message], steps: Sequence[Any]) -> tuple[Message, ...]:
-    """Inverse of `context_steps`. Raises UnreadableError for a context that no model could read."""
+    """Invert `context_steps`. Raises UnreadableError for a context that no model could read."""
     context: list[Message] = []
     for step in steps:
         if isinstance(step, list):

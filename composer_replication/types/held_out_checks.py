@@ -43,7 +43,7 @@ class HeldOutChecks:
 
 
 def held_out_checks_from_json(data: Mapping[str, Any]) -> HeldOutChecks:
-    """Inverse of `types.to_json`. Raises KeyError or TypeError on a record of another shape."""
+    """Invert `types.to_json`. Raises KeyError or TypeError on a record of another shape."""
     return HeldOutChecks(
         calls=tuple(HeldOutCall(**call) for call in data["calls"]),
         anti_tests=tuple(AntiTest(**test) for test in data["anti_tests"]),

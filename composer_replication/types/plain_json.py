@@ -17,7 +17,7 @@ __all__ = ["grade_from_json", "reward_from_json", "task_spec_from_json", "to_jso
 
 
 def to_json(value: Any) -> Any:
-    """Plain JSON data of any class of this module; `Unscored` becomes `{"unscored": reason}`."""
+    """Return plain JSON data of any class of this module; `Unscored` becomes `{"unscored": reason}`."""
     if isinstance(value, Unscored):
         return {"unscored": value.reason}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -32,19 +32,19 @@ def to_json(value: Any) -> Any:
 
 
 def reward_from_json(value: Any) -> Reward:
-    """Inverse of `to_json` for a reward."""
+    """Invert `to_json` for a reward."""
     return Unscored(value["unscored"]) if isinstance(value, dict) else float(value)
 
 
 def task_spec_from_json(data: Mapping[str, Any]) -> TaskSpec:
-    """Inverse of `to_json` for a `TaskSpec`. Raises KeyError or TypeError on a record of another shape."""
+    """Invert `to_json` for a `TaskSpec`. Raises KeyError or TypeError on a record of another shape."""
     tuples = {k: tuple(data[k]) for k in ("fail_to_pass", "pass_to_pass", "editable", "python_path")}
     deleted = tuple(Deletion(**d) for d in data["deleted"])
     return TaskSpec(**{**data, **tuples, "deleted": deleted, "hidden": held_out_checks_from_json(data["hidden"])})
 
 
 def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
-    """Inverse of `to_json` for a `GradeReport`."""
+    """Invert `to_json` for a `GradeReport`."""
     return GradeReport(
         **{
             **data,
@@ -58,7 +58,7 @@ def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
 
 
 def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
-    """Inverse of `to_json` for a `Trajectory`."""
+    """Invert `to_json` for a `Trajectory`."""
     turns = tuple(
         Turn(
             action_ids=tuple(t["action_ids"]),

@@ -198,10 +198,10 @@ def secrets_in_log(text: str) -> Iterator[Secret]:
     low = text.lower()
     for kind, mark, pattern, asked in _IN_LOGS:
         if mark in low:
-            yield from _told(kind, pattern, text, asked)
+            yield from _values_in_places(kind, pattern, text, asked)
 
 
-def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:
+def _values_in_places(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterator[Secret]:
     """Find values in places where a secret belongs: `given` unless the value is a word, `mixed` when it is not an identifier
     either."""
     for match in pattern.finditer(text):
@@ -219,7 +219,7 @@ def _told(kind: str, pattern: re.Pattern[str], text: str, asked: str) -> Iterato
 
 
 def _mixed(key: str) -> bool:
-    """Letters and digits, and neither a name of code, a path, a version nor a date."""
+    """Return whether a text has letters and digits, and is neither a name of code, a path, a version nor a date."""
     digits, letters = sum(c.isdigit() for c in key), sum(c.isalpha() for c in key)
     return bool(digits and letters > 2 and not _IDENTIFIER.fullmatch(key) and "/" not in key and ":" not in key)
 

@@ -78,11 +78,11 @@ class Trajectory:
         return tuple(ids)
 
     def action_start(self, turn: int) -> int:
-        """Position of the first sampled token of turn `turn` in the whole sequence."""
+        """Return the position of the first sampled token of turn `turn` in the whole sequence."""
         return len(self.prompt_ids) + sum(len(t.action_ids) + len(t.observation_ids) for t in self.turns[:turn])
 
     def num_sampled_tokens(self) -> int:
-        """Tokens the policy sampled, all turns together."""
+        """Return tokens the policy sampled, all turns together."""
         return sum(len(t.action_ids) for t in self.turns)
 
 

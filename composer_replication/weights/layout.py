@@ -60,7 +60,7 @@ class StateLayout:
 
 
 def lay_out(state: Mapping[str, Tensor], shard_bytes: int) -> StateLayout:
-    """Shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
+    """Return shards of at most `shard_bytes`, or of one larger tensor; the same for every state of the same model.
 
     Raises:
         ConfigError: an entry is not a dense tensor, or of a type that safetensors does not know.
@@ -107,7 +107,7 @@ def unflatten(layout: StateLayout, flats: Sequence[Tensor]) -> dict[str, Tensor]
 
 
 def content_of(flat: Tensor) -> str:
-    """SHA-256 of the type and all bits of a shard, in hexadecimal."""
+    """Return the SHA-256 of the type and all bits of a shard, in hexadecimal."""
     found = hashlib.sha256(str(flat.dtype).removeprefix("torch.").encode())
     found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
@@ -127,7 +127,7 @@ def read_full(shard: Shard, data: bytes) -> Tensor:
     try:
         state = load(data)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise DamagedError(f"it is no safetensors file: {error}") from error
+        raise DamagedError(f"it is not a safetensors file: {error}") from error
     if {(name, tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} != {
         (name, shape, shard.type) for name, shape in shard.tensors
     }:
@@ -151,7 +151,9 @@ def _checked(name: str, tensor: object) -> str:
     """Return the name of the type of an entry of a state dict."""
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         found = type(tensor).__name__ if not isinstance(tensor, Tensor) else f"a tensor on {tensor.device}, {tensor.layout}"
-        raise ConfigError(f"{name!r} of the state dict is no dense tensor but {found}", fix="publish dense tensors with values")
+        raise ConfigError(
+            f"{name!r} of the state dict is not a dense tensor but {found}", fix="publish dense tensors with values"
+        )
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in _TYPES:
         raise ConfigError(f"{name!r} of the state dict is of the type {dtype}", fix=f"convert it to one of {', '.join(_TYPES)}")

@@ -101,7 +101,7 @@ class ShardEntry:
     """Patches in order; the last one produces `content`, and one of them applies to `full` unless that equals `content`."""
 
     def objects(self) -> list[Object]:
-        """All that this shard may take."""
+        """Return all steps that this shard may take."""
         return [self.full.object, *(step.object for step in self.steps)]
 
     def after(self, content: str) -> tuple[PatchStep, ...] | None:
@@ -175,7 +175,7 @@ def read_manifest(data: bytes | None, version: int) -> Manifest:
     for named in (part for entry in found.entries for part in entry.objects()):
         key = OBJECT_KEY.fullmatch(named.key)
         if key is None or key[2] != named.sha256:
-            raise DamagedError(f"{named.key!r} is no object of a publisher with the checksum {named.sha256}")
+            raise DamagedError(f"{named.key!r} is not an object of a publisher with the checksum {named.sha256}")
     names = {name for entry in found.entries for name, _ in entry.shard.tensors}
     if loose := [name for name, owner in found.tied if owner not in names]:
         raise DamagedError(f"{loose[0]!r} is tied to no tensor of it")

@@ -223,7 +223,7 @@ class WeightPublisher:
             data = write_manifest(manifest)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"the facts of version {manifest.version} are no JSON: {error}", fix="strings and numbers"
+                f"the facts of version {manifest.version} are not JSON: {error}", fix="strings and numbers"
             ) from error
         key = manifest_key(manifest.version)
         if not self._store.create(key, data) and self._store.get(key) != data:

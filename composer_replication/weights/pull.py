@@ -151,7 +151,7 @@ class WeightPuller:
                 problems.append(f"version {left[-1]}: {error}")
         if self._held is None:
             raise ObjectStoreError(
-                f"{self._source.where('')} has no version that is whole: {problems[0]}",
+                f"{self._source.where('')} has no complete version: {problems[0]}",
                 fix="publish once more: the next version brings whole copies of what is damaged",
             )
         old = self._held
@@ -304,7 +304,7 @@ class WeightPuller:
         return reread(read)
 
     def _kept(self, entry: ShardEntry) -> tuple[Tensor, tuple[PatchStep, ...]] | None:
-        """Values that are at hand, in memory or in the folder, and the steps that lead on from them."""
+        """Return the values at hand, in memory or in the folder, and the steps that continue from them."""
         for content in (entry.content, *(step.base for step in reversed(entry.steps))):
             steps = entry.after(content)
             flat = self._flats.get(content)

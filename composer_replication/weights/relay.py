@@ -136,7 +136,7 @@ class RelayClient:
 
     def __init__(self, url: str, *, timeout_s: float = 120.0) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise ConfigError(f"{url!r} is no address of a relay", fix="http://HOST:PORT")
+            raise ConfigError(f"{url!r} is not an address of a relay", fix="http://HOST:PORT")
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
 
@@ -151,7 +151,7 @@ class RelayClient:
         try:
             return parsed(_KEYS, found[1] if found is not None else b"[]")
         except DamagedError as error:
-            raise ObjectStoreError(f"{self.where(prefix)} is no relay's answer", fix="correct the address") from error
+            raise ObjectStoreError(f"{self.where(prefix)} is not a relay's answer", fix="correct the address") from error
 
     def create(self, key: str, data: bytes) -> bool:
         """Ask for a whole copy (`wants/`); whether this call was the first."""

@@ -29,13 +29,13 @@ def config(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"sync_every": 10, "fragments": 3}, "sync_every = 10 is no multiple of fragments = 3"),
+        ({"sync_every": 10, "fragments": 3}, "sync_every = 10 is not a multiple of fragments = 3"),
         ({"sync_every": 4, "fragments": 2, "delay": 2}, "delay = 2, and a round is held every 2 steps"),
         ({"replicas": 2, "quorum": 3}, "quorum = 3 of 2 replicas"),
         ({"replicas": 4, "quorum": 3}, "quorum = 3, deadline_s = None and 4 replicas"),
         ({"deadline_s": 5.0}, "quorum = None, deadline_s = 5.0 and 2 replicas"),
         ({"quorum": 2, "deadline_s": 5.0}, "quorum = 2, deadline_s = 5.0 and 2 replicas"),
-        ({"quorum": 1, "deadline_s": 50.0, "timeout_s": 50.0}, "deadline_s = 50 is no less than timeout_s = 50"),
+        ({"quorum": 1, "deadline_s": 50.0, "timeout_s": 50.0}, "deadline_s = 50 is not less than timeout_s = 50"),
         ({"steps": 25, "sync_every": 10}, "steps = 25 ends in the middle of a round"),
         ({"snapshot_every": 2, "state_every": 3}, "state_every = 3 is more than snapshot_every = 2"),
         ({"replicas": 3}, "rollout.groups = 8 cannot be shared out among 3 replicas"),

@@ -237,7 +237,7 @@ def test_style_rules_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("nonsense", "no TOML"),
+        ("nonsense", "not TOML"),
         ("", r"\[\[rule\]\]"),
         ('[[rule]]\nname = "a"\nmessage = "b"', "rule 1: it needs"),
         ('[[rule]]\nname = "a"\nmessage = "b"\npattern = "("', "rule 1: pattern"),

@@ -10,7 +10,7 @@ import pytest
 from labelled.read import FILE, labelled, score
 
 from composer_replication.hints import BUILTIN_DETECTORS, detect
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 
 PAIRS = labelled()
 SCORES = score(PAIRS)
@@ -41,7 +41,9 @@ def test_the_statuses_that_readers_of_logs_tell_change_nothing():
             continue
         calls = {call.call_id: call for turn in transcript.turns for call in turn.tool_calls}
         turns = (
-            dataclasses.replace(turn, results=tuple(told_result(calls[r.call_id], r.call_id, r.content) for r in turn.results))
+            dataclasses.replace(
+                turn, results=tuple(inferred_result(calls[r.call_id], r.call_id, r.content) for r in turn.results)
+            )
             for turn in transcript.turns
         )
         read = dataclasses.replace(transcript, turns=tuple(turns))

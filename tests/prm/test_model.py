@@ -108,7 +108,7 @@ def test_a_policy_gets_a_new_head_and_is_no_reward_model(tmp_path):
     assert torch.equal(one.model.embed_tokens.weight, policy.model.embed_tokens.weight)
     assert torch.equal(one.score.weight, same.score.weight)
     assert not torch.equal(one.score.weight, other.score.weight)
-    with pytest.raises(ModelError, match="no process reward model"):
+    with pytest.raises(ModelError, match="not a process reward model"):
         load_prm(str(tmp_path))
 
 

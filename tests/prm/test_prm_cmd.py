@@ -108,7 +108,7 @@ def test_resuming_what_is_finished_and_starting_over(trained):
         ((*TRAIN[:-1], "x", "--held-out", "1.5"), 2, "held_out is 1.5"),
         ((*TRAIN[:-1], "x", "--learning-rate", "-1"), 2, "learning_rate"),
         (("train", "--traces", "traces.jsonl", "--model", "./none", "--out", "x"), 5, "no such folder"),
-        (("score", "traces.jsonl", "--model", "policy"), 5, "no process reward model"),
+        (("score", "traces.jsonl", "--model", "policy"), 5, "not a process reward model"),
         (("score", "labels.jsonl", "--model", "policy"), 2, "line 1: no trajectory"),
     ],
 )

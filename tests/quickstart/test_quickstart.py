@@ -84,7 +84,7 @@ def test_a_warm_start_that_ignores_hints_is_refused(tmp_path: Path, monkeypatch:
 
 
 def test_a_name_that_is_none_is_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no name for a run"):
+    with pytest.raises(ConfigError, match="is not a name for a run"):
         quickstart.run_quickstart(tmp_path / "my run", seed=0, steps=1, sandbox="auto")
     assert not list(tmp_path.iterdir())
 

@@ -169,7 +169,7 @@ def test_own_recipe(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("process: [", "is no YAML"),
+        ("process: [", "is not YAML"),
         ("ops: []", "no list named process"),
         ("np: 4\nprocess: []", "np has no effect"),
         ("process:\n  - text_length_filter", r"process\[0\] is not one operator"),
@@ -229,9 +229,9 @@ def test_every_other_backend_names_its_extra_when_it_is_missing(monkeypatch, bac
     ],
 )
 def test_what_is_no_pair_is_refused_with_its_place(change, problem):
-    with pytest.raises(ConfigError, match=rf"pairs\[1\] is no pair: {problem}"):
+    with pytest.raises(ConfigError, match=rf"pairs\[1\] is not a pair: {problem}"):
         DJNormalizer().normalize([pair(0), pair(1) | change])
-    with pytest.raises(ConfigError, match=r"pairs\[0\] is no pair: no rejected"):
+    with pytest.raises(ConfigError, match=r"pairs\[0\] is not a pair: no rejected"):
         DJNormalizer().normalize([{k: v for k, v in pair(0).items() if k != "rejected"}])
 
 

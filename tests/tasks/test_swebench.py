@@ -179,12 +179,12 @@ def test_one_instance_by_its_id_and_none_twice(repository: Repository, tmp_path:
 def test_an_id_that_is_no_name_touches_nothing(repository: Repository, tmp_path: Path, name: str) -> None:
     ([kept], _) = built(repository, tmp_path / "out", repository.row())
     tasks, dropped = built(repository, tmp_path / "out", repository.row(instance_id=name))
-    assert (tasks, [entry.reason for entry in dropped]) == ([], [f"{name!r} is no name for a task"])
+    assert (tasks, [entry.reason for entry in dropped]) == ([], [f"{name!r} is not a name for a task"])
     assert load_task(kept.root).spec == kept.spec
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"instance_id": "a"}'])
 def test_a_row_that_is_no_instance_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "rows.jsonl").write_text(f"\n{line}\n")
-    with pytest.raises(SourceError, match=r"rows.jsonl:2 is no instance"):
+    with pytest.raises(SourceError, match=r"rows.jsonl:2 is not an instance"):
         list(read_instances(tmp_path / "rows.jsonl"))

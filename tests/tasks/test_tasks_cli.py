@@ -14,7 +14,7 @@ import pytest
 from in_process import composer_here
 from rich.console import Console
 
-from composer_replication.cli.grade_cmd import _told
+from composer_replication.cli.grade_cmd import _describe_rejected
 from composer_replication.cli.tasks_cmd import _table
 from composer_replication.tasks.store import load_task, load_tasks
 
@@ -168,7 +168,10 @@ def test_what_is_not_graded_is_told_in_one_line(task: Path, tmp_path: Path) -> N
     assert "count): test_tide.py (renamed to test_ebb.py), note00.md (new), " in line
     assert line.endswith("note08.md (new) and 11 more (--json has all)")
     (tmp_path / "ws" / "test_ebb.py").write_text("")
-    assert _told(["test_ebb.py", "test_tide.py"], tree, tmp_path / "ws") == ["test_tide.py (deleted)", "test_ebb.py (new)"]
+    assert _describe_rejected(["test_ebb.py", "test_tide.py"], tree, tmp_path / "ws") == [
+        "test_tide.py (deleted)",
+        "test_ebb.py (new)",
+    ]
 
 
 @pytest.mark.parametrize("place", [".", "x", ".."])

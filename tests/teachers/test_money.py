@@ -116,7 +116,7 @@ def test_prices_are_amounts(field, usd):
 
 @pytest.mark.parametrize("cap", [float("nan"), float("inf"), -1.0])
 def test_a_cap_is_an_amount(cap):
-    with pytest.raises(ConfigError, match="is no amount of money"):
+    with pytest.raises(ConfigError, match="is not an amount of money"):
         ask([teacher("http://x")], questions(1), cap=cap)
 
 

@@ -222,7 +222,7 @@ def test_body_that_stays_unreadable_is_an_error_value(body):
 
     with TeacherServer(answer) as server, Ledger() as ledger:
         bad, good = ask([teacher(server, "bad"), teacher(server, "good")], questions(1), ledger=ledger)
-        assert bad.error == "the response is no chat completion"
+        assert bad.error == "the response is not a chat completion"
         assert good.content == "fine"
         assert (ledger.num_answers, ledger.reserved_usd, len(server.requests)) == (1, 0.0, 3)
 

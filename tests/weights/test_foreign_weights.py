@@ -129,7 +129,7 @@ def test_a_manifest_names_only_objects_of_a_publisher(tmp_path, change):
     forge(store, change)
     found = WeightPuller(store).pull()
     assert (found.version, found.behind) == (0, 1)
-    assert "is no object of a publisher with the checksum" in found.problems[0]
+    assert "is not an object of a publisher with the checksum" in found.problems[0]
 
 
 def test_keys_that_are_not_ours_are_passed_over(store):
@@ -184,12 +184,12 @@ def test_a_version_of_more_digits_is_still_a_version(store):
 def test_a_relay_that_lists_what_is_no_key_is_told(store, monkeypatch, answer):
     with Relay(store) as relay:
         monkeypatch.setattr(relay, "keys", lambda prefix: answer)
-        with pytest.raises(ObjectStoreError, match=r"manifests is no relay's answer\n.*fix: correct the address"):
+        with pytest.raises(ObjectStoreError, match=r"manifests is not a relay's answer\n.*fix: correct the address"):
             WeightPuller(RelayClient(relay.url)).pull()
 
 
 def test_a_text_that_is_no_unicode_is_refused_where_it_comes_from(store):
-    with pytest.raises(ConfigError, match="the facts of version 0 are no JSON"):
+    with pytest.raises(ConfigError, match="the facts of version 0 are not JSON"):
         WeightPublisher(store).publish({"a": torch.ones(1)}, facts={"text": "\ud800"})
     WeightPublisher(store).publish({"ü": torch.ones(1)}, facts={"text": "ü"})
     found = WeightPuller(store).pull()

@@ -116,5 +116,5 @@ def test_a_relay_that_fails_is_named(store, monkeypatch):
             Relay(store, port=int(relay.url.rpartition(":")[2]))
     with pytest.raises(ObjectStoreError, match="see whether the relay runs"):
         WeightPuller(RelayClient(relay.url)).pull()
-    with pytest.raises(ConfigError, match="'ftp://x' is no address of a relay"):
+    with pytest.raises(ConfigError, match="'ftp://x' is not an address of a relay"):
         RelayClient("ftp://x")

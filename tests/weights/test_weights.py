@@ -231,7 +231,7 @@ def test_a_store_without_a_whole_version_says_so(memory):
     WeightPublisher(memory).publish(model())
     for key in keys(memory, "full"):
         damage(memory, key)
-    with pytest.raises(ObjectStoreError, match=r"no version that is whole: version 0: shard 0: .* checksum"):
+    with pytest.raises(ObjectStoreError, match=r"no complete version: version 0: shard 0: .* checksum"):
         puller.pull()
 
 
@@ -273,10 +273,13 @@ def test_staleness_is_bounded(memory):
         (lambda store: WeightPublisher(store, run="other"), "run 'one', and this is 'other'"),
         (lambda store: WeightPuller(store, run="other").pull(), "run 'one', and 'other' was asked for"),
         (lambda store: WeightPublisher(store, run="one").publish({}, version=0), "version 0 is not newer than 0"),
-        (lambda store: WeightPublisher(store, run="one").publish({"a": 3}), "'a' of the state dict is no dense tensor but int"),
+        (
+            lambda store: WeightPublisher(store, run="one").publish({"a": 3}),
+            "'a' of the state dict is not a dense tensor but int",
+        ),
         (lambda store: WeightPublisher(store, run="one").publish({"a": torch.ones(2, device="meta")}), "a tensor on meta"),
         (lambda store: WeightPublisher(store, run="one").publish({"a": torch.ones(2).cdouble()}), "of the type complex128"),
-        (lambda store: WeightPublisher(store, run="one").publish({}, facts={"a": object()}), "version 1 are no JSON"),
+        (lambda store: WeightPublisher(store, run="one").publish({}, facts={"a": object()}), "version 1 are not JSON"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(memory, call, words):

@@ -201,7 +201,7 @@ def test_a_wrong_key(address, monkeypatch, caplog, capfd):
 
 
 def test_no_key_and_a_key_where_none_belongs(address, monkeypatch):
-    with pytest.raises(SandboxUnavailableError, match="no place for a key"):
+    with pytest.raises(SandboxUnavailableError, match="not a place for a key"):
         RemoteSandbox(f"remote:{address.replace('//', '//user:key@')}")
     monkeypatch.delenv("COMPOSER_REMOTE_KEY")
     with pytest.raises(SandboxUnavailableError, match="there is no key"):
@@ -513,7 +513,7 @@ def test_the_key_follows_no_redirect():
 
 
 def test_an_address_that_is_none():
-    with pytest.raises(SandboxError, match="is no address"):
+    with pytest.raises(SandboxError, match="is not an address"):
         RemoteSandbox("remote:http://[bad")
 
 

@@ -76,7 +76,7 @@ def call_form(call: Call, tools: Sequence[ToolSchema] = (), folders: Container[s
 
 
 def _shell_of(arguments: Mapping[str, Any]) -> str:
-    """Which shell reads a command that is given as words; nothing for one text, and for what Codex writes for that."""
+    """Return which shell reads a command that is given as words; nothing for one text, and for what Codex writes for that."""
     given: Any = next(arguments[name] for name in sorted(_COMMAND) if name in arguments)
     given = given["command"] if isinstance(given, Mapping) else given
     if isinstance(given, str) or list(given[:2]) == ["bash", "-lc"]:
@@ -118,7 +118,8 @@ def _is_default(declared: Any, value: Any) -> bool:
 
 
 def _deed_form(name: str, effect: ToolEffect, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Tools that show the same differently, or refuse in other cases, keep their names."""
+    """Return the form of a call by its effect. Tools that show the same differently, or refuse in other cases, keep their
+    names."""
     own = name if effect.kind in (EffectKind.LIST, EffectKind.SEARCH) or "command" in arguments else ""
     path = path_of(arguments)
     if name in _NORMALISES:

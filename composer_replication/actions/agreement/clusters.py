@@ -114,7 +114,7 @@ def choose(clusters: Sequence[Cluster], *, threshold: int, weights: Mapping[str,
 
 
 def why_no_pair(student: ActionComparison) -> str:
-    """Why an action and the student's do not form a pair, from the verdict on the two; empty when they are one."""
+    """Return why an action and the student's do not form a pair, from the verdict on the two; empty when they are one."""
     if student.same:
         return "the student agrees"
     if student.diff:

@@ -83,7 +83,7 @@ def _from_paths(one: Sequence[Call], other: Sequence[Call]) -> ActionComparison:
 
 
 def _targets(calls: Sequence[Call]) -> frozenset[str]:
-    """Paths that are changed; none where a patch cannot be read."""
+    """Return paths that are changed; none where a patch cannot be read."""
     found: set[str] = set()
     for call in calls:
         effect = classify_call(call.name, call.arguments)

@@ -82,12 +82,13 @@ def _sets(spec: str) -> tuple[frozenset[str], ...]:
 
 
 def _above_each(given: Arguments) -> bool:
-    """head and tail name their files above each of several."""
+    """Return whether the output names files: head and tail name theirs above each of several."""
     return "q" not in given.options and ("v" in given.options or len(given.operands) > 1)
 
 
 def _before_each(given: Arguments) -> bool:
-    """grep names files where there may be several; of patterns of names it is not known how they match `./`."""
+    """Return whether the output names files: grep does where there may be several; how its name patterns match `./` is
+    unknown."""
     options = frozenset(given.options)
     if options & {"l", "L"} or any(name.startswith(("include", "exclude")) for name, _ in given.values):
         return True

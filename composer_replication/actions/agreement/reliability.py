@@ -29,7 +29,7 @@ class Ballot:
 
 
 def family_accuracies(ballots: Sequence[Ballot]) -> dict[str, float]:
-    """Family -> `p_f` in (0, 1): the most probable under a Beta(PRIOR_RIGHT + 1, PRIOR_WRONG + 1) prior.
+    """Map each family to `p_f` in (0, 1): the most probable under a Beta(PRIOR_RIGHT + 1, PRIOR_WRONG + 1) prior.
 
     `K` is one more than the actions seen at a state, for all of them may be wrong. States where a single family voted and no
     outcome is known say nothing and are left out. A family that has no other vote is at the prior's mode.
@@ -54,7 +54,7 @@ def family_accuracies(ballots: Sequence[Ballot]) -> dict[str, float]:
 
 
 def _posterior(ballot: Ballot, accuracy: Mapping[str, float]) -> dict[Hashable, float]:
-    """Probability that each action voted for is the right one; what is left of 1 is that none is."""
+    """Return the probability that each action voted for is the right one; the rest, up to 1, is that none is."""
     if ballot.right is not None:
         return {ballot.right: 1.0}
     actions = set(ballot.votes.values())

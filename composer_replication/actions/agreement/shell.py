@@ -76,7 +76,7 @@ def _changes_the_shell(simple: Simple) -> bool:
 
 
 def _simple_form(simple: Simple, folders: Container[str] | None, *, messages_shown: bool) -> tuple[Any, ...]:
-    """`folders` is None where no program can be trusted to be itself."""
+    """Return the form of a simple command; `folders` is None where no program can be trusted to be itself."""
     words = tuple(map(_word, simple.words))
     assignments = tuple(map(_word, simple.assignments))
     read = None if folders is None else arguments_of(simple)

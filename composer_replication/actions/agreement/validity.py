@@ -13,7 +13,7 @@ __all__ = ["problem_of"]
 
 
 def problem_of(call: Call, tools: Sequence[ToolSchema]) -> str:
-    """`unknown tool`, `invalid arguments`, or nothing. Without `tools` every call is valid."""
+    """Return `unknown tool`, `invalid arguments`, or nothing. Without `tools` every call is valid."""
     if not tools:
         return ""
     schemas = {t["function"]["name"]: t["function"].get("parameters", {}) for t in tools}

@@ -25,18 +25,18 @@ __all__ = [
 
 GateOption: TypeAlias = Annotated[
     Literal["off", "flat", "cascade", "sweep", "any"],
-    typer.Option(help="Whom to ask where; off asks everybody about everything."),
+    typer.Option(help="Which teachers to ask about which states; off asks all teachers about all states."),
 ]
-CheapOption: TypeAlias = Annotated[str | None, typer.Option(help="Teacher that is asked first; the cheapest by default.")]
+CheapOption: TypeAlias = Annotated[str | None, typer.Option(help="Teacher to ask first; the cheapest by default.")]
 UncertainOption: TypeAlias = Annotated[float, typer.Option(help="Share of the states that count as uncertain.")]
-FindingsOption: TypeAlias = Annotated[bool, typer.Option(help="Whether a detector's finding is a ground.")]
+FindingsOption: TypeAlias = Annotated[bool, typer.Option(help="Treat a detector's finding as a reason to ask.")]
 DoubtfulOption: TypeAlias = Annotated[
     float, typer.Option(help="Share of the states with a student_score that count as doubtful: the lowest.")
 ]
-AuditOption: TypeAlias = Annotated[float, typer.Option(help="Chance that what is left out is asked all the same.")]
-SeedOption: TypeAlias = Annotated[int, typer.Option(help="Of the audit's draws.")]
+AuditOption: TypeAlias = Annotated[float, typer.Option(help="Probability of asking about a state that was left out.")]
+SeedOption: TypeAlias = Annotated[int, typer.Option(help="Seed of the audit's draws.")]
 ReachOption: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, help="Steps after which a prompt cache has forgotten; never by default.")
+    int | None, typer.Option(min=1, help="Steps after which a prompt cache forgets; never by default.")
 ]
 
 

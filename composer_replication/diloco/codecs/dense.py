@@ -48,7 +48,7 @@ class Integers:
         self._most = (1 << (bits - 1)) - 1
 
     def length(self, size: int) -> int:
-        """Bytes of the payload of `size` values."""
+        """Return the bytes of the payload of `size` values."""
         return 4 + 2 * -(-size // GROUP) + -(-size * self._bits // 8)
 
     def encode(self, values: Tensor) -> bytes:

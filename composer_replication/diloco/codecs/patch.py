@@ -23,12 +23,12 @@ a tenth."""
 
 
 def visible(values: Tensor, reference: Tensor) -> Tensor:
-    """(n,) mask of the entries that change `reference`, in bfloat16, when they are subtracted from it."""
+    """Return the (n,) mask of the entries that change `reference`, in bfloat16, when they are subtracted from it."""
     return (reference - values).bfloat16() != reference.bfloat16()
 
 
 def patch_length(size: int, count: int) -> int:
-    """About how many bytes `Pulse` needs for `count` of `size` values."""
+    """Return about how many bytes `Pulse` needs for `count` of `size` values."""
     return positions_length(size, count) + 2 * count
 
 

@@ -32,7 +32,7 @@ def pack_positions(there: Tensor) -> bytes:
 
 
 def positions_length(size: int, count: int) -> int:
-    """About how many bytes `count` of `size` positions take."""
+    """Return about how many bytes `count` of `size` positions take."""
     return min(_bits_length(size), _gaps_length(count, 0))
 
 

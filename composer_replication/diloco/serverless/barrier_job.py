@@ -11,7 +11,7 @@ __all__ = ["meet"]
 
 
 def meet(timeout_s: float = 1800.0) -> dict[str, float]:
-    """All-reduce this replica's rank over the store; what came out of it is the mean of all ranks.
+    """All-reduce this replica's rank over the store, and return the mean of all ranks.
 
     Raises:
         ComposerError: the store cannot be used, or the others did not come within `timeout_s` seconds.

@@ -130,7 +130,7 @@ class StoreExecutor(ABC):
             refusal = error
         failures = {handles[place].rank: self._failure(handles[place], *ended[place]) for place in sorted(failed)}
         fix = None if refusal is None else refusal.fix
-        raise ReplicaError(_told(failures, handles, left, refusal), fix=fix, failures=failures, results=results)
+        raise ReplicaError(_describe_failures(failures, handles, left, refusal), fix=fix, failures=failures, results=results)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
         """See `ServerlessExecutor.cancel`."""
@@ -179,7 +179,7 @@ class StoreExecutor(ABC):
         return handle.metadata["id"]
 
     def _ended(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, ReplicaOutcome | None, str]:
-        """Its status, the outcome that it left if it has ended, and what the backend says. The outcome knows more."""
+        """Return its status, the outcome it left if it has ended, and what the backend says. The outcome is the better source."""
         identity = self._identity(handle)
         sight = self._look(identity)
         if not sight.status.final:
@@ -194,7 +194,7 @@ class StoreExecutor(ABC):
         return sight.status, None, sight.why
 
     def _failure(self, handle: ReplicaHandle, status: ReplicaStatus, outcome: ReplicaOutcome | None, why: str) -> str:
-        """One replica's end, its traceback or the end of its log under it."""
+        """Describe one replica's end, with its traceback or the end of its log."""
         said = (outcome.error if outcome is not None else why) or status.value
         more = outcome.traceback if outcome is not None else ""
         try:
@@ -217,7 +217,7 @@ def _value(found: tuple[ReplicaStatus, ReplicaOutcome | None, str] | None) -> An
     return found[1].value if found is not None and found[1] is not None else None
 
 
-def _told(
+def _describe_failures(
     failures: Mapping[int, str], handles: Sequence[ReplicaHandle], left: Sequence[int], refusal: BackendError | None
 ) -> str:
     others = f"; {len(left)} that still ran {'has' if len(left) == 1 else 'have'} been cancelled" if left else ""

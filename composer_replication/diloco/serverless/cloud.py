@@ -46,10 +46,10 @@ class CloudExecutor(StoreExecutor):
 
     def _check(self, launch: Launch, gpu: str | None) -> None:  # noqa: ARG002 - for those below
         if not self.shares_paths and ("://" not in launch.rendezvous_uri or launch.rendezvous_uri.startswith("file:")):
-            told = (
+            message = (
                 f"rendezvous_uri {launch.rendezvous_uri} is a folder of this machine, and {self.backend_name} replicas see none"
             )
-            raise ConfigError(told, fix="give s3://BUCKET/PREFIX, gs://... or az://..., or use LocalProcessExecutor")
+            raise ConfigError(message, fix="give s3://BUCKET/PREFIX, gs://... or az://..., or use LocalProcessExecutor")
         if launch.rank_env in {*self._env, *self._secrets}:
             raise ConfigError(f"{launch.rank_env} is in env or secrets, and each replica has its own", fix="leave it out")
         secret_values(self._secrets)
@@ -73,7 +73,7 @@ def check_image(image: str) -> str:
     """
     if image.startswith("modal:"):
         fix = f"write {PYTHON_IMAGE!r}, another registry's image, or modal.Image.debian_slim(python_version='3.11')"
-        raise ConfigError(f"there is no image {image!r}: modal is no registry", fix=fix)
+        raise ConfigError(f"there is no image {image!r}: modal is not a registry", fix=fix)
     if not _REFERENCE.fullmatch(image):
         raise ConfigError(
             f"{image!r} names no image", fix=f"write it as registries do: {PYTHON_IMAGE!r}, 'ghcr.io/OWNER/NAME:TAG'"

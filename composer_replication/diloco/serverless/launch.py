@@ -80,11 +80,11 @@ def plan(n_replicas: int, entrypoint: str | Callable[..., Any], arguments: Mappi
         fix = "give a path, s3://BUCKET/PREFIX, gs://... or az://..."
         raise ConfigError(f"rendezvous_uri is {uri}: no other process shares this one's memory", fix=fix)
     if arguments.get("world_size", n_replicas) != n_replicas:
-        told = f"entrypoint_args has world_size {arguments['world_size']!r}, and n_replicas is {n_replicas}"
-        raise ConfigError(told, fix="leave world_size out")
+        message = f"entrypoint_args has world_size {arguments['world_size']!r}, and n_replicas is {n_replicas}"
+        raise ConfigError(message, fix="leave world_size out")
     rank_env = arguments.get("rank_env", RANK_ENV)
     if not isinstance(rank_env, str) or not _VARIABLE.fullmatch(rank_env):
-        raise ConfigError(f"rank_env {rank_env!r} is no name of an environment variable", fix=f"leave it out: {RANK_ENV}")
+        raise ConfigError(f"rank_env {rank_env!r} is not a name of an environment variable", fix=f"leave it out: {RANK_ENV}")
     module, name, kwargs = _trainer(entrypoint, {key: value for key, value in arguments.items() if key not in _OWN})
     launch = Launch(
         rendezvous_uri=uri if "://" in uri else os.path.abspath(uri),
@@ -125,7 +125,7 @@ def _trainer(entrypoint: str | Callable[..., Any], rest: Mapping[str, Any]) -> t
         raise ConfigError("entrypoint_args has one of trainer_module and trainer_fn", fix="give both, or neither")
     kwargs = rest.get("trainer_kwargs", {})
     if not isinstance(kwargs, Mapping):
-        raise ConfigError("trainer_kwargs is no mapping", fix="give the function's arguments by name")
+        raise ConfigError("trainer_kwargs is not a mapping", fix="give the function's arguments by name")
     return (*module_and_name(f"{module}:{name}"), kwargs)
 
 

@@ -39,7 +39,7 @@ class _Replica:
         )
 
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """Return its exit status; None while it runs."""
         status = self.process.poll()
         if status is not None and not self._said.closed:
             self._said.seek(0)
@@ -57,7 +57,7 @@ class _Replica:
         self.status()
 
     def words(self) -> str:
-        """Output of an ended replica."""
+        """Return the output of an ended replica."""
         return self._words.decode("utf-8", "replace")
 
 

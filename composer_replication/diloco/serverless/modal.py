@@ -70,10 +70,10 @@ class ModalExecutor(CloudExecutor):
     def _check(self, launch: Launch, gpu: str | None) -> None:
         super()._check(launch, gpu)
         if launch.timeout_s + GRACE_S > _LONGEST_S:
-            told = (
+            message = (
                 f"timeout is {launch.timeout_s:g} s, and Modal ends a sandbox after a day, {GRACE_S:g} s of it to start and end"
             )
-            raise ConfigError(told, fix="launch again from the store after that, or use SkyExecutor")
+            raise ConfigError(message, fix="launch again from the store after that, or use SkyExecutor")
 
     def _start(self, launch: Launch, rank: int, gpu: str | None) -> str:
         with self._understood():

@@ -90,7 +90,9 @@ class Records:
             return ReplicaOutcome(**{**facts, "status": ReplicaStatus(facts["status"])})
         except (ValueError, TypeError, KeyError) as error:
             fix = "let every launch have a prefix that nothing else writes under"
-            raise ObjectStoreError(f"{self._store.where('outcome.json')} is no outcome of a replica: {error}", fix=fix) from error
+            raise ObjectStoreError(
+                f"{self._store.where('outcome.json')} is not an outcome of a replica: {error}", fix=fix
+            ) from error
 
 
 class LogWriter:

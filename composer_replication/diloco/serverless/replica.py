@@ -35,9 +35,9 @@ def this_replica() -> Replica:
     Raises:
         ConfigError: it is none.
     """
-    told = os.environ.get(_VARIABLE)
-    if told is None:
+    written = os.environ.get(_VARIABLE)
+    if written is None:
         raise ConfigError(
-            "this process is no replica", fix="launch it through an executor of composer_replication.diloco.serverless"
+            "this process is not a replica", fix="launch it through an executor of composer_replication.diloco.serverless"
         )
-    return Replica(**json.loads(told))
+    return Replica(**json.loads(written))

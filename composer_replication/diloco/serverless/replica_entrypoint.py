@@ -91,16 +91,16 @@ class _TrainerProcess:
     def _outcome(self, status: int, seconds: float) -> ReplicaOutcome:
         """Return its outcome when it ended by itself."""
         path = self._folder / END
-        told = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        result = json.loads(path.read_text("utf-8")) if path.exists() else {}
         died = f"killed by signal {-status} ({signal.Signals(-status).name})" if status < 0 else ""
-        if "value" in told:
+        if "value" in result:
             # native threads may abort an interpreter that ends; what the function returned is none the worse for it
             self.note = f"replica: the trainer had returned when it was {died}\n" if died else ""
-            return ReplicaOutcome(ReplicaStatus.SUCCEEDED, 0, seconds, value=told["value"])
+            return ReplicaOutcome(ReplicaStatus.SUCCEEDED, 0, seconds, value=result["value"])
         if died:
             return ReplicaOutcome(ReplicaStatus.FAILED, 128 - status, seconds, error=died)
-        error = told.get("error", f"ended with status {status} and no result")
-        return ReplicaOutcome(ReplicaStatus.FAILED, status or 1, seconds, error=error, traceback=told.get("traceback", ""))
+        error = result.get("error", f"ended with status {status} and no result")
+        return ReplicaOutcome(ReplicaStatus.FAILED, status or 1, seconds, error=error, traceback=result.get("traceback", ""))
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -145,7 +145,7 @@ def _run(asked: argparse.Namespace) -> int:
         log.close()
     if log.fault is not None:
         print(f"replica: the end of the log is not in the store: {log.fault}", file=sys.stderr)  # noqa: T201
-    _tell(records, outcome)
+    _write_outcome(records, outcome)
     return outcome.exit_code
 
 
@@ -157,7 +157,7 @@ def _pump(output: BinaryIO, log: LogWriter) -> None:
             sys.stdout.buffer.flush()
 
 
-def _tell(records: Records, outcome: ReplicaOutcome) -> None:
+def _write_outcome(records: Records, outcome: ReplicaOutcome) -> None:
     """Put the outcome, again and again where the store does not take it. Raises ObjectStoreError."""
     deadline = time.monotonic() + _TELL_S
     while True:
@@ -170,11 +170,11 @@ def _tell(records: Records, outcome: ReplicaOutcome) -> None:
 
 
 def _rank(variable: str, world_size: int) -> int:
-    told = os.environ.get(variable, "")
-    if not told.isascii() or not told.isdecimal() or not int(told) < world_size:
+    rank = os.environ.get(variable, "")
+    if not rank.isascii() or not rank.isdecimal() or not int(rank) < world_size:
         fix = f"set it to this replica's rank, 0 to {world_size - 1}"
-        raise ConfigError(f"the environment variable {variable} is {told!r}, with {world_size} replicas", fix=fix)
-    return int(told)
+        raise ConfigError(f"the environment variable {variable} is {rank!r}, with {world_size} replicas", fix=fix)
+    return int(rank)
 
 
 def _object(text: str) -> dict[str, object]:

@@ -107,8 +107,8 @@ class SkyExecutor(CloudExecutor):
                 found = self._sky.get(self._sky.job_status(cluster, [int(job)]))
         except self._gone:
             return Sight(ReplicaStatus.FAILED, f"its cluster {cluster} is gone")
-        told = next(iter(found.values()), None)
-        name = getattr(told, "value", told)
+        status = next(iter(found.values()), None)
+        name = getattr(status, "value", status)
         if name not in _STATUSES:
             raise BackendError(f"the job of {cluster} is {name}, which is unknown here", fix=f"see sky queue {cluster}")
         return Sight(_STATUSES[name], f"its job ended as {name}; `sky logs {cluster}` has what it printed")

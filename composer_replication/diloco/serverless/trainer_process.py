@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
 
 
 def _plain(value: Any, call: dict[str, Any]) -> Any:
-    """`value` as JSON has it. Raises ConfigError."""
+    """Convert `value` to plain JSON data. Raises ConfigError."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:

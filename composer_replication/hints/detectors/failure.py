@@ -41,7 +41,7 @@ _TAIL = 400
 
 
 def _any(alternatives: str, flags: re.RegexFlag = re.IGNORECASE | re.DOTALL) -> re.Pattern[str]:
-    """One pattern of many, one a line."""
+    """Compile one pattern from many, one per line."""
     return re.compile("|".join(line.strip() for line in alternatives.splitlines() if line.strip()), flags)
 
 
@@ -195,17 +195,17 @@ def refusal_of(result: ToolResult | None, effect: ToolEffect) -> str | None:
     if result.status != "ok":
         if effect.kind is EffectKind.SHELL or result.status in STATUSES - {"command_failed"}:
             return result.status
-        return _told(result.content) or result.status
+        return _kind_of_text(result.content) or result.status
     if result.name in _OWN or effect.kind in (EffectKind.SHELL, EffectKind.TEST):
         return None
     opening = _OPENING.match(result.content)
     if effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST) and (opening is None or not opening[0].strip()):
         # their output may begin with anything: only a short answer that is all error counts
-        return _told(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
-    return _told(result.content)
+        return _kind_of_text(result.content) if len(result.content) < 300 and "\n" not in result.content.strip() else None
+    return _kind_of_text(result.content)
 
 
-def _told(content: str) -> str | None:
+def _kind_of_text(content: str) -> str | None:
     opening = _OPENING.match(content)
     head = content[opening.end() if opening else 0 :][:_HEAD]
     return next((kind for kind, pattern in _REFUSALS.items() if pattern.match(head)), None)

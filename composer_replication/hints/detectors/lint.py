@@ -71,7 +71,7 @@ class LintChanged:
 
 
 def changed_lines(before: str | None, after: str) -> list[int]:
-    """1-based numbers of the lines of `after` that are new; all of them when the text before is not known."""
+    """Return 1-based numbers of the lines of `after` that are new; all of them when the text before is not known."""
     if before is None:
         return list(range(1, after.count("\n") + 2))
     blocks = difflib.SequenceMatcher(None, before.split("\n"), after.split("\n"), autojunk=False).get_opcodes()

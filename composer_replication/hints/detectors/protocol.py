@@ -103,7 +103,7 @@ class _Schema:
         }  # fmt: skip
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """Why the arguments do not fit, in one line; None when they do, or the schema itself is not a schema."""
+        """Return why the arguments do not fit, in one line; None when they do, or the schema itself is not a schema."""
         if (self.simple and self._fit(arguments)) or too_deep(dict(arguments)):
             return None
         if self.validator is False:

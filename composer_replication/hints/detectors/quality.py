@@ -181,7 +181,7 @@ class ForbiddenPath:
                     yield step.finding("hidden_files", evidence, span=(start, start + len(mark)), confidence=0.9)
 
     def _touched(self, step: CallStep, seen: set[str], made: set[str]) -> Iterator[tuple[str, bool]]:
-        """Paths that the step changes, or reads from where nothing is to be read; and whether each is the agent's own."""
+        """Yield paths that the step changes, or reads from where nothing is to be read; and whether each is the agent's own."""
         if step.refusal is not None:
             return
         if step.effect.kind is EffectKind.READ and _HIDDEN.search(step.effect.path):

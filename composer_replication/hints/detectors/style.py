@@ -139,7 +139,7 @@ def load_rules(path: Path) -> tuple[PatternRule | JudgeRule, ...]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", fix="name a TOML file of style rules: --rules STYLE.toml") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}", fix="repair the file at the place named") from error
+        raise ConfigError(f"{path} is not TOML: {error}", fix="repair the file at the place named") from error
     rules = data.get("rule")
     if set(data) != {"rule"} or not isinstance(rules, list) or not rules:
         raise ConfigError(f"{path} must have [[rule]] tables and nothing else", fix="begin each rule with a line [[rule]]")

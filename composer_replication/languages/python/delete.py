@@ -13,7 +13,7 @@ _STUB = b"raise NotImplementedError"
 
 
 def delete_bodies(source: bytes, functions: Iterable[Function]) -> bytes:
-    """`source` without the bodies of `functions`, which `find_functions` found in it.
+    """Return `source` without the bodies of `functions`, which `find_functions` found in it.
 
     The stub takes the body's indentation and the ending of the body's last line, which the end of the file may lack.
     """
@@ -48,5 +48,5 @@ def unified_diff(before: Mapping[str, bytes | None], after: Mapping[str, bytes])
 
 
 def _ended(lines: list[bytes]) -> list[bytes]:
-    """Lines split at newlines, with their newlines again."""
+    """Put the newlines back on split lines."""
     return [line + b"\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]

@@ -97,7 +97,7 @@ def find_functions(path: str, source: bytes, *, keep_docstring: bool = True) -> 
 
 
 def _definitions(node: ast.AST, prefix: str) -> Iterator[tuple[str, _Def]]:
-    """Functions of modules and classes, also under `if`, `try` and `with`, but not those inside functions."""
+    """Yield functions of modules and classes, also under `if`, `try` and `with`, but not those inside functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + child.name, child
@@ -181,7 +181,7 @@ def _header_end(node: _Def, lines: list[bytes]) -> int:
 
 
 def _with_trailing_comments(lines: list[bytes], last: int, indent: bytes) -> int:
-    """`last`, or the line of the last comment after it that stands at the body's indentation."""
+    """Return `last`, or the line of the last comment after it that stands at the body's indentation."""
     for number in range(last + 1, len(lines) + 1):
         line = lines[number - 1]
         if line.startswith(indent) and line.lstrip().startswith(b"#"):

@@ -21,7 +21,7 @@ _TAKEN = 0.3
 
 
 def vary(recorded: Sequence[str], rng: random.Random, count: int) -> list[str]:
-    """At most `count` argument lists (JSON `[positional, keyword]`) that differ from the recorded ones and each other."""
+    """Return at most `count` argument lists (JSON `[positional, keyword]`) that differ from the recorded ones and each other."""
     parsed = [json.loads(arguments) for arguments in recorded]
     known = set(recorded)
     found: list[str] = []
@@ -37,7 +37,7 @@ def vary(recorded: Sequence[str], rng: random.Random, count: int) -> list[str]:
 
 
 def _mixed(mine: list[Any], theirs: list[Any], rng: random.Random) -> list[Any]:
-    """Arguments `mine` with one changed and some taken from `theirs`, where that is of the same kind."""
+    """Return the arguments `mine` with one changed and some taken from `theirs`, where that is of the same kind."""
     child = copy.deepcopy(mine)
     slots = [(0, at) for at in range(len(child[0]))] + [(1, name) for name in child[1]]
     rng.shuffle(slots)
@@ -70,7 +70,7 @@ def _kind(written: Any) -> str:
 
 
 def _changed(value: Any, other: Any, rng: random.Random) -> Any:
-    """Something like `value` and `other`, which are of one kind."""
+    """Return a value similar to `value` and `other`, which are of one kind."""
     match value:
         case bool() | None:
             return other

@@ -26,7 +26,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 
 
 def mutants_of(source: bytes, functions: Sequence[Function], count: int, seed: str) -> list[bytes]:
-    """At most `count` versions of a file, each with one change in the body of one of `functions`, which are in it.
+    """Return at most `count` versions of a file, each with one change in the body of one of `functions`, which are in it.
 
     The functions take turns; which change is made is drawn with `seed`. A body that offers none gives none.
     """
@@ -42,7 +42,7 @@ def mutants_of(source: bytes, functions: Sequence[Function], count: int, seed: s
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below, but none inside an f-string: before Python 3.12 their places are not those in the file."""
+    """Yield every node below, but none inside an f-string: before Python 3.12 their places are not those in the file."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.JoinedStr):
             yield child
@@ -50,7 +50,7 @@ def _expressions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _changes(tree: ast.Module, function: Function) -> Iterator[tuple[ast.expr, str]]:
-    """Expressions of the body and what to put in their place."""
+    """Yield expressions of the body and what to put in their place."""
     for node in _expressions(tree):
         inside = function.first_line <= getattr(node, "lineno", 0) <= function.last_line
         if not inside:
@@ -87,7 +87,7 @@ def _is_none(node: ast.expr) -> bool:
 
 
 def _replaced(source: bytes, node: ast.expr, text: str) -> bytes:
-    """`source` with `(text)` where `node` stood; columns of the syntax tree count bytes."""
+    """Return `source` with `(text)` where `node` stood; columns of the syntax tree count bytes."""
     lines = split_lines(source)
     end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
     before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]

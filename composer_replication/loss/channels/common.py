@@ -13,7 +13,7 @@ Result: TypeAlias = tuple[Tensor, dict[str, float]]
 
 
 def divisor(weights: Tensor, denominator: Tensor | None, name: str) -> Tensor:
-    """N of sum(w l) / N: the batch's own denominator, or the sum of the weights [n] of this call.
+    """Return N of sum(w l) / N: the batch's own denominator, or the sum of the weights [n] of this call.
 
     Raises ValueError when N is not above 0.
     """

@@ -20,8 +20,8 @@ __all__ = ["with_dummy_inputs"]
 def with_dummy_inputs(
     batch: Mapping[str, Tensor], off: Container[str], weights: Mapping[str, float], device: torch.device
 ) -> dict[str, Tensor]:
-    """`batch` with inputs for the channels (`rlvr`, `hint`, `replay`) that are `off` and have a weight all the same. `rlvr`
-    always has, but needs none where `hint` is on: both read one forward pass."""
+    """Return `batch` with inputs for the channels (`rlvr`, `hint`, `replay`) that are `off` and have a weight all the same.
+    `rlvr` always has, but needs none where `hint` is on: both read one forward pass."""
     tokens = torch.zeros((1, 2), dtype=torch.int64, device=device)
     second = torch.tensor([[0.0, 1.0]], device=device)
     never = torch.tensor(torch.inf, device=device)

@@ -58,8 +58,8 @@ def _pair_logps(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[tuple[Te
 
 
 def _shared_prompt(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
-    """Length [P] of the prefix that a pair's two sequences (of [2P, T]) have in common and read only once: what predicts a wanted
-    token stands after it, and so does at least one token of each side, whose answer may be empty."""
+    """Return the length [P] of the prefix that a pair's two sequences (of [2P, T]) have in common and read only once: what
+    predicts a wanted token stands after it, and so does at least one token of each side, whose answer may be empty."""
     pairs = len(ids) // 2
     first = torch.where(wanted.any(-1), wanted.int().argmax(-1), ids.shape[1])
     limit = torch.minimum(first, mask.sum(-1)).view(2, pairs).amin(0) - 1
@@ -67,7 +67,7 @@ def _shared_prompt(ids: Tensor, mask: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _both_sides(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, attention mask and wanted tokens [2P, T]: the chosen answers, then the rejected ones."""
+    """Return ids, attention mask and wanted tokens [2P, T]: the chosen answers, then the rejected ones."""
     columns = max(batch[f"dpo_{side}_input_ids"].shape[1] for side in _SIDES)
     found: list[list[Tensor]] = [[], [], []]
     for side in _SIDES:

@@ -18,7 +18,7 @@ __all__ = ["TokenStreams", "cross_entropy", "policy_gradient", "rlvr_channel", "
 
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
-    """Weight stream [B, T]: the batch's own, or 1 on every token that can be trained on."""
+    """Return the weight stream [B, T]: the batch's own, or 1 on every token that can be trained on."""
     if "rlvr_weights" in batch:
         weights = batch["rlvr_weights"]
         if bool(weights[:, 0].any()):

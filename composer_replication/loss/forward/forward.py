@@ -58,9 +58,9 @@ def forward(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, 
 
 @contextmanager
 def overheard(model: nn.Module) -> Iterator[list[Forward]]:
-    """Inside, whatever reads rows of tokens by `model` leaves its passes here, as `forward` would give them: a loss can then be
-    formed from a pass that a trainer made for another. Nothing is left where the head cannot be fused, or FSDP2 shards the model.
-    """
+    """Record the forward passes over rows of tokens that `model` makes inside, as `forward` would give them: a loss can then
+    reuse a pass that a trainer made for another. Nothing is recorded where the head cannot be fused, or FSDP2 shards the
+    model."""
     heard: list[Forward] = []
     if why_plain(model) is not None or sharded_units(model):
         yield heard
@@ -82,8 +82,8 @@ def overheard(model: nn.Module) -> Iterator[list[Forward]]:
 def sequence_logprobs(
     model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None, response_mask: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Per-token log-probs [B, T] of the tokens in `response_mask` [B, T] (non-zero = wanted), 0 elsewhere; `sum(-1)` scores
-    a sequence.
+    """Return per-token log-probs [B, T] of the tokens in `response_mask` [B, T] (non-zero = wanted), 0 elsewhere; `sum(-1)`
+    scores a sequence.
 
     A value "at position p" belongs to the token AT p, and is read from the logits at p - 1. Differentiable; call it under
     `torch.no_grad()` for a reference policy. Only the wanted rows go through the head. Raises ValueError when position 0 is
@@ -98,7 +98,7 @@ def sequence_logprobs(
 
 
 def why_plain(model: nn.Module) -> str | None:
-    """Why losses on `model` go through its plain logits, or None where its head can be fused.
+    """Return why losses on `model` go through its plain logits, or None where its head can be fused.
 
     The head is described by its weight, bias, scale and soft cap, and the description is PROVED the first time a model is seen:
     it must give the logits that the model itself gives. An adapter on the head, a quantized head or logits processed in an
@@ -119,7 +119,7 @@ def why_plain(model: nn.Module) -> str | None:
 
 @contextmanager
 def _noting(lm_head: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside, the head notes its input and gives one column of it back instead of logits; its hooks still run."""
+    """Make the head record its input and return one column of it instead of logits; its hooks still run."""
     noted: list[Tensor] = []
     first_column: Callable[..., Tensor] = _FirstColumn.apply
 

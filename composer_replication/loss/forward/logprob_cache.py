@@ -86,8 +86,8 @@ class LogprobCache:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of a model's parameters and buffers: names, shapes, types and values. Ranks that share sharded weights gather them,
-    one at a time."""
+    """Return the SHA-256 of a model's parameters and buffers: names, shapes, types and values. Ranks that share sharded weights
+    gather them, one at a time."""
     weights = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         whole = getattr(tensor, "full_tensor", tensor.detach)()

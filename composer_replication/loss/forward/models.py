@@ -57,12 +57,12 @@ def resolve_device(name: str) -> torch.device:
 
 
 def load_policy(config: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Causal language model and tokenizer of a folder or a Hugging Face id. Errors as in `load_model`."""
+    """Load the causal language model and tokenizer of a folder or a Hugging Face id. Errors as in `load_model`."""
     return load_model(config, AutoModelForCausalLM)
 
 
 def load_model(config: ModelConfig, auto: Any, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of a folder or a Hugging Face id.
+    """Load the model and tokenizer of a folder or a Hugging Face id.
 
     Args:
         auto: one of transformers' `AutoModelFor...` classes; `options` go to its `from_pretrained`.
@@ -96,7 +96,7 @@ def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerBase, GenerationConfig
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
-    """Says of a folder or an id what cannot be loaded from it."""
+    """Convert errors of loading from a folder or an id into a clear ModelError."""
     local = Path(path).is_dir()
     if local:
         _refuse_incomplete(Path(path))

@@ -46,7 +46,7 @@ def sharded_units(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without gradient and dropout inside; every submodule gets its own mode back."""
+    """Disable gradient and dropout inside; every submodule gets its own mode back."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -60,7 +60,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def update_mode(model: nn.Module) -> None:
-    """Dropout off, which would make another policy of the one that sampled; gradient checkpointing on where it was enabled."""
+    """Turn dropout off, which would make the policy differ from the one that sampled, and gradient checkpointing on where it was
+    enabled."""
     model.eval()
     for module in _checkpointed(model):
         module.training = True  # without train mode it does not checkpoint; its submodules keep their mode

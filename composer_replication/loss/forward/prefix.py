@@ -41,7 +41,7 @@ def caches_attention_only(config: Any) -> bool:
 
 
 def why_no_prefix(model: nn.Module) -> str | None:
-    """Why the sequences that share a prefix are read whole, or None where `model` can share it in the mode it is in."""
+    """Return why the sequences that share a prefix are read whole, or None where `model` can share it in the mode it is in."""
     inner = unwrapped(model)
     if any(module.training and getattr(module, "gradient_checkpointing", False) for module in inner.modules()):
         return "gradient checkpointing keeps no keys and values"
@@ -74,7 +74,7 @@ def read_prefix(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | No
 
 
 def common_prefix(a: Tensor, b: Tensor) -> Tensor:
-    """Length [S] of the longest common prefix of the rows of `a` [S, T] and `b` [S, U]."""
+    """Return the length [S] of the longest common prefix of the rows of `a` [S, T] and `b` [S, U]."""
     width = min(a.shape[1], b.shape[1])
     return (a[:, :width] == b[:, :width]).cumprod(-1).sum(-1)
 

@@ -48,11 +48,11 @@ class FusedRows:
         return fused_token_loss(self.hidden, self.head, targets, loss, temperature=temperature)
 
     def logprobs(self, targets: Tensor, temperature: float = 1.0) -> TokenScores:
-        """Differentiable log-probs [n] and entropies [n]."""
+        """Return differentiable log-probs [n] and entropies [n]."""
         return fused_logprobs(self.hidden, self.head, targets, temperature=temperature)
 
     def logits(self) -> Tensor:
-        """[n, V], by ordinary operations."""
+        """Return the logits [n, V] by ordinary operations."""
         return self.head.logits(self.hidden)
 
 
@@ -74,7 +74,7 @@ class PlainRows:
 
 
 def concatenated(parts: Sequence[FusedRows | PlainRows]) -> FusedRows | PlainRows:
-    """Rows of one model in one piece."""
+    """Concatenate rows of one model."""
     first = parts[0]
     if isinstance(first, FusedRows):
         return FusedRows(torch.cat([part.hidden for part in parts if isinstance(part, FusedRows)]), first.head)
@@ -121,5 +121,5 @@ def divergence_of(
 
 
 def _mixed(teacher: Sequence[tuple[float, FusedRows | PlainRows]]) -> Tensor:
-    """Logits [n, V] of a teacher in parts, without gradient."""
+    """Return logits [n, V] of a teacher in parts, without gradient."""
     return torch.stack([share * upcast(rows.logits()) for share, rows in teacher]).sum(0).detach()

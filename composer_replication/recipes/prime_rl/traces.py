@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.recorder import native_call
 from composer_replication.types import Message, StopReason, ToolCall, ToolResult, ToolSchema, Trajectory, Turn
 
@@ -124,7 +124,7 @@ def _results(calls: Sequence[ToolCall], after: Sequence[Any], known: Mapping[str
             if call_id in known:
                 found.append(ToolResult(call_id=call_id, name=call.name if call else "", content=content, **known[call_id]))
             else:
-                found.append(told_result(call, call_id, content))
+                found.append(inferred_result(call, call_id, content))
     return tuple(found)
 
 

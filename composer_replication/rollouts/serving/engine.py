@@ -111,7 +111,8 @@ class ServingEngine:
             self._sessions.pop(name, None)
 
     def reset(self) -> None:
-        """To be called after each change of the weights: before the next turn the server gets them, and an empty cache."""
+        """Mark the weights as changed; call it after each change. Before the next turn the server gets them, and an empty
+        cache."""
         self._sessions.clear()
         self._stale = self._policy is not None
 
@@ -248,7 +249,7 @@ class ServingEngine:
         return [task.result() for task in tasks]
 
     async def _sample_and_check(self, ask: Ask) -> Answer:
-        """One turn. Raises ModelError where it came from other weights than those that were loaded last."""
+        """Sample one turn. Raises ModelError where it came from other weights than those that were loaded last."""
         pushed = self._pushed
         answer = await self._one(ask, self._adapter)
         if pushed is not None:

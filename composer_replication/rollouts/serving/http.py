@@ -59,7 +59,7 @@ class Http:
 
     def __init__(self, url: str, *, timeout_s: float, attempts: int) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{url!r} is no address of a server", fix="write it as http://HOST:PORT")
+            raise ConfigError(f"{url!r} is not an address of a server", fix="write it as http://HOST:PORT")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s, self._attempts = timeout_s, attempts
         self._client = openai.AsyncOpenAI(

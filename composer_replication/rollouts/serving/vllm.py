@@ -41,7 +41,7 @@ class VllmServer:
         except RefusedError as error:
             raise error.as_model_error("give the address of a vLLM server") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{self.http.url} is no vLLM server", fix="give the address of one") from error
+            raise ModelError(f"{self.http.url} is not a vLLM server", fix="give the address of one") from error
         if self._model is None:
             self._model = next(iter(base))
         if self._model not in base:

@@ -84,6 +84,6 @@ def _arguments(stage: Stage, request: BoxRequest) -> list[str]:
 
 
 def _returncode(status: int) -> int:
-    """bwrap reports a signal as 128 + its number."""
+    """Convert the exit status: bwrap reports a signal as 128 + its number."""
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if 128 < code <= 128 + 64 else code

@@ -110,7 +110,7 @@ class Cgroups:
 
     @classmethod
     def from_plain(cls, version: int, memory: str, pids: str, cpu: str | None) -> Cgroups:
-        """Inverse of `as_plain`."""
+        """Invert `as_plain`."""
         return cls(version, Path(memory), Path(pids), None if cpu is None else Path(cpu))
 
     @property
@@ -170,7 +170,8 @@ def find_cgroups(mountinfo: str | None = None, own: str | None = None) -> Cgroup
 
 
 def _candidates(hierarchies: dict[str, tuple[Path, Path]]) -> list[Cgroups]:
-    """Best first. Version 2: the nearest ancestor (own group included) that hands memory and pids down to its children."""
+    """Return candidates, best first. Version 2: the nearest ancestor (own group included) that hands memory and pids down to its
+    children."""
     found = []
     if "" in hierarchies:
         top, own = hierarchies[""]

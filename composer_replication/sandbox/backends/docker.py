@@ -216,7 +216,7 @@ def _mounts(installed: Installation) -> list[str]:
 
 
 def _request(tree: Tree, command: Command, files: bytes) -> bytes:
-    """All that the container's process 1 reads: its own program, then what to run."""
+    """Return all that the container's process 1 reads: its own program, then what to run."""
     limits = command.limits
     request = {
         "base": "",

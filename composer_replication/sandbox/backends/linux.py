@@ -98,7 +98,7 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
-    """mount(2)."""
+    """Call mount(2)."""
     arguments = (os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), os.fsencode(options))
     _check(_libc.mount(*arguments), f"mount {kind or 'none'} on {target}")
 
@@ -126,7 +126,7 @@ def bind(source: str, target: str) -> None:
 
 
 def umount(target: str, flags: int = 0) -> None:
-    """umount2(2)."""
+    """Call umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), f"umount {target}")
 
 
@@ -155,12 +155,13 @@ def set_subreaper() -> None:
 
 
 def no_new_privs() -> None:
-    """No program started from here can gain a privilege."""
+    """Prevent programs started from here from gaining a privilege."""
     _prctl("prctl NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
 
 
 def drop_bounding_set() -> None:
-    """No program started from here gets a capability from its file. Does nothing without CAP_SETPCAP, which that would take."""
+    """Prevent programs started from here from getting a capability from their file. Does nothing without CAP_SETPCAP, which that
+    would take."""
     with open("/proc/sys/kernel/cap_last_cap", "rb") as file:
         last = int(file.read())
     effective = struct.unpack("6I", _capabilities())[0]

@@ -36,7 +36,7 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
 
 
 def _unconfined(_box: str) -> None:
-    """Nothing keeps the command from anything."""
+    """Confine nothing."""
 
 
 def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Callable[[str], None]) -> Started:

@@ -115,7 +115,7 @@ def _parse(source: bytes) -> ast.Module | None:
 
 
 def _functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, _Def, list[ast.stmt]]]:
-    """Functions with their names in a node id, and the list of statements they stand in."""
+    """Yield functions with their names in a node id, and the list of statements they stand in."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield prefix + node.name, node, body
@@ -179,7 +179,7 @@ def _turn(function: _Def, site: ast.stmt | ast.Call) -> None:
 
 
 def _replace_expected(function: _Def, site: ast.stmt, sides: list[ast.expr]) -> None:
-    """Another literal for a literal, also where parameters of the test hold it; an object equal to nothing for all else."""
+    """Replace a literal by another one, also where parameters of the test hold it, and all else by an object equal to nothing."""
     at = _literal_side(site)
     if at is not None:
         sides[at] = _another(_inside_approx(sides[at]) or sides[at])
@@ -192,7 +192,8 @@ def _replace_expected(function: _Def, site: ast.stmt, sides: list[ast.expr]) -> 
 
 
 def _literal_side(site: ast.stmt) -> int | None:
-    """Which of the two things compared is a literal (the second where both are); None: no equality, or no literal in it."""
+    """Return which of the two things compared is a literal (the second where both are); None: no equality, or no literal in
+    it."""
     match site:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
             sides = [left, right]

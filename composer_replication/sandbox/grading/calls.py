@@ -70,7 +70,8 @@ def examine_calls(
 def wrong_calls(
     sandbox: Sandbox, tree: Tree, calls: Sequence[HeldOutCall], *, python: Path, python_path: Sequence[str], limits: Limits
 ) -> tuple[list[int], Ending]:
-    """Numbers of the calls that do not do what is expected, all of them when the program did not get to its end; and its ending.
+    """Return the numbers of the calls that do not do what is expected, all of them when the program did not get to its end; and
+    its ending.
 
     Raises SandboxError.
     """

@@ -99,7 +99,7 @@ def call(target: str, arguments: str) -> dict[str, Any]:
 
 
 def examine(target: str, arguments: str, witness: Witness) -> dict[str, Any]:
-    """`call`, and what it ran: `lines`, `entered`, `unsteady`, `seconds`."""
+    """Do `call` and return also what it ran: `lines`, `entered`, `unsteady`, `seconds`."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         raise TimeoutError

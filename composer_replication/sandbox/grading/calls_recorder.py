@@ -51,7 +51,7 @@ class CallRecorder:
             self.busy = False
 
     def place_of(self, code: CodeType, *, name: bool = False) -> str:
-        """`source`, `test` (any other file of the tree) or nothing; with `name`, the file's path."""
+        """Return `source`, `test` (any other file of the tree) or nothing; with `name`, the file's path."""
         file = code.co_filename
         place = self.places.get(file)
         if place is None:
@@ -92,13 +92,13 @@ class CallRecorder:
         known.setdefault(arguments, test_file)
 
     def start_of(self, code: CodeType) -> int:
-        """Offset of the instruction at which a generator's first run begins."""
+        """Return the offset of the instruction at which a generator's first run begins."""
         if code not in self.starts:
             self.starts[code] = next(i.offset for i in dis.get_instructions(code) if i.opname == "RESUME")
         return self.starts[code]
 
     def arguments(self, frame: FrameType, skip: int) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments, encoded; those that are their parameter's default are left out."""
+        """Return positional and keyword arguments, encoded; those that are their parameter's default are left out."""
         code, values = frame.f_code, frame.f_locals
         positional_names = code.co_varnames[: code.co_argcount]
         keyword_names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]

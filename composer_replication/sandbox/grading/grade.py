@@ -241,7 +241,7 @@ def _broken_checks(
     python: Path,
     limits: Limits,
 ) -> list[tuple[int, str]]:
-    """Hidden checks that do not hold for work that passes the visible tests: number and reason. Raises SandboxError.
+    """Return hidden checks that do not hold for work that passes the visible tests: number and reason. Raises SandboxError.
 
     Reasons name functions, never arguments or expected values.
     """
@@ -257,7 +257,7 @@ def _broken_checks(
 
 
 def _reasons(task: TaskSpec, run: TestRun, outcomes: Mapping[str, Outcome], limits: Limits) -> tuple[str, ...]:
-    """Why the reward is not 1; empty when it is."""
+    """Return why the reward is not 1; empty when it is."""
     failed = {test_id: outcome for test_id, outcome in outcomes.items() if outcome is not Outcome.PASSED}
     reasons = list(_ending_reasons(run, limits))
     if not failed:

@@ -74,7 +74,8 @@ class _Writer:
         return written
 
     def _scalar(self, kind: type, value: Any) -> Any:
-        """None for what is not a scalar. The base type's own methods read the value, whatever a subclass says of itself."""
+        """Encode a scalar; None for anything else. The base type's own methods read the value, whatever a subclass says of
+        itself."""
         if kind is int:
             if int.bit_length(value) > _MOST_BITS:
                 raise Unwritable("too large")
@@ -118,7 +119,7 @@ class _Writer:
 
 
 def _name_of(value: Any) -> str | None:
-    """`module:qualname` under which a function or class is found, also where a module gave a lambda its name."""
+    """Return `module:qualname` under which a function or class is found, also where a module gave a lambda its name."""
     owner = getattr(value, "__objclass__", value)  # a method of a built-in type has no module
     module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
@@ -141,7 +142,7 @@ def _check_length(length: int) -> None:
 
 
 def encode_argument(value: Any, made: Callable[[Any], list[Any] | None]) -> Any:
-    """`value`, exactly as it is, so that `decode` gives an equal one of the same types. Raises Unwritable."""
+    """Encode `value` exactly, so that `decode` gives an equal one of the same types. Raises Unwritable."""
     return _Writer(made).write(value)
 
 

@@ -70,16 +70,16 @@ class OutcomeRecorder:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Run everything once before, if requested: in a fork, so that both runs start from the same collected state."""
         if self.twice and not session.config.option.collectonly:
-            told = os.memfd_create("outcomes")
+            outcomes_fd = os.memfd_create("outcomes")
             child = os.fork()
             if child == 0:
                 try:
                     yield
-                    os.pwrite(told, json.dumps(self.outcomes).encode(), 0)
+                    os.pwrite(outcomes_fd, json.dumps(self.outcomes).encode(), 0)
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)
-            with open(told, "rb") as file:
+            with open(outcomes_fd, "rb") as file:
                 self.earlier = json.loads(file.read() or b"{}")
         return (yield)
 

@@ -137,7 +137,7 @@ def run_pytest_with_coverage(
     limits: Limits | None = None,
     extra_args: Sequence[str] = (),
 ) -> tuple[TestRun, CoverageByTest]:
-    """`run_pytest`, and which test executed which line. Raises TaskError when `python` has no coverage."""
+    """Do `run_pytest` and record which test executed which line. Raises TaskError when `python` has no coverage."""
     result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, extra_args, coverage=True)
     measured = (answer or {}).get("coverage") or {"tests": [], "files": {}}
     sets = [frozenset(tests) for tests in measured["tests"]]
@@ -155,7 +155,8 @@ def run_pytest_observed(
     limits: Limits | None = None,
     extra_args: Sequence[str] = (),
 ) -> tuple[TestRun, Any]:
-    """`run_pytest` of all tests, and what an observer in the test process saw; None when the run did not get to its end.
+    """Do `run_pytest` for all tests, and return what an observer in the test process saw; None when the run did not get to its
+    end.
 
     Args:
         observer: `programs`, texts run one after the other before pytest starts, the last of which defines `start(options)`, and
@@ -174,7 +175,7 @@ def collect_tests(
     limits: Limits | None = None,
     extra_args: Sequence[str] = (),
 ) -> tuple[tuple[str, ...], TestRun]:
-    """Every test id pytest finds in the tree, without running one; the run tells about errors."""
+    """Return every test id pytest finds in the tree, without running one; the run reports errors."""
     result, answer = _drive(sandbox, tree, python, (), python_path, limits, extra_args, collect_only=True)
     return tuple((answer or {}).get("collected", ())), _test_run(result, answer, ())
 
@@ -289,7 +290,7 @@ def _answered_run(result: ExecResult, answer: dict[str, Any], test_ids: Sequence
 
 
 def _gave_up(status: int, result: ExecResult) -> list[str]:
-    """One line when pytest stopped on an internal or usage error."""
+    """Return one line when pytest stopped on an internal or usage error."""
     internal_error, usage_error = 3, 4
     if status not in (internal_error, usage_error):
         return []

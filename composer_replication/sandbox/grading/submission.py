@@ -166,7 +166,7 @@ def _parent_is_folder(path: str, entries: Mapping[str, os.stat_result]) -> bool:
 
 
 def _entries(root: Path, *, skip_unreadable: bool = False) -> dict[str, os.stat_result]:
-    """Every path below `root` without following links; litter left out.
+    """Return every path below `root` without following links; litter left out.
 
     With `skip_unreadable` a folder below `root` that cannot be read, or is nested too deep, is taken as empty.
     """

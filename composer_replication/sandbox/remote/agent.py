@@ -94,7 +94,7 @@ class _Agent:
         self._lease_s = lease_s
 
     def serve(self, news: int, server: int) -> None:
-        """Until the lease has run out or was given back, or the server has ended."""
+        """Serve until the lease has run out or was given back, or the server has ended."""
         poll = select.poll()
         for fd in (news, server):
             poll.register(fd, select.POLLIN)

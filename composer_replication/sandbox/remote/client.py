@@ -88,7 +88,7 @@ class _AgentSession:
         return self.usable and self._owner == os.getpid()
 
     def _lost(self) -> None:
-        """Its lease ends the agent, if there still is one."""
+        """Mark the session as lost; its lease ends the agent, if there still is one."""
         atexit.unregister(self.leave)
         self.usable = False
         self._beating.cancel()
@@ -217,9 +217,11 @@ class RemoteSandbox:
         try:
             place = urlsplit(self._url)
         except ValueError as error:
-            raise SandboxUnavailableError(f"{self._url} is no address: {error}", fix="write remote:http://HOST:PORT") from error
+            raise SandboxUnavailableError(
+                f"{self._url} is not an address: {error}", fix="write remote:http://HOST:PORT"
+            ) from error
         if place.username is not None or place.query or place.fragment:
-            raise SandboxUnavailableError("the address of a remote sandbox is no place for a key", fix=f"use {KEY_VARIABLE}")
+            raise SandboxUnavailableError("the address of a remote sandbox is not a place for a key", fix=f"use {KEY_VARIABLE}")
         self._key = os.environ.get(KEY_VARIABLE, "")
         if not self._key:
             fix = f"put the server's --auth-token into the environment variable {KEY_VARIABLE}"

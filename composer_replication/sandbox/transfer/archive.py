@@ -34,7 +34,7 @@ def pack_files(files: Mapping[str, bytes | None]) -> tuple[list[tuple[str, bool]
 
 
 def unpack_files(listed: Sequence[tuple[str, bool]], blobs: Sequence[bytes]) -> dict[str, bytes | None]:
-    """Inverse of `pack_files`. Raises ValueError when they do not belong together."""
+    """Invert `pack_files`. Raises ValueError when they do not belong together."""
     if sum(bool(there) for _, there in listed) != len(blobs):
         raise ValueError("the archive's files and their list differ")
     contents = iter(blobs)

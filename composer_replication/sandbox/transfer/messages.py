@@ -23,7 +23,7 @@ _ERRORS: Mapping[str, type[ComposerError]] = {e.__name__: e for e in (SandboxErr
 
 
 def request_archive(tree: Tree, command: Command, files: bytes) -> Archive:
-    """`command` over the tree whose base is packed in `files`."""
+    """Pack `command` over the tree whose base is packed in `files`."""
     listed, contents = pack_files(tree.changes)
     facts = {
         "argv": list(command.argv),
@@ -37,7 +37,8 @@ def request_archive(tree: Tree, command: Command, files: bytes) -> Archive:
 
 
 def command_of(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> tuple[Command, bytes, dict[str, bytes | None]]:
-    """Inverse of `request_archive`: the command, the packed base, the changes. Raises KeyError, TypeError or ValueError."""
+    """Unpack what `request_archive` packed: the command, the packed base, the changes. Raises KeyError, TypeError or
+    ValueError."""
     files, stdin, *contents = blobs
     command = Command(
         argv=tuple(facts["argv"]),
@@ -65,7 +66,8 @@ def result_archive(result: ExecResult) -> Archive:
 
 
 def result_of_archive(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> ExecResult:
-    """Inverse of `result_archive`. Raises KeyError, TypeError or ValueError, and SandboxError for a path outside the tree."""
+    """Unpack what `result_archive` packed. Raises KeyError, TypeError or ValueError, and SandboxError for a path outside the
+    tree."""
     stdout, stderr, channel, *contents = blobs
     changes = None if facts["changes"] is None else unpack_files(facts["changes"], contents)
     check_paths(changes or ())

@@ -30,7 +30,8 @@ class Disk:
 
 
 def archive_of(tree: Tree) -> tuple[bytes, Disk]:
-    """Regular files, folders and symbolic links of the tree's base, and what they and the changes need. Raises SandboxError."""
+    """Pack the regular files, folders and symbolic links of the tree's base, and return them with the space that they and the
+    changes need. Raises SandboxError."""
     top = Path(os.path.abspath(tree.base))
     stream, pages, entries = io.BytesIO(), 0, 0
     try:
@@ -48,7 +49,7 @@ def archive_of(tree: Tree) -> tuple[bytes, Disk]:
 
 
 def _entry(path: Path, name: str) -> tarfile.TarInfo:
-    """Without the link that `TarFile.gettarinfo` makes of a second name of the same file."""
+    """Return the entry without the link that `TarFile.gettarinfo` makes of a second name of the same file."""
     info, status = tarfile.TarInfo(name), path.lstat()
     info.mode = stat.S_IMODE(status.st_mode) | stat.S_IRUSR | stat.S_IWUSR
     if stat.S_ISLNK(status.st_mode):

@@ -133,7 +133,7 @@ def _image(source: Path, config: Mapping[str, Any]) -> tuple[str, list[tuple[str
 
 
 def _instructions(dockerfile: str) -> Iterator[tuple[str, str]]:
-    """Keyword and the rest, continued lines joined, comments left out."""
+    """Yield each instruction's keyword and the rest, continued lines joined, comments left out."""
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
     for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
         keyword, _, rest = line.strip().partition(" ")

@@ -69,7 +69,7 @@ def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
             ours = source / "tests" / SPEC_FILE
             expressed = _own(source, ours) if ours.is_file() else express(source, config, work, sandbox=sandbox, python=python)
             if expressed.spec.task_id in ("", ".", ".."):
-                raise NotExpressibleError(f"its name {expressed.spec.task_id!r} is no name for a folder")
+                raise NotExpressibleError(f"its name {expressed.spec.task_id!r} is not a name for a folder")
             _prove(expressed, sandbox, python)
             if not ours.is_file():
                 expressed = _with_checks(expressed, sandbox, python)

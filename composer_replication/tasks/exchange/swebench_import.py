@@ -76,7 +76,7 @@ def read_instances(file: Path) -> Iterator[Instance]:
             yield Instance(repo=str(row.get("repo", "")), **values)
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(
-                f"{file}:{number} is no instance ({error!r})", fix=f"each row needs the columns {', '.join(_COLUMNS)}"
+                f"{file}:{number} is not an instance ({error!r})", fix=f"each row needs the columns {', '.join(_COLUMNS)}"
             ) from error
 
 
@@ -201,7 +201,7 @@ def task_id_of(instance: Instance) -> str:
     """Return the instance's id as a valid folder name. Raises SourceError when nothing of it is left."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", instance.instance_id).lstrip(".")
     if not name.strip(".-"):
-        raise SourceError(f"{instance.instance_id!r} is no name for a task", fix="give the instance another id")
+        raise SourceError(f"{instance.instance_id!r} is not a name for a task", fix="give the instance another id")
     return name
 
 

@@ -137,7 +137,8 @@ class Decider:
             file.write(line)
 
     def _read_verdicts(self) -> Iterator[CandidateVerdict]:
-        """Decided candidates; a last line that a killed build left torn is cut off. Raises TaskError for another release's."""
+        """Yield decided candidates; a last line that a killed build left torn is cut off. Raises TaskError for another
+        release's."""
         if not self._verdicts_file.exists():
             return
         data = self._verdicts_file.read_bytes()

@@ -78,7 +78,7 @@ def _is_named_once(task: Task, path: str, names: tuple[str, ...]) -> bool:
 def _written(
     file: Path,
 ) -> Iterator[tuple[tuple[str, ...], ast.FunctionDef | ast.AsyncFunctionDef, list[ast.stmt]]]:
-    """Names, node and body around it of every function of a module and of its classes; none when it cannot be parsed."""
+    """Yield names, node and body around it of every function of a module and of its classes; none when it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -89,7 +89,7 @@ def choose_candidates(
 def _groups(
     covered: Sequence[Function], covers: Mapping[str, frozenset[str]], wanted: Wanted
 ) -> list[list[tuple[Function, ...]]]:
-    """Distinct groups, one list for each size."""
+    """Return distinct groups, one list for each size."""
     seen: set[frozenset[str]] = set()
     sizes: dict[int, list[tuple[Function, ...]]] = {size: [] for size in range(wanted.fewest, wanted.most + 1)}
     graph = _call_graph(covered)
@@ -113,7 +113,7 @@ def _companions(
     graph: Mapping[str, Set[str]],
     wanted: Wanted,
 ) -> list[Function]:
-    """Helpers and, unless whole features are wanted, siblings of `feature`, closest first."""
+    """Return helpers and, unless whole features are wanted, siblings of `feature`, closest first."""
     own = covers[feature.key]
     scope = feature.qualname.rpartition(".")[0]
     distance = _distances(feature.key, graph)
@@ -130,7 +130,7 @@ def _companions(
 
 
 def _call_graph(functions: Sequence[Function]) -> dict[str, frozenset[str]]:
-    """Key -> keys of the functions it may call: calls are known by their last name only."""
+    """Map each key to the keys of the functions it may call: calls are known by their last name only."""
     named: dict[str, set[str]] = {}
     for function in functions:
         named.setdefault(function.qualname.rpartition(".")[2], set()).add(function.key)

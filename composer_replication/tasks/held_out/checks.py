@@ -85,7 +85,7 @@ class HiddenBook:
         return new + [call for call in ordered if call.seen][:_SEEN_PER_FUNCTION]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         calls = [
             {"target": c.held_out.target, "arguments": c.held_out.arguments, "expected": c.held_out.expected}
             | {"seen": c.held_out.seen, "entered": sorted(c.entered)}
@@ -96,7 +96,7 @@ class HiddenBook:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HiddenBook:
-        """Inverse of `to_json`. Raises KeyError or TypeError on a record of another shape."""
+        """Invert `to_json`. Raises KeyError or TypeError on a record of another shape."""
         calls = [
             _ObservedCall(
                 held_out=HeldOutCall(**{name: value for name, value in call.items() if name != "entered"}),
@@ -183,7 +183,7 @@ def _calls(project: _Project, rng: random.Random) -> tuple[list[_ObservedCall], 
 
 
 def _tried(recorded: Recorded, rng: random.Random) -> list[tuple[str, str, str]]:
-    """Target, arguments and, for a call of the tests themselves, the test file."""
+    """Return target, arguments and, for a call of the tests themselves, the test file."""
     found = []
     for target in sorted(recorded):
         calls = recorded[target]
@@ -246,7 +246,7 @@ def _kind(answer: Mapping[str, Any]) -> str:
 
 
 def _expected_errors(test_file: Path) -> frozenset[str]:
-    """Names mentioned as an expected exception in a test file."""
+    """Return names mentioned as an expected exception in a test file."""
     try:
         tree = ast.parse(test_file.read_bytes())
     except (OSError, SyntaxError, ValueError):

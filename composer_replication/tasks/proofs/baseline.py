@@ -142,7 +142,7 @@ def _advice(failing: Iterable[str], python: Path, installed: bool) -> str:
 
 
 def baseline_to_json(baseline: Baseline) -> dict[str, Any]:
-    """Plain data; each set of tests is written once."""
+    """Return plain data; each set of tests is written once."""
     ids = sorted(baseline.passing | {i for lines in baseline.coverage.values() for tests in lines.values() for i in tests})
     number = {test_id: n for n, test_id in enumerate(ids)}
     sets: dict[frozenset[str], int] = {}
@@ -162,7 +162,7 @@ def baseline_to_json(baseline: Baseline) -> dict[str, Any]:
 
 
 def baseline_from_json(data: dict[str, Any]) -> Baseline:
-    """Inverse of `baseline_to_json`. Raises KeyError, IndexError or TypeError on a record of another shape."""
+    """Invert `baseline_to_json`. Raises KeyError, IndexError or TypeError on a record of another shape."""
     ids: Sequence[str] = data["ids"]
     sets = [frozenset(ids[n] for n in numbers) for numbers in data["sets"]]
     return Baseline(

@@ -72,7 +72,7 @@ class LeakScanner:
                 self._holders.setdefault(shingle, []).append(number)
 
     def find(self, bodies: Iterable[bytes], deleted: Mapping[str, bytes]) -> str | None:
-        """Why the tree with the `deleted` files in place of their originals gives a body away, or None.
+        """Return why the tree with the `deleted` files in place of their originals gives a body away, or None.
 
         Args:
             bodies: the removed lines of each function.
@@ -127,7 +127,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def body_shingles(text: str) -> set[int]:
-    """Hashes, good in this process, of every run of tokens in a body; none when it is too short to be distinctive."""
+    """Return hashes, good in this process, of every run of tokens in a body; none when it is too short to be distinctive."""
     return _shingles([text]) if len(_tokens(text)) >= _MIN_TOKENS else set()
 
 
@@ -136,8 +136,8 @@ def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
     for body in bodies:
         tokens = _tokens(body)
         length = min(_SHINGLE, len(tokens))
-        told, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
-        if tokens and (_runs(tokens, length) & told) - known:
+        given, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
+        if tokens and (_runs(tokens, length) & given) - known:
             return True
     return False
 
@@ -147,7 +147,7 @@ def _runs(tokens: Sequence[str], length: int) -> set[tuple[str, ...]]:
 
 
 def _shingles(texts: Iterable[str]) -> set[int]:
-    """Hashes of every run of `_SHINGLE` tokens."""
+    """Return hashes of every run of `_SHINGLE` tokens."""
     found: set[int] = set()
     for text in texts:
         tokens = _tokens(text)

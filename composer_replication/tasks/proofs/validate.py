@@ -51,7 +51,7 @@ class CandidateVerdict:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, the keyword arguments of this class."""
+        """Return plain data, the keyword arguments of this class."""
         return asdict(self)
 
 
@@ -271,7 +271,7 @@ class Validator:
         return frozenset().union(*found) & self.baseline.passing
 
     def _sample(self, pool: frozenset[str], candidate: Candidate) -> frozenset[str]:
-        """At most `pass_to_pass_cap` ids, the same for the same candidate and seed.
+        """Return at most `pass_to_pass_cap` ids, the same for the same candidate and seed.
 
         They come from few test files, because each costs its collection in every run: those of the covering tests first.
         """
@@ -290,7 +290,7 @@ class Validator:
         return frozenset(taken)
 
     def _task_id(self, candidate: Candidate) -> str:
-        """Readable, fit for a file name, and the same for the same deletion from the same tree."""
+        """Return a readable id, fit for a file name, and the same for the same deletion from the same tree."""
         feature, others = candidate.functions[0], len(candidate.functions) - 1
         name = f"{self.source.name}-{feature.qualname}" + (f"-and-{others}" if others else "")
         mode = "" if self.options.mode == "stub" else f"{self.options.mode} "

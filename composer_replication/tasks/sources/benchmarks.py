@@ -54,7 +54,7 @@ class Benchmarks:
 
     def _add(self, row: Any, file: Path) -> None:
         if not isinstance(row, dict):
-            raise ConfigError(f"the list of benchmarks {file} has a row that is no object", fix=_FIX)
+            raise ConfigError(f"the list of benchmarks {file} has a row that is not an object", fix=_FIX)
         repo = str(row.get("repo") or "")
         instance = str(row.get("instance_id") or row.get("task_id") or repo or "an instance")
         if repo:
@@ -94,7 +94,7 @@ class Benchmarks:
 
 
 def _runs_of_words(text: str) -> list[int]:
-    """Hashes, good in this process, of every 13 words in a row, whatever their case and punctuation."""
+    """Return hashes, good in this process, of every 13 words in a row, whatever their case and punctuation."""
     words = re.findall(r"\w+", text.lower())
     return [hash(tuple(words[n : n + _WORDS])) for n in range(len(words) - _WORDS + 1)]
 

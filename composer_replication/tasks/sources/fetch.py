@@ -116,7 +116,7 @@ def clone(source: str, folder: Path) -> tuple[str, str]:
 
 
 def _split_revision(source: str) -> tuple[str, str]:
-    """`URL@REV` in two; an `@` before the path (`git@host:path`, `https://user@host/path`) belongs to the URL."""
+    """Split `URL@REV` in two; an `@` before the path (`git@host:path`, `https://user@host/path`) belongs to the URL."""
     url, at, revision = source.rpartition("@")
     _, scheme, rest = url.partition("://")
     has_path = "/" in rest if scheme else "/" in url or ":" in url or url.endswith(".git")

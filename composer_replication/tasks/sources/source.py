@@ -77,7 +77,7 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
             label, entries = f"{url}@{commit}", _folder_entries(scratch / "clone")
         else:
             raise SourceError(
-                f"{source!r} is no folder, no pypi:NAME==VERSION and no git URL",
+                f"{source!r} is neither a folder, pypi:NAME==VERSION nor a git URL",
                 fix="check the path, or write for example pypi:inflection==0.5.1 or a URL that ends in .git",
             )
         _write_tree(entries, tree, source)
@@ -85,7 +85,7 @@ def fetch_source(source: str, tree: Path, *, without: Path | None = None) -> Pri
 
 
 def digest_of(tree: Path) -> str:
-    """SHA-256 over the sorted paths and contents below `tree`."""
+    """Return the SHA-256 over the sorted paths and contents below `tree`."""
     digest = hashlib.sha256()
     for path in tree_files(tree):
         content = (tree / path).read_bytes()
@@ -126,7 +126,7 @@ def _write_tree(entries: Iterable[_Entry], tree: Path, source: str) -> None:
 
 
 def _folder_entries(folder: Path, without: Path | None = None) -> Iterator[_Entry]:
-    """Regular files below `folder`; litter folders, tasks and `without` are not entered."""
+    """Yield regular files below `folder`; litter folders, tasks and `without` are not entered."""
     total = 0
     left_out = None if without is None else without.resolve()
     pending = [""]
@@ -156,7 +156,7 @@ def _holds_tasks(folder: Path) -> bool:
 
 
 def _archive_entries(archive: Path) -> Iterator[_Entry]:
-    """Regular files of a source archive, without its top folder."""
+    """Yield regular files of a source archive, without its top folder."""
     total = 0
     try:
         if zipfile.is_zipfile(archive):

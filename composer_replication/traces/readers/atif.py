@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
@@ -112,7 +112,7 @@ def _trace(record: Mapping[str, Any], recorder: ConversationRecorder, path: Path
     agent = section(record, "agent")
     named = " ".join(filter(None, (string(agent, "name"), string(agent, "version"))))
     extra = {name: value for name, value in section(record, "extra").items() if name != KEY}
-    told = present(
+    foreign = present(
         session_id=string(record, "session_id"), notes=string(record, "notes"), extra=extra,
         continued_trajectory_ref=string(record, "continued_trajectory_ref"), agent_extra=section(agent, "extra"),
         usd=number(record, "final_metrics", "total_cost_usd"),
@@ -128,7 +128,7 @@ def _trace(record: Mapping[str, Any], recorder: ConversationRecorder, path: Path
         agent=string(ours, "agent") if ours else named,
         model=string(ours, "model") if ours else string(agent, "model_name"),
         reward=None if ours.get("reward") is None else reward_from_json(ours["reward"]),
-        details=section(ours, "details") if ours else told,
+        details=section(ours, "details") if ours else foreign,
     )
 
 
@@ -184,9 +184,9 @@ class _AtifPlayer:
         self._recorder.answer(text, calls, reasoning=reasoning, details=details, whole=bool(ours))
 
     def _results(self, step: Mapping[str, Any], calls: list[ToolCall] | tuple[()]) -> Iterator[ToolResult]:
-        told = section(step, "observation").get("results")
-        results = objects_in(told)
-        if isinstance(told, list) and len(results) < len(told):
+        observed = section(step, "observation").get("results")
+        results = objects_in(observed)
+        if isinstance(observed, list) and len(results) < len(observed):
             self._missing = self._missing or "result"
         for place, result in enumerate(results):
             text, missing = text_of(result.get("content"))
@@ -201,7 +201,7 @@ class _AtifPlayer:
             if not call_id and len(calls) == len(results):
                 call_id = calls[place].call_id
             call = next((call for call in calls if call.call_id == call_id), None)
-            yield told_result(call, call_id, text)
+            yield inferred_result(call, call_id, text)
 
 
 def _call(call: Mapping[str, Any]) -> tuple[ToolCall, str | None]:

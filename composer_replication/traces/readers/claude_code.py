@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
@@ -179,7 +179,7 @@ class _ClaudeSession:
         return above
 
     def leaves(self) -> list[_Unit]:
-        """Answers after which nothing more was answered, oldest first."""
+        """Return answers after which nothing more was answered, oldest first."""
         inner: set[int] = set()
         for unit in self.units:
             if unit.role == "assistant":
@@ -233,7 +233,7 @@ def _trace(path: Path, session: _ClaudeSession, way: list[_Unit], place: int, do
             missing = missing if kept else ""  # else nothing of before is in the context any more
         elif unit.role == "user":
             for line in unit.lines:
-                missing = _told(recorder, line) or missing
+                missing = _record_user_line(recorder, line) or missing
         elif unit.role == "assistant":
             said = string(unit.lines[-1], "message", "model") != SYNTHETIC
             new = said and unit.number not in done
@@ -264,7 +264,7 @@ def _whole(path: Path, way: list[_Unit], place: int, recorder: ConversationRecor
     )
 
 
-def _told(recorder: ConversationRecorder, line: Mapping[str, Any]) -> str:
+def _record_user_line(recorder: ConversationRecorder, line: Mapping[str, Any]) -> str:
     """Play a user's line. Returns what of it the log does not hold as text."""
     content = section(line, "message").get("content")
     if not isinstance(content, list):
@@ -279,9 +279,9 @@ def _told(recorder: ConversationRecorder, line: Mapping[str, Any]) -> str:
             text, missing = text_of(block.get("content"))
             lost = lost or missing
             call = recorder.call(call_id)
-            told = section(line, "toolUseResult")
-            details = present(interrupted=told.get("interrupted") is True or None)
-            result = told_result(call, call_id, text, failed=block.get("is_error") is True, details=details)
+            outcome = section(line, "toolUseResult")
+            details = present(interrupted=outcome.get("interrupted") is True or None)
+            result = inferred_result(call, call_id, text, failed=block.get("is_error") is True, details=details)
             recorder.result(result)
         else:
             said.append(block)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
@@ -85,7 +85,7 @@ class _CodexPlayer:
         self.model = ""
         self.dropped: Counter[str] = Counter()
         self._open: list[dict[str, Any]] = []
-        self._told: dict[str, Any] = {}
+        self._details: dict[str, Any] = {}
         self._lost = ""
 
     def line(self, line: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class _CodexPlayer:
                 self._event(payload)
             case "token_usage_record":
                 if self._open:
-                    self._told.update(present(usage=section(payload, "usage"), response_id=string(payload, "response_id")))
+                    self._details.update(present(usage=section(payload, "usage"), response_id=string(payload, "response_id")))
                 self.close()
             case "compacted":
                 self._compacted(payload)
@@ -108,7 +108,7 @@ class _CodexPlayer:
                 self._item(payload, line)
 
     def lose(self, what: str) -> None:
-        """Something stood here; it may have been a part of the answer that is open, or the end of the last one."""
+        """Mark a gap; what is lost may have been a part of the answer that is open, or the end of the last one."""
         self._lost = self._lost or what
         if not self._open:
             self.recorder.doubt(what)
@@ -117,7 +117,7 @@ class _CodexPlayer:
         if payload.get("type") == "token_count":
             usage = section(payload, "info", "last_token_usage")
             if self._open:
-                self._told.update(present(usage=usage))
+                self._details.update(present(usage=usage))
             self.close()
         elif payload.get("type") == "thread_rolled_back":
             self.close()
@@ -156,7 +156,7 @@ class _CodexPlayer:
         kind = string(item, "type")
         if kind in _OUTPUT or (kind == "message" and item.get("role") == "assistant"):
             self._open.append(item)
-            self._told.update(present(timestamp=string(line, "timestamp")))
+            self._details.update(present(timestamp=string(line, "timestamp")))
         elif kind in _RESULTS:
             self.close()
             self.recorder.result(self._result(item))
@@ -178,23 +178,23 @@ class _CodexPlayer:
         text, missing = text_of(output)
         self._lost = self._lost or (missing and f"a part of a result: {missing}")
         call_id = string(item, "call_id")
-        return told_result(self.recorder.call(call_id), call_id, text, exit_code=_exit_code(text))
+        return inferred_result(self.recorder.call(call_id), call_id, text, exit_code=_exit_code(text))
 
     def close(self) -> None:
         """End the answer of the model that is open, if one is."""
         if not self._open:
             return
         text, calls, reasoning = _spoken(self._open)
-        details = {**present(model=self.model), **self._told}
+        details = {**present(model=self.model), **self._details}
         if self._lost:
             details[INCOMPLETE] = self._lost
         searched = [section(item, "action") for item in self._open if item.get("type") == "web_search_call"]
         self.recorder.answer(text, calls, reasoning=reasoning, details={**details, **present(web_search=searched)})
-        self._open, self._told = [], {}
+        self._open, self._details = [], {}
 
 
 def _spoken(items: list[dict[str, Any]] | list[Mapping[str, Any]]) -> tuple[str, list[tuple[ToolCall, str | None]], str]:
-    """Text, calls and reasoning of the items of one answer."""
+    """Return the text, calls and reasoning of the items of one answer."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[tuple[ToolCall, str | None]] = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
@@ -174,13 +174,13 @@ class _MiniSweAgentPlayer:
         self.recorder.answer("\n".join(said), calls, reasoning="\n".join(thought), details=details, shown=shown)
 
     def _details(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        told = present(
+        details = present(
             usd=number(extra, "cost"),
             timestamp=number(extra, "timestamp"),
             usage=section(extra, "response", "usage"),
             model=string(extra, "response", "model"),
         )
-        return {**told, INCOMPLETE: f"a part of a message: {self._missing}"} if self._missing else told
+        return {**details, INCOMPLETE: f"a part of a message: {self._missing}"} if self._missing else details
 
     def _result(self, call_id: str, content: Any, extra: Mapping[str, Any], spoken: Message | None = None) -> None:
         text, missing = text_of(content)
@@ -191,7 +191,7 @@ class _MiniSweAgentPlayer:
         printed = [string(extra, name) for name in ("raw_output", "exception_info") if string(extra, name)]
         said = "\n".join(printed) if "raw_output" in extra else text
         exit_code = None if code is None or kind else int(code)
-        result = told_result(call, call_id, text, said=said, exit_code=exit_code, failed=bool(kind))
+        result = inferred_result(call, call_id, text, said=said, exit_code=exit_code, failed=bool(kind))
         self.recorder.result(result, spoken)
 
 

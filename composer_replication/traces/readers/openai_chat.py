@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.tokens.tool_calls import load_json
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
@@ -112,7 +112,7 @@ def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Convers
 
 
 def verdict(record: Mapping[str, Any]) -> float | None:
-    """1 or 0 where the record says whether the work was right."""
+    """Return 1 or 0 where the record says whether the work was right."""
     said = next((record[name] for name in _VERDICTS if isinstance(record.get(name), bool)), None)
     return None if said is None else float(said)
 
@@ -136,7 +136,7 @@ def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
             recorder.answer(text, calls, reasoning=reasoning, details=details)
         elif role == "tool":
             call_id = string(message, "tool_call_id") or recorder.waiting(string(message, "name"))
-            result = told_result(recorder.call(call_id), call_id, text)
+            result = inferred_result(recorder.call(call_id), call_id, text)
             recorder.result(result if result.name else replace(result, name=string(message, "name")))
         elif role in ("system", "user"):
             recorder.say(Message(role=role, content=text))
@@ -146,7 +146,8 @@ def play_messages(recorder: ConversationRecorder, messages: list[Any]) -> str:
 
 
 def _calls(message: Mapping[str, Any], place: int) -> Iterator[tuple[str, str, Any]]:
-    """Id, name and arguments of every call of a message of the assistant. One without an id, or with another's, is given one."""
+    """Yield id, name and arguments of every call of a message of the assistant. One without an id, or with another's, is given
+    one."""
     calls = [(string(call, "id"), section(call, "function")) for call in objects_in(message.get("tool_calls"))]
     old = section(message, "function_call")
     seen = {""}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
 from composer_replication.traces.readers.openai_chat import play_messages
@@ -226,7 +226,7 @@ class _ContextView:
         timed_out = present(timeout=observation.get("timeout") is True or None)
         call = self.recorder.call(call_id)
         said = text.removeprefix(ERROR).removeprefix("\n")
-        result = told_result(call, call_id, text, said=said, exit_code=code, failed=failed, details=timed_out)
+        result = inferred_result(call, call_id, text, said=said, exit_code=code, failed=failed, details=timed_out)
         self.recorder.note(result)
         self._shown.append((name, tool_message(ToolResult(call_id=call_id, name=string(event, "tool_name"), content=text))))
 
@@ -295,22 +295,22 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
 
 def _request(recorder: ConversationRecorder, record: Mapping[str, Any]) -> str:
     """Play one request and its answer. Returns what is wrong with it, or an empty text."""
-    told = ConversationRecorder()
+    sent_so_far = ConversationRecorder()
     sent = [{**m, "tool_calls": m.get("tool_calls") or []} if isinstance(m, dict) else m for m in record["messages"]]
-    problem = play_messages(told, [*sent, {"role": "assistant", "content": ""}])
+    problem = play_messages(sent_so_far, [*sent, {"role": "assistant", "content": ""}])
     if problem:
         return problem
-    told.context.pop()
-    missing = told.turns()[-1].details.get(INCOMPLETE)
-    answers = [place for place, message in enumerate(told.context) if message["role"] == "assistant"]
-    for message in told.context[answers[-1] :] if answers else []:
+    sent_so_far.context.pop()
+    missing = sent_so_far.turns()[-1].details.get(INCOMPLETE)
+    answers = [place for place, message in enumerate(sent_so_far.context) if message["role"] == "assistant"]
+    for message in sent_so_far.context[answers[-1] :] if answers else []:
         if message["role"] == "tool":
             call_id = message.get("tool_call_id", "")
             said = message["content"].removeprefix(ERROR).removeprefix("\n")
             failed = said != message["content"] or said.startswith("Error")
-            recorder.note(told_result(recorder.call(call_id), call_id, message["content"], said=said, failed=failed))
+            recorder.note(inferred_result(recorder.call(call_id), call_id, message["content"], said=said, failed=failed))
     shared = {repr(message): message for message in recorder.context}
-    recorder.restart(shared.get(repr(message), message) for message in told.context)
+    recorder.restart(shared.get(repr(message), message) for message in sent_so_far.context)
     choices = objects_in(section(record, "response").get("choices"))
     answer = section(choices[0], "message") if choices else {}
     calls = [

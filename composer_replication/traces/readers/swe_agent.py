@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.traces.outcome import told_result
+from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call
@@ -93,9 +93,9 @@ class _SweAgentPlayer:
     def step(self, step: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """Play one step; the one after it tells in which words its observation was read."""
         query = step.get("query")
-        told = objects_in(query)
-        if told:
-            self.recorder.restart(self._shared(message) for message in _messages(told))
+        queried = objects_in(query)
+        if queried:
+            self.recorder.restart(self._shared(message) for message in _messages(queried))
         text, response = string(step, "thought"), string(step, "response")
         called = step.get("tool_calls") or self._called(response, string(step, "action"))
         calls = [
@@ -113,16 +113,16 @@ class _SweAgentPlayer:
             calls = [native_call(f"call_{self._number}", "bash", {"command": action})] if action.strip() else []
         self._number += 1
         details = present(seconds=step.get("execution_time"), state=step.get("state"), thought=string(step, "thought"))
-        if not told:
+        if not queried:
             details[INCOMPLETE] = NO_QUERY
         elif missing := _missing(query):
             details[INCOMPLETE] = missing
         self.recorder.answer(text, calls, details=details, message=spoken)
-        read = objects_in(after.get("query"))[len(told) + 1 :] if told else []
+        read = objects_in(after.get("query"))[len(queried) + 1 :] if queried else []
         said = text_of(step.get("observation"))[0]
         observation = text_of(read[0].get("content"))[0] if len(read) == 1 else said
         for call, _ in calls[:1]:
-            result = told_result(call, call.call_id, observation, said=said)
+            result = inferred_result(call, call.call_id, observation, said=said)
             self.recorder.result(result, None if self.native else Message(role="user", content=observation))
 
     def _called(self, response: str, action: str) -> Any:

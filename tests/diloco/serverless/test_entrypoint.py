@@ -65,7 +65,7 @@ def test_the_exit_status_says_how_it_ended(tmp_path, more, status) -> None:
         ("0", ("--trainer-kwargs-json", "{"), "--trainer-kwargs-json: no JSON"),
         ("0", ("--trainer-kwargs-json", "[]"), "--trainer-kwargs-json: no JSON object"),
         ("0", ("--world-size", "0"), "--world-size: no whole number of at least 1"),
-        ("0", ("--rendezvous", "ftp://x"), "'ftp://x' is no address of an object store"),
+        ("0", ("--rendezvous", "ftp://x"), "'ftp://x' is not an address of an object store"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(tmp_path, rank, more, told) -> None:

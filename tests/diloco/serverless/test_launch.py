@@ -88,7 +88,7 @@ def test_every_launch_has_a_place_of_its_own() -> None:
         (lambda: planned("a:b", text="x" * 70000), "arguments of the replicas take 70"),
         (lambda: planned(ENTRYPOINT, lr=1), "entrypoint_args has lr, which"),
         (lambda: planned(ENTRYPOINT, trainer_module="m"), "one of trainer_module and trainer_fn"),
-        (lambda: planned(ENTRYPOINT, trainer_kwargs=[1]), "trainer_kwargs is no mapping"),
+        (lambda: planned(ENTRYPOINT, trainer_kwargs=[1]), "trainer_kwargs is not a mapping"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(make, told) -> None:

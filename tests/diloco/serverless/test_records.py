@@ -76,5 +76,5 @@ def test_outcomes_are_plain_json(store) -> None:
 @pytest.mark.parametrize("data", [b"\xff", b"[]", b"{}", b'{"status": "lost"}'])
 def test_something_else_in_its_place_is_told(store, data) -> None:
     store.put("replicas/job/00000/outcome.json", data)
-    with pytest.raises(ObjectStoreError, match=r"outcome\.json is no outcome of a replica"):
+    with pytest.raises(ObjectStoreError, match=r"outcome\.json is not an outcome of a replica"):
         Records(store, "job", 0).outcome()

@@ -90,5 +90,5 @@ def test_token_pairs_keep_the_policys_own_ids():
 
 
 def test_pair_of_another_trace_is_refused():
-    with pytest.raises(ConfigError, match="no turn of these trajectories"):
+    with pytest.raises(ConfigError, match="not a turn of these trajectories"):
         pairs_to_token_pairs([pair("elsewhere#0", READ)], [sample()], renderer())

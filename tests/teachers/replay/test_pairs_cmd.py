@@ -85,7 +85,7 @@ BAD = [
     (b'{"state_id": 3}', "state_id is not a string"),
     (b"[" * 100_000, "not JSON"),
     (json.dumps({k: v for k, v in PAIRS[0].items() if k != "chosen"}).encode(), "no chosen"),
-    (json.dumps(PAIRS[0] | {"confidence": float("nan")}).encode(), "NaN is no number"),
+    (json.dumps(PAIRS[0] | {"confidence": float("nan")}).encode(), "NaN is not a number"),
     (json.dumps(PAIRS[0] | {"chosen": "\ud83d and more words"}).encode(), "half a surrogate pair"),
 ]
 
@@ -97,7 +97,7 @@ def test_bad_lines_are_refused_with_their_places_and_nothing_is_written(write, t
     done = composer(path, "--out", out)
     assert done.returncode == 2
     told = done.stderr.split("\n  ")
-    assert told[0] == f"error: {len(BAD)} lines are no pairs; nothing was written"
+    assert told[0] == f"error: {len(BAD)} lines are not pairs; nothing was written"
     for number, ((_, problem), line) in enumerate(zip(BAD, told[1:], strict=False), start=2):
         assert line.startswith(f"{path}:{number}: ")
         assert problem in line
