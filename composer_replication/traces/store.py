@@ -80,8 +80,8 @@ def trace_to_json(trace: Trace) -> dict[str, Any]:
     previous, turns = trace.messages, []
     names: dict[int, str] = {}
     for turn in trace.turns:
-        record = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
-        turns.append({"context": context_steps(previous, turn.context, names), **record})
+        fields = {name: to_json(getattr(turn, name)) for name in ("text", "tool_calls", "results", "reasoning", "details")}
+        turns.append({"context": context_steps(previous, turn.context, names), **fields})
         previous = turn.context
     return {**record, "turns": turns}
 
