@@ -22,7 +22,7 @@ for folder, folders, files in os.walk("/"):
     folders[:] = [f for f in folders if os.path.join(folder, f) not in ("/proc", "/sys", "/dev", "/usr")]
     found += [os.path.join(folder, name) for name in (*folders, *files) if name in names]
 found = [path for path in found if not path.startswith(tuple(json.loads(os.environ["PREFIXES"])))]
-os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps([found, sorted(os.listdir("/repo"))]).encode())
+os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps([found, sorted(os.listdir("."))]).encode())
 """
 
 

@@ -155,7 +155,8 @@ def test_the_agent_serves_orders_in_this_machines_own_box(agent, base):
     facts, blobs = request_archive(tree, command, archive_of(tree)[0])
     agent.put("two", {**facts, "ask": "run"}, blobs)
     result = result_of_archive(*agent.answer("two"))
-    assert (result.ending, result.changes, result.channel) == (Ending.EXITED, {"made": b""}, b"/repo"), result
+    assert (result.ending, result.changes) == (Ending.EXITED, {"made": b""}), result
+    assert result.channel.endswith(b"/repo"), result  # the whole path where the isolation has no root of its own
     assert sorted(path.name for path in agent.folder.iterdir()) == [INBOX, LEASE, OUTBOX, "program"]
 
 
