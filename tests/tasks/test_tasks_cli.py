@@ -104,7 +104,7 @@ def test_errors_are_one_sentence_and_a_fix(task: Path, tmp_path: Path, write_pro
         ("tasks", "show", copy / "task.toml"): (3, "is a file, and a task is a folder"),
         ("tasks", "list", task): (3, "is one task, not a folder of tasks"),
         ("tasks", "list", tmp_path / "absent"): (3, "cannot be read"),
-        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is no folder"),
+        ("tasks", "build", tmp_path / "absent", "--out", tmp_path / "out"): (3, "is neither a folder"),
     }
     for arguments, (code, text) in cases.items():
         done = composer_here(*arguments)

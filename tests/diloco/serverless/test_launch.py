@@ -82,7 +82,7 @@ def test_every_launch_has_a_place_of_its_own() -> None:
         (lambda: plan(1, "a:b", {}, 1), "entrypoint_args has no rendezvous_uri"),
         (lambda: planned("a:b", rendezvous_uri="memory://x"), "no other process shares this one's memory"),
         (lambda: planned("a:b", world_size=3), "world_size 3, and n_replicas is 2"),
-        (lambda: planned("a:b", rank_env="MY-RANK"), "rank_env 'MY-RANK' is no name"),
+        (lambda: planned("a:b", rank_env="MY-RANK"), "rank_env 'MY-RANK' is not a name"),
         (lambda: planned("a:b", f=object()), "argument f of the entrypoint is not plain JSON"),
         (lambda: planned("a:b", f={1: 2}), "argument f of the entrypoint is not plain JSON"),
         (lambda: planned("a:b", text="x" * 70000), "arguments of the replicas take 70"),
