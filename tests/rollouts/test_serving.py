@@ -113,7 +113,7 @@ def _open_when(backend, count):
         ("refuses", "HTTP 500: out of memory"),
         ("always_busy", "busy: HTTP 503"),
         ("crash", "broke before the answer was whole"),
-        ("page", "is no (vLLM|SGLang) server"),
+        ("page", "is not an? (vLLM|SGLang) server"),
     ],
 )
 def test_what_a_server_lacks_is_said_before_anything_is_sampled(kind, fault, said):
@@ -165,7 +165,7 @@ def test_an_address_where_nobody_is(kind):
     with pytest.raises(ModelError, match=f"no server can be reached at {url}"):
         engine.check()
     engine.end()
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="not an address"):
         open_server(kind, "127.0.0.1:8000")
 
 

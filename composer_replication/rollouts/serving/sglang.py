@@ -36,7 +36,7 @@ class SglangServer:
             cards = (await self.http.get("/v1/models"))["data"]
             options = await self.http.get("/server_info")
         except (RefusedError, KeyError, TypeError) as error:
-            raise ModelError(f"{self.http.url} is not a SGLang server", fix=f"give the address of one; {_TOO_OLD}") from error
+            raise ModelError(f"{self.http.url} is not an SGLang server", fix=f"give the address of one; {_TOO_OLD}") from error
         seeded = bool(options.get("enable_deterministic_inference"))
         note = "SGLang draws without the seeds it is sent, so that samples differ between runs: --enable-deterministic-inference"
         return Facts(window=int(cards[0]["max_model_len"]) - _KEPT, notes=() if seeded else (note,))
