@@ -54,7 +54,7 @@ def rollout(
     ] = "transformers",
     server_url: Annotated[str | None, typer.Option(help="http://HOST:PORT of the vLLM or SGLang server.")] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object, and everything else to stderr.")
+        bool, typer.Option("--json", help="Print the summary as one JSON object, the rest to stderr.")
     ] = False,
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
