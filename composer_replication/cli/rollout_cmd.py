@@ -53,9 +53,7 @@ def rollout(
         EngineKind, typer.Option(help="Engine that samples a model: here, or on a server that holds it.")
     ] = "transformers",
     server_url: Annotated[str | None, typer.Option(help="http://HOST:PORT of the vLLM or SGLang server.")] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the summary as one JSON object, the rest to stderr.")
-    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, all else to stderr.")] = False,
 ) -> None:
     """Let a policy work on tasks: reward, stop reasons, turns and tokens per task, and their mean with its standard error.
 
