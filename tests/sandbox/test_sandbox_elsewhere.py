@@ -124,7 +124,17 @@ def test_auto_picks_the_strongest_left(elsewhere, scenario):
 @pytest.mark.slow
 @everywhere
 def test_every_kind_of_box(elsewhere, scenario):
-    options = ("-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", f"--rootdir={elsewhere}")
+    options = (
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+        "-W",
+        "error",
+        "-o",
+        "markers=slow",
+        f"--rootdir={elsewhere}",
+    )
     argv, environment = command(elsewhere, scenario, "-m", "pytest", *options, *(str(elsewhere / name) for name in FILES))
     done = subprocess.run(argv, env=environment, cwd=elsewhere, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
