@@ -159,7 +159,8 @@ def trl(session: nox.Session) -> None:
 
 def _test_face(session: nox.Session, framework: str, *needs: str) -> None:
     _install(session, "dev", framework, needs=needs)
-    session.run("python", "-m", "pytest", f"tests_substrates/faces/test_{framework}.py", *session.posargs)
+    tests = sorted(str(path) for path in Path("tests_substrates/faces").glob(f"test_{framework}*.py"))
+    session.run("python", "-m", "pytest", *tests, *session.posargs)
 
 
 @nox.session

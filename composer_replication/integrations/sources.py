@@ -18,6 +18,7 @@ ENTRY_POINTS = "composer_replication.envs"
 BUILT_IN = {
     "function": "composer_replication.integrations.function_env:FunctionSource",
     "gymnasium": "composer_replication.integrations.gymnasium_source:GymnasiumSource",
+    "openenv": "composer_replication.integrations.openenv_source:OpenEnvSource",
 }
 """Environments of other frameworks, each imported when it is asked for."""
 
