@@ -293,7 +293,7 @@ def test_a_killed_client_leaves_nothing(serve, base):
         import sys
         from pathlib import Path
         from composer_replication.sandbox import Command, Limits, Tree
-        from composer_replication.sandbox import remote
+        from composer_replication.sandbox.remote import client as remote
         remote.LEASE_S = 3.0
         python = {sys.executable!r}
         argv = (python, "-S", "-c", "import time; time.sleep(600)", {marker!r})
@@ -351,7 +351,7 @@ def test_a_name_is_remembered_for_when_no_thread_looks_it_up():
 
 
 def test_a_client_ends_though_the_server_hangs(serve):
-    program = "import sys; from composer_replication.sandbox import remote; remote._CLOSE_S = 0.5; "
+    program = "import sys; from composer_replication.sandbox.remote import client as remote; remote._CLOSE_S = 0.5; "
     program += "box = remote.RemoteSandbox(sys.argv[1]); print(flush=True); sys.stdin.read()"
     with serve() as (process, url):
         argv = [sys.executable, "-c", program, f"remote:{url.replace('127.0.0.1', 'localhost')}"]
