@@ -29,7 +29,7 @@ class Word:
     source: str
     """The word as written."""
     expands: bool
-    """Whether the shell expands it, possibly into several words or none."""
+    """True when the shell expands it, possibly into several words or none."""
 
 
 @dataclass(frozen=True, slots=True)

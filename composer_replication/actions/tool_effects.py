@@ -73,7 +73,7 @@ class ToolEffect:
 
     @property
     def changes(self) -> bool:
-        """Whether the call itself changes files; a SHELL call may do so too."""
+        """True when the call itself changes files; a SHELL call may do so too."""
         return self.kind in (EffectKind.EDIT, EffectKind.WRITE, EffectKind.PATCH)
 
 

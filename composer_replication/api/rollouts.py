@@ -53,9 +53,9 @@ class RolloutOptions:
     """Interpreter for the tests; by default the one that the tasks were built with."""
     sandbox: SandboxKind = "auto"
     toolset: Toolset = "basic"
-    """What agents are offered: `basic`, or `shell` for commands and patches of their own."""
+    """Tools offered to agents: `basic`, or `shell` for commands and patches of their own."""
     engine: EngineKind = "transformers"
-    """What samples a model: this process, or a server that holds it."""
+    """Engine that samples a model: in this process, or on a server that holds it."""
     server_url: str | None = None
     """`http://HOST:PORT` of that server."""
     max_requests: int | None = None
@@ -77,7 +77,7 @@ class Evaluation:
     """One per task: `task_id`, `reward`, `unscored`, `stop_reasons`, `turns`, `sampled_tokens`, `why`, `impossible`."""
     trajectories: list[Trajectory] = field(repr=False)
     isolation: str = ""
-    """What separated the agent from this machine."""
+    """Isolation that separated the agent from this machine."""
 
 
 def rollout(

@@ -192,7 +192,7 @@ class CurriculumConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """What takes the optimizer steps, with linear warm-up."""
+    """Optimizer and its linear warm-up."""
 
     type: Literal["adamw", "muon"] = "adamw"
     """Choose which optimizer trains the policy. `adamw` updates all parameters with AdamW. `muon` updates the matrices inside the

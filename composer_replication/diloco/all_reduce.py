@@ -57,7 +57,7 @@ class RoundOutcome:
     refused: Mapping[int, str]
     """Members whose contribution does not count, wholly or in part, and why: `damaged`, `norm`, `nothing`."""
     counted: bool
-    """Whether this replica's whole contribution is in the mean; else the next round carries it, unless `norm` refused it."""
+    """True when this replica's whole contribution is in the mean; else the next round carries it, unless `norm` refused it."""
     bytes_up: int
     """Payload and headers, to the store."""
     bytes_down: int
@@ -252,7 +252,7 @@ class ObjectStoreAllReduce:
 
     @property
     def needs_everyone(self) -> bool:
-        """Whether every round needs every replica."""
+        """True when every round needs every replica."""
         return self._setting.quorum == self.world_size
 
     def newest_round(self, name: str) -> int | None:

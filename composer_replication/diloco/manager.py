@@ -32,9 +32,9 @@ class RoundReport:
     members: tuple[int, ...]
     """Ranks averaged in the mean; empty where the round was not held."""
     held: bool
-    """Whether there was a quorum."""
+    """True when there was a quorum."""
     counted: bool
-    """Whether this replica's contribution is in the mean; else its next one of this fragment carries it."""
+    """True when this replica's contribution is in the mean; else its next one of this fragment carries it."""
     stall_s: float = 0.0
     """Seconds in which the replica did nothing but wait for the round."""
     seconds: float = 0.0
@@ -43,7 +43,7 @@ class RoundReport:
     bytes_down: int = 0
     requests: int = 0
     caught_up: bool = False
-    """Whether the round was over before this replica reached it."""
+    """True when the round was over before this replica reached it."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class ObjectStoreManager:
         self._failures = 0
         self._round = 0
         self._in_step = False
-        """Whether this process held the previous round."""
+        """True when this process held the previous round."""
         self._carried: dict[int, Tensor] = {}
         """By fragment, local progress left out of rounds that others held without this replica."""
         self._flight = _Flight()

@@ -88,7 +88,7 @@ class OuterLoop:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the last inner step ended a round, so that nothing is in flight."""
+        """True when the last inner step ended a round, so that nothing is in flight."""
         return bool(self._diloco._local_step == 0)
 
     def _saving(self, what: str) -> Recovery:

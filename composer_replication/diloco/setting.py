@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def flat(self) -> bool:
-        """Whether every replica reads what every other one sent, instead of a chunk of it."""
+        """True when every replica reads what every other one sent, instead of a chunk of it."""
         return self.world_size == 2 or self.codec.sparse
 
 

@@ -1,4 +1,4 @@
-"""What a run trains on: a set of tasks, and a fresh environment for each. `env=` in Python and `[env]` in a run file name one."""
+"""Name what a run trains on: tasks, and a fresh environment for each. `env=` in Python and `[env]` in a run file name one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AnyTask", "EnvSource", "EnvTask"]
 
 
 class AnyTask(Protocol):
-    """What training needs to know of a task. Our own tasks (`tasks.store.Task`) and `EnvTask` both have it."""
+    """A task, as far as training needs to know it. Our own tasks (`tasks.store.Task`) and `EnvTask` both have it."""
 
     @property
     def spec(self) -> TaskSpec: ...
@@ -43,7 +43,7 @@ class EnvTask:
     task_id: str
     """Unique among the tasks of a source, and the same in every process."""
     instruction: str = ""
-    """What the agent is asked to do; hints may refer to it."""
+    """The request to the agent; hints may refer to it."""
     documentation: Mapping[str, str] = field(default_factory=dict)
     """Prose that hints may quote, by name."""
     secrets: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from composer_replication.envs.source import EnvTask
+from composer_replication.integrations.seeds import opening_messages, unknown_tool
 from composer_replication.integrations.sources import load_object
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.errors import ConfigError
@@ -77,7 +78,7 @@ class _PromptEnv:
         return _messages(self.task_id, self.row)
 
     def step(self, call: ToolCall) -> ToolResult:
-        return ToolResult(call_id=call.call_id, name=call.name, content="there are no tools here", status="unknown_tool")
+        return unknown_tool(call)
 
     def say(self, text: str) -> Message | None:
         self.answer, self.done = text, True
@@ -90,11 +91,12 @@ class _PromptEnv:
 
 def _messages(name: str, row: Mapping[str, Any]) -> tuple[Message, ...]:
     prompt = row.get("prompt")
-    system = (Message(role="system", content=str(row["system"])),) if row.get("system") else ()
+    system = str(row.get("system") or "")
     if isinstance(prompt, str) and prompt:
-        return (*system, Message(role="user", content=prompt))
+        return opening_messages(system, prompt)
     if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt):
-        return (*system, *(Message(role=m["role"], content=m["content"]) for m in prompt))
+        opening = (Message(role="system", content=system),) if system else ()
+        return (*opening, *(Message(role=m["role"], content=m["content"]) for m in prompt))
     raise ConfigError(f"prompt {name} of env.options.prompts is neither a text nor chat messages", fix="correct its `prompt`")
 
 

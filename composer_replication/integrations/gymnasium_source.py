@@ -6,7 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from composer_replication.envs.source import EnvTask
+from composer_replication.integrations.seeds import (
+    EpisodeReward,
+    check_reward,
+    episode_reward,
+    opening_messages,
+    seed_tasks,
+    unknown_tool,
+)
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
@@ -48,12 +55,13 @@ class GymnasiumSource:
         held_out: int = 0,
         actions: Sequence[str] = (),
         observe: Literal["observation", "render"] = "observation",
-        reward: Literal["sum", "last"] = "sum",
+        reward: EpisodeReward = "sum",
         max_steps: int | None = None,
         make: dict[str, Any] | None = None,
     ) -> None:
-        if observe not in ("observation", "render") or reward not in ("sum", "last"):
-            raise ConfigError(f"env.options.observe = {observe!r}, reward = {reward!r}", fix="see docs/environments.md")
+        check_reward(reward)
+        if observe not in ("observation", "render"):
+            raise ConfigError(f"env.options.observe = {observe!r} is neither 'observation' nor 'render'", fix="write one of them")
         self._id, self._make, self._max_steps = id, dict(make or {}), max_steps
         self._instruction, self._actions, self._observe, self._reward = instruction, tuple(actions), observe, reward
         env = self._open()
@@ -65,8 +73,7 @@ class GymnasiumSource:
         if actions and (not isinstance(space, spaces.Discrete) or len(actions) != int(space.n)):
             raise ConfigError(f"env.options.actions has {len(actions)} names, and {id} takes {space}", fix="name each action")
         env.close()
-        named = [EnvTask(str(seed), instruction=instruction or f"Play {id}.") for seed in range(train + held_out)]
-        self.train, self.held_out = tuple(named[:train]), tuple(named[train:])
+        self.train, self.held_out = seed_tasks(train, held_out, instruction or f"Play {id}.")
 
     def make(self, task_id: str) -> _Episode:
         """Create an episode; the environment itself is made when it is reset."""
@@ -96,12 +103,10 @@ class _Episode:
         self._close()
         self._env, self._rewards, self.done = self._source._open(), [], False
         observation, _ = self._env.reset(seed=int(self.task_id))
-        rules = self._source._instruction
-        system = (Message(role="system", content=rules),) if rules else ()
-        return (*system, Message(role="user", content=self._shown(observation)))
+        return opening_messages(self._source._instruction, self._shown(observation))
 
     def step(self, call: ToolCall) -> ToolResult:
-        return ToolResult(call_id=call.call_id, name=call.name, content="there are no tools here", status="unknown_tool")
+        return unknown_tool(call)
 
     def say(self, text: str) -> Message | None:
         """Play the action that the policy named; what is no action is answered with those that are."""
@@ -118,8 +123,7 @@ class _Episode:
 
     def grade(self) -> GradeReport:
         self._close()
-        rewards = self._rewards or [0.0]
-        return GradeReport(reward=sum(rewards) if self._source._reward == "sum" else rewards[-1], outcomes={})
+        return GradeReport(reward=episode_reward(self._rewards, self._source._reward), outcomes={})
 
     def _action(self, text: str) -> Any:
         space = self._env.action_space

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from composer_replication.envs.source import EnvTask
+from composer_replication.integrations.seeds import (
+    EpisodeReward,
+    check_reward,
+    episode_reward,
+    opening_messages,
+    seed_tasks,
+    unknown_tool,
+)
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema, Unscored
 from composer_replication.types.errors import ConfigError, MissingExtraError, SandboxError
 
@@ -26,8 +34,12 @@ __all__ = ["OpenEnvSource"]
 _ACT = "act"
 _AGENTS_MISTAKE = ("(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
 _BESIDE = ("done", "reward", "metadata")
-"""What every observation has; the policy is not shown it."""
+"""Fields of every observation, which the policy is not shown."""
 _FULL = "(code: CAPACITY_REACHED)"
+_MORE_SESSIONS = (
+    "let the server take as many sessions as rollouts run at once: rollout.groups x rollout.group_size in training, "
+    "env.options.held_out x eval.samples in evaluation"
+)
 _SEAT_S = 10.0
 """How long a full server is asked again: a session that ended a moment ago still holds its place."""
 
@@ -44,9 +56,10 @@ class OpenEnvSource:
         instruction: the system message: the rules and how to answer.
         train: number of seeds to train on.
         held_out: number of further seeds for pass@1.
-        say: the field of the action that what the policy says goes into, where the action has other fields too; they keep their
+        say: the field of the action that takes the policy's words, where the action has other fields too, which keep their
             defaults.
-        observe: the field of the observation that the policy is shown; without it, the whole observation as JSON.
+        observe: the field of the observation that the policy is shown; without it, or where an observation lacks it, all of it as
+            JSON.
         reward: `sum` of the episode's rewards, or the `last` one.
         reset: further arguments of the server's `reset`, e.g. `{ difficulty = "easy" }`.
         timeout_s: seconds that one answer of the server may take.
@@ -64,12 +77,11 @@ class OpenEnvSource:
         held_out: int = 0,
         say: str = "",
         observe: str = "",
-        reward: Literal["sum", "last"] = "sum",
+        reward: EpisodeReward = "sum",
         reset: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        if reward not in ("sum", "last"):
-            raise ConfigError(f"env.options.reward = {reward!r}", fix="write 'sum' or 'last'")
+        check_reward(reward)
         self.url, self._timeout_s = url.rstrip("/"), timeout_s
         self._instruction, self._observe, self._reward, self._reset = instruction, observe, reward, dict(reset or {})
         schemas = _schemas(self.url, timeout_s)
@@ -83,15 +95,14 @@ class OpenEnvSource:
         texts = [name for name, field in fields.items() if field.get("type") == "string"]
         self._say = say or (texts[0] if len(texts) == len(fields) == 1 else "")
         self._tools = () if self._say else self._listed() if self._mcp else (_act_tool(schemas["action"], fields),)
-        tasks = [EnvTask(str(seed), instruction=instruction) for seed in range(train + held_out)]
-        self.train, self.held_out = tuple(tasks[:train]), tuple(tasks[train:])
+        self.train, self.held_out = seed_tasks(train, held_out, instruction)
 
     def make(self, task_id: str) -> _ServerEpisode | _SpokenEpisode:
         """Create an episode; its session is opened when it is reset."""
         return (_SpokenEpisode if self._say else _ServerEpisode)(self, task_id)
 
     def _connect(self) -> Any:
-        return GenericEnvClient(base_url=self.url, message_timeout_s=self._timeout_s).sync()
+        return _OneSession(base_url=self.url, message_timeout_s=self._timeout_s).sync()
 
     def _listed(self) -> tuple[ToolSchema, ...]:
         """Ask the server for its MCP tools."""
@@ -99,13 +110,30 @@ class OpenEnvSource:
         try:
             listed = _answer(self.url, lambda: client.step({"type": "list_tools"})).observation.get("tools") or []
         except SandboxError as error:
-            raise ConfigError(f"env.options.url: {error.message}", fix="start a server that lists its tools") from error
+            raise ConfigError(f"env.options.url: {error.message}", fix="see the server's log") from error
         finally:
             client.close()
+        if not listed:
+            raise ConfigError(
+                f"env.options.url: {self.url} takes tool calls and lists no tool", fix="start a server that has tools"
+            )
         return tuple(
             _tool(tool["name"], tool.get("description", ""), tool.get("input_schema") or tool.get("inputSchema") or {})
             for tool in listed
         )
+
+
+class _OneSession(GenericEnvClient):
+    """A client that never opens a second session: a lost one ends the episode, which must not go on in a fresh environment."""
+
+    _session: Any = None
+
+    async def _connect_async(self) -> _OneSession:
+        await super()._connect_async()
+        self._session = self._session or self._ws
+        if self._ws is not self._session:
+            raise ConnectionError("the session was lost")
+        return self
 
 
 class _ServerEpisode:
@@ -120,39 +148,34 @@ class _ServerEpisode:
 
     def reset(self) -> tuple[Message, ...]:
         self._close()
-        self._rewards, self.done, self._client = [], False, self._source._connect()
-        try:
-            opening = self._seated(lambda: self._client.reset(seed=int(self.task_id), **self._source._reset))
-        except SandboxError:
-            self._close()
-            raise
-        rules = self._source._instruction
-        system = (Message(role="system", content=rules),) if rules else ()
-        return (*system, Message(role="user", content=self._shown(opening.observation)))
+        self._rewards, self.done = [], False
+        return opening_messages(self._source._instruction, self._shown(self._open().observation))
 
     def step(self, call: ToolCall) -> ToolResult:
         if call.name not in {tool["function"]["name"] for tool in self.tools}:
-            return ToolResult(call_id=call.call_id, name=call.name, content=f"no tool {call.name}", status="unknown_tool")
-        arguments = dict(call.arguments)
+            return unknown_tool(call)
+        arguments = _encodable(call.arguments)
         action = {"type": "call_tool", "tool_name": call.name, "arguments": arguments} if self._source._mcp else arguments
         status, content = self._act(action)
         return ToolResult(call_id=call.call_id, name=call.name, content=content, status=status)
 
     def grade(self) -> GradeReport:
         self._close()
-        if not self._rewards:
-            nothing = Unscored(f"{self._source.url} ended the episode without a reward") if self.done else 0.0
-            return GradeReport(reward=nothing, outcomes={})
-        return GradeReport(reward=sum(self._rewards) if self._source._reward == "sum" else self._rewards[-1], outcomes={})
+        if self.done and not self._rewards:
+            return GradeReport(reward=Unscored(f"{self._source.url} ended the episode without a reward"), outcomes={})
+        return GradeReport(reward=episode_reward(self._rewards, self._source._reward), outcomes={})
 
-    def _act(self, action: Mapping[str, Any]) -> tuple[str, str]:
-        """Carry out an action and return its status and what the policy is shown.
+    def _act(self, action: dict[str, Any]) -> tuple[str, str]:
+        """Carry out an action and return its status and the text for the policy.
 
-        Raises SandboxError when the server is gone; an action that it refuses is the policy's mistake, and never a way out of a
-        bad reward.
+        An action that the server refuses is the policy's mistake and is answered: an unscored rollout would be a way out of a bad
+        reward.
+
+        Raises:
+            SandboxError: the server is gone, or has lost the session.
         """
         try:
-            result = _answer(self._source.url, lambda: self._client.step(dict(action)))
+            result = _answer(self._source.url, lambda: self._client.step(action))
         except SandboxError as error:
             if error.message.endswith(_AGENTS_MISTAKE):
                 return "invalid_arguments", error.message
@@ -164,23 +187,23 @@ class _ServerEpisode:
         failed = self._source._mcp and result.observation.get("error")
         return ("command_failed" if failed else "ok"), self._shown(result.observation)
 
-    def _seated(self, ask: Callable[[], Any]) -> Any:
-        """Open the session, waiting a little for a place."""
+    def _open(self) -> Any:
+        """Open a session and reset it, waiting a little for a place."""
         until = time.monotonic() + _SEAT_S
         while True:
+            client = self._source._connect()
             try:
-                return _answer(self._source.url, ask)
+                opening = _answer(self._source.url, partial(client.reset, seed=int(self.task_id), **self._source._reset))
             except SandboxError as error:
+                client.close()
                 if not error.message.endswith(_FULL):
                     raise
                 if time.monotonic() > until:
-                    self._close()
-                    raise ConfigError(
-                        f"env.options.url: {error.message}",
-                        fix="let the server take as many sessions as rollouts run at once: rollout.groups x rollout.group_size "
-                        "in training, env.options.held_out x eval.samples in evaluation",
-                    ) from error
-            time.sleep(0.2)
+                    raise ConfigError(f"env.options.url: {error.message}", fix=_MORE_SESSIONS) from error
+                time.sleep(0.2)
+            else:
+                self._client = client
+                return opening
 
     def _shown(self, observation: Mapping[str, Any]) -> str:
         source = self._source
@@ -203,7 +226,7 @@ class _SpokenEpisode(_ServerEpisode):
     """One seed in one session, where what the policy says is the action."""
 
     def say(self, text: str) -> Message | None:
-        _, content = self._act({self._source._say: text})
+        _, content = self._act(_encodable({self._source._say: text}))
         return None if self.done else Message(role="user", content=content)
 
 
@@ -242,6 +265,13 @@ def _act_tool(action: Mapping[str, Any], fields: Mapping[str, Any]) -> ToolSchem
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> ToolSchema:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
+
+
+def _encodable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace half surrogate pairs, which a model may write in JSON and servers cannot encode."""
+    text = json.dumps(dict(arguments), ensure_ascii=False)
+    cleaned: dict[str, Any] = json.loads(text.encode(errors="replace"))
+    return cleaned
 
 
 def _said(result: Any) -> Any:

@@ -47,7 +47,7 @@ class Need:
 
     @property
     def met(self) -> bool:
-        """Whether that version is one that is asked for."""
+        """True when that version is one that is asked for."""
         return self.found is not None and Requirement(self.requirement).specifier.contains(self.found, prereleases=True)
 
 

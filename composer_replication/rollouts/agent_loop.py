@@ -51,7 +51,7 @@ class Rollout:
 
     @property
     def live(self) -> bool:
-        """Whether another turn will be sampled."""
+        """True when another turn will be sampled."""
         return self._stop is None
 
     def begin(self) -> None:

@@ -94,7 +94,7 @@ class BoxReport:
     returncode: int = 0
     cpu_s: float = 0.0
     oom_killed: bool | None = None
-    """Whether the kernel killed a process of the sandbox for memory; None where no control group counts."""
+    """True when the kernel killed a process of the sandbox for memory; None where no control group counts."""
     timed_out: bool = False
     disk_full: bool = False
     host_oom: bool = False

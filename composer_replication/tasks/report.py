@@ -146,7 +146,7 @@ class BuildReport:
     seconds: float
     """Wall-clock seconds of this call."""
     credentials: tuple[Credential, ...] = ()
-    """What looks like a credential in the project's files, and therefore is in every task's tree."""
+    """Places in the project's files that look like credentials, and are therefore in every task's tree."""
     failing: tuple[str, ...] = ()
     """The project's tests that fail before anything is deleted, as `id: why`."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -55,12 +55,12 @@ class Failure(StrEnum):
 
     @property
     def may_be_billed(self) -> bool:
-        """Whether the endpoint may have answered and may bill the call."""
+        """True when the endpoint may have answered and may bill the call."""
         return self in (Failure.GATEWAY, Failure.TIMEOUT, Failure.LOST, Failure.UNREADABLE)
 
     @property
     def may_pass(self) -> bool:
-        """Whether a further call is worth paying for, when this one may be billed."""
+        """True when a further call is worth paying for, when this one may be billed."""
         return self in (Failure.GATEWAY, Failure.LOST, Failure.UNREADABLE)
 
 

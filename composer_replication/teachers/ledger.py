@@ -197,7 +197,7 @@ class Ledger:
 
     @property
     def any_open(self) -> bool:
-        """Whether any call is in progress."""
+        """True when any call is in progress."""
         return bool(self._open_usd)
 
     def _under_way(self, call_id: str) -> float:

@@ -142,30 +142,30 @@ class ChatTemplate:
 
     @cached_property
     def takes_dict_arguments(self) -> bool:
-        """Whether a call's arguments are rendered from a mapping; otherwise they are rendered from their JSON text."""
+        """True when a call's arguments are rendered from a mapping; otherwise they are rendered from their JSON text."""
         return self._renders([_ASK, _CALL_MESSAGE, _ASK], "beta") or not self._renders([_ASK, _text_call(), _ASK], "beta")
 
     @cached_property
     def takes_tool_calls(self) -> bool:
-        """Whether `tool_calls` of an assistant message are rendered; otherwise they are written out as Hermes markup."""
+        """True when `tool_calls` of an assistant message are rendered; otherwise they are written out as Hermes markup."""
         call = _CALL_MESSAGE if self.takes_dict_arguments else _text_call()
         return self._renders([_ASK, call, _ASK], _MARK) or self._renders([_ASK, call, Message(role="tool", content="x")], _MARK)
 
     @cached_property
     def takes_tool_role(self) -> bool:
-        """Whether `tool` messages are rendered; otherwise they are sent as `user`."""
+        """True when `tool` messages are rendered; otherwise they are sent as `user`."""
         call = _CALL_MESSAGE if self.takes_dict_arguments else _text_call()
         answer = Message(role="tool", content="delta", name=_MARK, tool_call_id="call_0_0")
         return self._renders([_ASK, call if self.takes_tool_calls else Message(role="assistant", content="x"), answer], "delta")
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether a `system` message is rendered; otherwise it is put at the head of the first user message."""
+        """True when a `system` message is rendered; otherwise it is put at the head of the first user message."""
         return self._renders([Message(role="system", content=_MARK), _ASK], _MARK)
 
     @cached_property
     def renders_tools(self) -> bool:
-        """Whether the template shows the tools it is given; otherwise they are listed in the system message."""
+        """True when the template shows the tools it is given; otherwise they are listed in the system message."""
         return self._renders([_ASK], _MARK, tools=[_TOOL])
 
     def _renders(self, messages: Sequence[Message], needle: str, *, tools: list[ToolSchema] | None = None) -> bool:

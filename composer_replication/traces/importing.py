@@ -44,7 +44,7 @@ class Import:
     toolless_states: int = 0
     """Number of these whose agent called tools that neither its log nor `tools` names."""
     problems: list[Problem] = field(default_factory=list)
-    """What could not be read, in the order in which it was found."""
+    """Files and lines that could not be read, in the order in which they were found."""
     redacted: Counter[str] = field(default_factory=Counter)
     """Different credentials by kind, counted per trace."""
 

@@ -36,7 +36,7 @@ SLOW_PATHS = {
     "head": "losses take the whole [tokens, vocabulary] logits",
     "prefix": "losses read what sequences have in common once per sequence",
 }
-"""What each slow path costs when a fast path does not apply (`loss.forward.fallbacks`)."""
+"""Cost of each slow path that is taken when a fast one does not apply (`loss.forward.fallbacks`)."""
 
 
 @dataclass(slots=True)

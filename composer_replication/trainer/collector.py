@@ -54,7 +54,7 @@ class RolloutCollector:
         self.journal = journal
         chosen = config.curriculum
         self.curriculum = Curriculum(chosen, context.coding.train, config.seed) if chosen.enabled else None
-        """What chooses the tasks; None: all in turn."""
+        """Chooses the tasks; None takes all in turn."""
         self._share = share
         self._train = list(context.train)
         """The tasks trained on: those of the run, and those joined since."""

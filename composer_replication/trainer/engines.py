@@ -1,4 +1,4 @@
-"""What a trainee samples with: its own model in this process, or a server that is given its weights."""
+"""Engines that sample for an arm: its own model in this process, or a server that is given its weights."""
 
 from __future__ import annotations
 

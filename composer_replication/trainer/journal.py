@@ -46,7 +46,7 @@ class RolloutMeter:
     rollouts: int = 0
     tokens: int = 0
     earlier_cpu_s: float = 0.0
-    """What processes before this one had spent."""
+    """Spend of the processes before this one."""
 
     def cpu_s(self) -> float | None:
         return None if self.clock is None else self.earlier_cpu_s + self.clock()
@@ -78,7 +78,7 @@ class ArmJournal:
     """Optimizer steps of the arm."""
     meter: Meter
     teacher_totals: Mapping[str, float] = field(default_factory=dict)
-    """What teachers were asked and have cost (`trainer.ask_teachers.teacher_totals`), once they were."""
+    """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
 
     def note(self, text: str) -> None:
         """Say one line about the arm."""

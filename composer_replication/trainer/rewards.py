@@ -1,4 +1,4 @@
-"""What a trajectory's advantage is taken from: the tests' verdict, less what it cost to get there."""
+"""Compute the rewards that advantages are taken from: the tests' verdict, less penalties for the way there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RewardFunction: TypeAlias = Callable[[Trajectory], float]
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Of the trajectories of a step, in their order."""
+    """Advantages of the trajectories of a step, in their order."""
 
     values: list[float | None]
     """None: no part of the policy gradient."""
@@ -106,7 +106,7 @@ def _of_turns(
 
 
 def penalties_of(trajectories: Sequence[Trajectory], config: RunConfig, end_of_thinking: int | None) -> dict[str, list[float]]:
-    """What is taken off each trajectory's verdict for what it did, by the penalty's name. The KL's is not among them."""
+    """Return what is taken off each trajectory's verdict, by the penalty's name. The KL's is not among them."""
     penalties: dict[str, list[float]] = {}
     if config.reward.effort.weight > 0:
         penalties["effort"] = [_effort(t, config, end_of_thinking) for t in trajectories]
@@ -126,7 +126,7 @@ def taking_part(
 
 
 def effort_of(trajectory: Trajectory, end_of_thinking: int | None) -> Effort:
-    """What a trajectory took."""
+    """Count the tokens and turns that a trajectory took."""
     thinking, calling, final = 0, 0, 0
     for turn in trajectory.turns:
         ids = turn.action_ids

@@ -1,4 +1,4 @@
-"""What the arms of a run share: where their environments come from, the run directory, and what hints may be made of."""
+"""Share among the arms of a run: where their environments come from, the run directory, and what hints may be made of."""
 
 from __future__ import annotations
 

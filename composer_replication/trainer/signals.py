@@ -1,4 +1,4 @@
-"""What the trajectories of a step teach: advantages over groups, hints at error turns, and the batch made of both and of pairs.
+"""Make the learning signals of a step: advantages over groups, hints at error turns, and the batch made of both and of pairs.
 
 It is the same on every substrate. What it needs of the policy's weights it is given as functions: they may be in another process.
 """
@@ -25,7 +25,7 @@ __all__ = ["HintSources", "SignalMaker", "Signals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintSources:
-    """What hints are found with and made of."""
+    """Detectors and sources of hints."""
 
     contexts: Mapping[str, HintContext]
     """By task id: tools, the project's documentation and the instruction."""
@@ -37,7 +37,7 @@ class HintSources:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the trajectories of a step teach."""
+    """Learning signals of one step's trajectories."""
 
     advantages: Sequence[float | None]
     """One per trajectory, groups in order; None: no part of the policy gradient."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from composer_replication.api.runs import load_run
+from composer_replication.loss.forward.models import save_policy
+from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import load_tasks
@@ -46,3 +52,27 @@ def documented():
         return textwrap.dedent(re.search(r"(?:^(?: {4}.*)?\n)*^ {4}.*\n", section, re.MULTILINE)[0])
 
     return below
+
+
+@pytest.fixture
+def resumes(tmp_path):
+    """Train a run file of three steps, and again, killed after the first checkpoint and resumed: the same last step."""
+    tokenizer = tiny_tokenizer()
+    save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
+
+    def both(run_file):
+        command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "train", str(run_file)]
+        command += ["--model.path", str(tmp_path / "policy"), "--model.device", "cpu", "--out", str(tmp_path), "--threads", "1"]
+        subprocess.run([*command, "--name", "whole"], check=True, capture_output=True)
+        with subprocess.Popen([*command, "--name", "part"], stdout=subprocess.DEVNULL) as killed:
+            while not (tmp_path / "part" / "ckpt" / "main" / "step_00001" / "MANIFEST.sha256").exists():
+                assert killed.poll() is None
+            killed.kill()
+        assert killed.returncode == -signal.SIGKILL, "it had ended by itself"
+        subprocess.run([*command, "--name", "part", "--resume"], check=True, capture_output=True)
+        runs = [load_run(tmp_path / name) for name in ("whole", "part")]
+        assert [max(row["step"] for row in run.metrics) for run in runs] == [3, 3]
+        turns = [[row["trajectory"].turns for row in run.trajectories(step=3)] for run in runs]
+        assert turns[0] == turns[1]
+
+    return both

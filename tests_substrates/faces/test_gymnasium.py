@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from composer_replication.api.runs import load_run
 from composer_replication.envs import CodingEnv, oracle_script
 from composer_replication.envs.tools import TOOLSETS
 from composer_replication.integrations.gymnasium_source import GymnasiumSource
-from composer_replication.loss.forward.models import save_policy
-from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.types import GradeReport, Unscored
 from composer_replication.types.errors import ConfigError, SandboxError
 
@@ -158,26 +153,5 @@ def test_what_is_wrong_with_a_game_is_said():
         GymnasiumSource("Pendulum-v1")
 
 
-def test_the_example_trains_three_steps_and_a_killed_run_resumes(tmp_path):
-    """Killed for good while it is at work, then resumed: the same last step as without."""
-    tokenizer = tiny_tokenizer()
-    save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
-    command = [
-        sys.executable,
-        "-c",
-        "from composer_replication.cli import main; main()",
-        "train",
-        str(ROOT / "examples" / "gymnasium" / "run.toml"),
-    ]
-    command += ["--model.path", str(tmp_path / "policy"), "--model.device", "cpu", "--out", str(tmp_path), "--threads", "1"]
-    subprocess.run([*command, "--name", "whole"], check=True, capture_output=True)
-    killed = subprocess.Popen([*command, "--name", "part"], stdout=subprocess.DEVNULL)
-    while not list((tmp_path / "part" / "ckpt").glob("main/step_00001/MANIFEST.sha256")):
-        assert killed.poll() is None or killed.returncode == 0
-    killed.kill()
-    killed.wait()
-    subprocess.run([*command, "--name", "part", "--resume"], check=True, capture_output=True)
-    runs = [load_run(tmp_path / name) for name in ("whole", "part")]
-    assert [max(row["step"] for row in run.metrics) for run in runs] == [3, 3]
-    turns = [[row["trajectory"].turns for row in run.trajectories(step=3)] for run in runs]
-    assert turns[0] == turns[1]
+def test_the_example_trains_three_steps_and_a_killed_run_resumes(resumes):
+    resumes(ROOT / "examples" / "gymnasium" / "run.toml")

@@ -14,12 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.api.runs import load_run
 from composer_replication.envs import noop_script, oracle_script
 from composer_replication.integrations import openenv_source
 from composer_replication.integrations.openenv_source import OpenEnvSource
-from composer_replication.loss.forward.models import save_policy
-from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.types import ToolCall, Unscored
 from composer_replication.types.errors import ConfigError, SandboxError
 
@@ -70,9 +67,9 @@ app = create_app(Adder, CallToolAction, CallToolObservation, env_name="adder", m
 
 
 @contextmanager
-def served(folder, program):
-    """Start `program` with uvicorn on a free port."""
-    command = [sys.executable, "-m", "uvicorn", program, "--port", "0", "--log-level", "info"]
+def served(folder, program, port="0"):
+    """Start `program` with uvicorn, on a free port unless one is named."""
+    command = [sys.executable, "-m", "uvicorn", program, "--port", port, "--log-level", "info"]
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         said = []
         while not (found := re.search(r"running on (http://\S+)", said[-1] if said else "")):
@@ -194,6 +191,25 @@ def test_a_server_that_dies_is_no_reward(game):
             OpenEnvSource(server.url)
 
 
+def test_a_session_that_is_lost_does_not_go_on_in_a_fresh_environment(game):
+    """The client would open another session by itself, on which nobody called `reset`."""
+    with served(game, "server.app:app") as server:
+        env = OpenEnvSource(server.url).make("0")
+        env.reset()
+        assert env.say("hello") is not None
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        with served(game, "server.app:app", server.url.rpartition(":")[2]), pytest.raises(SandboxError, match="session was lost"):
+            env.say("hello")
+
+
+def test_what_no_encoder_takes_is_replaced(echo):
+    env = OpenEnvSource(echo, observe="echoed_message").make("0")
+    env.reset()
+    assert env.say("a \ud800 b")["content"] == "a ? b"
+    env.grade()
+
+
 def test_an_episode_that_ends_without_a_reward_is_unscored(echo):
     env = OpenEnvSource(echo).make("0")
     env.reset()
@@ -214,25 +230,10 @@ def test_what_is_wrong_with_the_options_is_said(echo):
             OpenEnvSource(url)
 
 
-def test_the_example_trains_three_steps_and_a_killed_run_resumes(echo, tmp_path):
-    """Killed for good while it is at work, then resumed: the same last step as without."""
-    tokenizer = tiny_tokenizer()
-    save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
+def test_the_example_trains_three_steps_and_a_killed_run_resumes(echo, tmp_path, resumes):
     folder = tmp_path / "example"
     shutil.copytree(ROOT / "examples" / "openenv", folder)
     text = (folder / "run.toml").read_text()
     assert 'url = "http://127.0.0.1:8000"' in text
     (folder / "run.toml").write_text(text.replace("http://127.0.0.1:8000", echo))
-    command = [*COMPOSER, "train", str(folder / "run.toml"), "--model.path", str(tmp_path / "policy"), "--model.device", "cpu"]
-    command += ["--out", str(tmp_path), "--threads", "1"]
-    subprocess.run([*command, "--name", "whole"], check=True, capture_output=True)
-    killed = subprocess.Popen([*command, "--name", "part"], stdout=subprocess.DEVNULL)
-    while not list((tmp_path / "part" / "ckpt").glob("main/step_00001/MANIFEST.sha256")):
-        assert killed.poll() is None or killed.returncode == 0
-    killed.kill()
-    killed.wait()
-    subprocess.run([*command, "--name", "part", "--resume"], check=True, capture_output=True)
-    runs = [load_run(tmp_path / name) for name in ("whole", "part")]
-    assert [max(row["step"] for row in run.metrics) for run in runs] == [3, 3]
-    turns = [[row["trajectory"].turns for row in run.trajectories(step=3)] for run in runs]
-    assert turns[0] == turns[1]
+    resumes(folder / "run.toml")

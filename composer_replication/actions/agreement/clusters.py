@@ -30,7 +30,7 @@ class Cluster:
     confidence: float
     """The least of the verdicts that join them; 1 for one vote alone."""
     student: ActionComparison
-    """Whether the student's action is in this cluster."""
+    """True when the student's action is in this cluster."""
 
     @property
     def action(self) -> str:

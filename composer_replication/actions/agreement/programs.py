@@ -49,7 +49,7 @@ class ProgramOptions:
     paths: bool = True
     """The operands, but for a leading one, are paths."""
     shows: Callable[[Arguments], bool] = _never
-    """Whether the output contains the paths as written; error messages do not count."""
+    """True when the output contains the paths as written; error messages do not count."""
     lists: bool = False
     """Prints its operand, unless that is the only one and a folder."""
     here: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Whether a call can be carried out at all, given the tools on offer."""
+"""Check whether a call can be carried out at all, given the tools on offer."""
 
 from __future__ import annotations
 

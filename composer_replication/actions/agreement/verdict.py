@@ -9,7 +9,7 @@ __all__ = ["ActionComparison", "SameAction"]
 
 
 class SameAction(StrEnum):
-    """Whether two actions are the same."""
+    """True when two actions are the same."""
 
     SAME = "same"
     """They do the same and show the same: which of the two is taken makes no difference."""

@@ -18,7 +18,7 @@ class Codec(Protocol):
 
     @property
     def sparse(self) -> bool:
-        """Whether it drops most values, so that a sum of several vectors is larger than each."""
+        """True when it drops most values, so that a sum of several vectors is larger than each."""
 
     def encode(self, values: Tensor) -> bytes:
         """Encode a vector.
@@ -41,7 +41,7 @@ class VisibleCodec(Codec, Protocol):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether it cannot encode without a reference."""
+        """True when it cannot encode without a reference."""
 
     def encode_visible(self, values: Tensor, reference: Tensor) -> bytes:
         """Encode the changes of bfloat16 weights.

@@ -35,7 +35,7 @@ class CloudExecutor(StoreExecutor):
     """
 
     shares_paths = False
-    """Whether a path may be the same folder for this machine and the replicas."""
+    """True when a path may be the same folder for this machine and the replicas."""
 
     def __init__(self, *, setup: str, env: Mapping[str, str] | None, secrets: Sequence[str], python: str) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class ReplicaStatus(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether it has ended."""
+        """True when it has ended."""
         return self not in (ReplicaStatus.PENDING, ReplicaStatus.RUNNING)
 
 
@@ -56,7 +56,7 @@ class ServerlessExecutor(Protocol):
 
     @property
     def supports_inter_replica_network(self) -> bool:
-        """Whether replicas can open connections to each other."""
+        """True when replicas can open connections to each other."""
         ...
 
     def launch_replicas(

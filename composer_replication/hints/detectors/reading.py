@@ -45,14 +45,14 @@ class CallStep:
 
     @property
     def looks(self) -> bool:
-        """Whether the step certainly changed no file."""
+        """True when the step certainly changed no file."""
         return self.effect.kind in (EffectKind.READ, EffectKind.SEARCH, EffectKind.LIST, EffectKind.TEST) or (
             self.command is not None and self.command.looks
         )
 
     @property
     def changes(self) -> bool:
-        """Whether the step has certainly changed files: an edit that was carried out, or a command whose environment reports
+        """True when the step has certainly changed files: an edit that was carried out, or a command whose environment reports
         changes."""
         if self.effect.kind is EffectKind.SHELL:
             return self.result is not None and bool(self.result.details.get("changed"))

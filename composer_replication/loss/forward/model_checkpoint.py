@@ -45,7 +45,7 @@ _NAME = re.compile(r"step_(\d{5,})")
 
 
 class Restorable(Protocol):
-    """What trains a model: here the policy's `Learner` and that of a process reward model."""
+    """The trainer of a model, as far as checkpoints need it: the policy's `Learner` and that of a process reward model."""
 
     @property
     def policy(self) -> PreTrainedModel: ...

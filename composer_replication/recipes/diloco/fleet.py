@@ -116,7 +116,7 @@ class Fleet:
         seen([(handle, state, read_status(self._store, handle.rank)) for handle, state in rows])
 
     def _given_up(self, rank: int) -> bool:
-        """Whether one that has failed is launched again no more: it was ended, or another would meet the same."""
+        """Return whether one that has failed is launched again no more: it was ended, or another would meet the same."""
         if self._states[rank] is not ReplicaStatus.FAILED or self._restarts[rank] >= self._options.executor.restarts:
             return True
         outcome = Records.of(self._handles[rank].metadata, rank).outcome()

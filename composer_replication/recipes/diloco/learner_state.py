@@ -75,7 +75,7 @@ class LearnerState:
             time.sleep(_LOOK_S)
 
     def _free(self, handle: ReplicaHandle) -> bool:
-        """Whether a local replica, which ends with the process that launched it, has let go of its folder."""
+        """Return whether a local replica, which ends with the process that launched it, has let go of its folder."""
         folder = self.path.parent / f"replica_{handle.rank:05d}"
         if not folder.is_dir():
             return True

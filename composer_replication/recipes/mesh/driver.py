@@ -59,7 +59,7 @@ class _MeshMeter:
     outside: RolloutMeter = field(default_factory=RolloutMeter)
     """Evaluations and traces."""
     actors_cpu_s: float = 0.0
-    """Of the actors of this driver, as last asked."""
+    """CPU-seconds of this driver's actors, as last asked."""
 
     @property
     def rollouts(self) -> int:

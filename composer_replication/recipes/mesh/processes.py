@@ -42,7 +42,7 @@ def watch(process: Process) -> int | None:
 
 
 def is_gone(process: Process) -> bool:
-    """Whether it has ended; one on another machine is never known to have."""
+    """Return whether it has ended; one on another machine is never known to have."""
     return _ended(process)
 
 

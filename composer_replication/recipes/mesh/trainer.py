@@ -231,7 +231,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _LearnerScorer:
-    """What the trainer's policy says of pairs and traces, for a thread beside the event loop."""
+    """Score pairs and traces with the trainer's policy, from a thread beside the event loop."""
 
     trainer: Handle
     loop: asyncio.AbstractEventLoop

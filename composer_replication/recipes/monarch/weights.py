@@ -93,7 +93,7 @@ class MonarchPort:
         return WeightHandle(version=version, publisher=name, where=place)
 
     def holds(self, slot: int, stamp: int) -> bool:
-        """Whether that publication is whole now."""
+        """Return whether that publication is whole now."""
         return self._slots[slot].stamp == stamp
 
     async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ _NEVER = (f"env_vars.{RUN_FILE}", f"orchestrator.env_vars.{RUN_FILE}")
 
 
 def is_ours(key: str, made: Mapping[str, Any]) -> bool:
-    """Whether a dotted name, a table that holds it, or a name below it is refused; `made` follows from the run file."""
+    """Return whether a dotted name, a table that holds it, or a name below it is refused; `made` follows from the run file."""
     if any(_meet(key, one) for one in _NEVER):
         return True
     if any(_within(key, one) for one in _FREE):

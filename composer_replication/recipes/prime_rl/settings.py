@@ -30,6 +30,6 @@ def read_run_file(environment: Mapping[str, str] | None = None) -> tuple[RunConf
 
 
 def needs_frozen(config: RunConfig) -> bool:
-    """Whether the starting policy is read all through the run, so that something has to serve it."""
+    """Return whether the starting policy is read all through the run, so that something has to serve it."""
     loss = config.loss
     return loss.rlvr.kl_beta > 0 or (loss.hint.weight > 0 and loss.hint.self_teacher == "frozen")

@@ -94,9 +94,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         )
         self.signals = signals
         self.parts: list[LossComponents] = []
-        """Of the present step's micro-batches, on this process."""
+        """Metrics of the present step's micro-batches on this process."""
         self.channel_metrics: dict[str, float] = {}
-        """Of the last step, merged from them."""
+        """Metrics of the last step, merged from them."""
         self.resumed_from: str | None = None
         """The checkpoint that `train` goes on from; None: it begins."""
         self.off: dict[str, str] = {}
@@ -162,7 +162,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return loss + found.total.to(loss.device) * self._share
 
     def state_of_teachers(self) -> dict[str, Any]:
-        """What a checkpoint has to keep: not the teachers that a resumed run makes again from the starting weights."""
+        """Return what a checkpoint has to keep: not the teachers that a resumed run makes again from the starting weights."""
         kept: dict[str, Any] = {}
         if isinstance(self.self_teacher, EMATeacher):
             kept["self_teacher"] = self.self_teacher.state_dict()
@@ -174,7 +174,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     @property
     def _share(self) -> float:
-        """What a sum over the generation batch's denominators is multiplied by: DDP takes the mean over processes, and a
+        """Return the factor of a sum over the generation batch's denominators: DDP takes the mean over processes, and a
         generation batch that lasts for several optimizer steps counts whole in them together."""
         steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         return float(self.accelerator.num_processes * steps)

@@ -1,4 +1,4 @@
-"""What a signal source adds to one generation batch of TRL's."""
+"""Signals that a source adds to one generation batch of TRL's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SignalSource", "StepSignals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignals:
-    """What one generation batch teaches besides the rewards, on this process."""
+    """Signals of one generation batch besides the rewards, on this process."""
 
     batch: Mapping[str, Tensor] = field(default_factory=dict)
     """Hints and pairs as `collate` gives them; `student_row` is the row of the generation batch, whose tokens are the prompt's

@@ -1,4 +1,4 @@
-"""What moves with the policy that TRL trains: self-teacher, TAID's clock and the step's metrics."""
+"""Update what moves with the policy that TRL trains: self-teacher, TAID's clock and the step's metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state_path(checkpoint: str) -> str:
 
 
 class _TrainerState(Protocol):
-    """What the callback reads and writes of a `ComposerReplicationTrainer`."""
+    """The part of a `ComposerReplicationTrainer` that the callback reads and writes."""
 
     accelerator: Any
     model: Any

@@ -183,7 +183,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return value * self.get_data_parallel_size(), metrics if hinted else {}
 
     def _teacher_is_sharded(self) -> bool:
-        """Whether a pass of the self-teacher waits for the other ranks' passes."""
+        """Return whether a pass of the self-teacher waits for the other ranks' passes."""
         assert self.self_teacher is not None
         return any(part.model is self.module for part in self.self_teacher.parts(self.module)) and in_lockstep(self.module)
 

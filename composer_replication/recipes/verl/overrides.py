@@ -117,7 +117,7 @@ class Files:
     environment: Mapping[str, str]
     """Variables that every process of the run has."""
     begun: bool = False
-    """Whether the run goes on from a checkpoint: where it starts from has been evaluated then."""
+    """True when the run goes on from a checkpoint: where it starts from has been evaluated then."""
 
 
 def check(config: RunConfig) -> None:

@@ -94,5 +94,5 @@ def _once(path: Path) -> ArmPlan:
 
 
 def on_cpu() -> bool:
-    """Whether verl was told to do without an accelerator."""
+    """Return whether verl was told to do without an accelerator."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"

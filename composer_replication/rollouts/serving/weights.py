@@ -27,7 +27,7 @@ class PolicySource(Protocol):
 
     @property
     def is_adapter(self) -> bool:
-        """Whether `save` writes a LoRA adapter; the server then keeps the base weights it started with."""
+        """True when `save` writes a LoRA adapter; the server then keeps the base weights it started with."""
         ...
 
     def save(self, folder: Path) -> None:

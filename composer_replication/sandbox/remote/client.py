@@ -84,7 +84,7 @@ class _AgentSession:
 
     @property
     def ours(self) -> bool:
-        """Whether this process can use it: a fork has no thread that renews the lease."""
+        """True when this process can use it: a fork has no thread that renews the lease."""
         return self.usable and self._owner == os.getpid()
 
     def _lost(self) -> None:

@@ -16,7 +16,7 @@ from composer_replication.types.errors import ComposerError, SandboxError, Sandb
 __all__ = ["Archive", "command_of", "error_facts", "raise_error", "request_archive", "result_archive", "result_of_archive"]
 
 Archive = tuple[dict[str, Any], list[bytes]]
-"""What `archive.pack` takes and `archive.unpack` returns."""
+"""The entries that `archive.pack` takes and `archive.unpack` returns."""
 
 _ERRORS: Mapping[str, type[ComposerError]] = {e.__name__: e for e in (SandboxError, SandboxUnavailableError, TaskError)}
 """Errors a remote machine may report; a name from there never stands for any other class."""

@@ -42,7 +42,7 @@ __all__ = ["Learner", "StepResult", "make_optimizer", "merge_metrics", "rate_sha
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     metrics: Mapping[str, float]
     off: Mapping[str, str]
@@ -50,7 +50,7 @@ class StepResult:
 
 
 class _MicroBatch(NamedTuple):
-    """What is known of a micro-batch after its backward pass."""
+    """Figures of a micro-batch after its backward pass."""
 
     metrics: Mapping[str, float]
     off: Mapping[str, str]
@@ -102,7 +102,7 @@ class Learner:
 
     @property
     def fallbacks(self) -> Mapping[str, str]:
-        """What this policy cannot be spared in an update, and why."""
+        """Name the slow paths that this policy has to take in an update, and why."""
         update_mode(self.policy)
         return fallbacks(self.policy)
 

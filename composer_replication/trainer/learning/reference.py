@@ -1,4 +1,4 @@
-"""What a policy said of preference pairs when they were made: the reference of DPO."""
+"""Log-probs of preference pairs under the policy that made them: the reference of DPO."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def file_digest(path: Path) -> str:
 
 
 def fits(pair: Pair, tokens: int) -> bool:
-    """Whether both sides, the prompt before them, have at most so many tokens."""
+    """Return whether both sides, the prompt before them, have at most so many tokens."""
     return len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) <= tokens
 
 

@@ -246,7 +246,7 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
 
 
 def _is_decisive(call: ToolCall, result: ToolResult) -> bool:
-    """Whether only the tests can tell what came of a call: it changes files, by whatever tool, or submits them."""
+    """Return whether only the tests can tell what came of a call: it changes files, by whatever tool, or submits them."""
     deed = classify_call(call.name, call.arguments)
     return deed.changes or deed.kind is EffectKind.SUBMIT or bool(result.details.get("changed"))
 

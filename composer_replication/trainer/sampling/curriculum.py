@@ -103,7 +103,7 @@ class Curriculum:
         return max(self._config.floor, 4 * record.rate * (1 - record.rate))
 
     def is_quarantined(self, task_id: str) -> bool:
-        """Whether nothing but failures came of its last visits."""
+        """Return whether nothing but failures came of its last visits."""
         return self.records.get(task_id, Record()).failed_visits >= self._config.quarantine_after
 
     def learn(self, groups: Iterable[Group], step: int) -> None:
