@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.api.runs import load_run
-from composer_replication.loss.forward.models import save_policy
-from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import load_tasks
@@ -57,6 +54,10 @@ def documented():
 @pytest.fixture
 def resumes(tmp_path):
     """Train a run file of three steps, and again, killed after the first checkpoint and resumed: the same last step."""
+    from composer_replication.api.runs import load_run  # these need torch, which the environment of Harbor does without
+    from composer_replication.loss.forward.models import save_policy
+    from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
+
     tokenizer = tiny_tokenizer()
     save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
 
