@@ -79,8 +79,7 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     refuse_credentials(credentials, layout.tests, fetched.label)
     sandbox = open_sandbox(options.sandbox)
     python = _interpreter(fetched, out, options, tell)
-    limits = Limits(wall_s=options.timeout_s, cpu_s=options.timeout_s)
-    runner = CodeRunner(sandbox=sandbox, python=python, python_path=layout.python_path, limits=limits)
+    runner = CodeRunner(sandbox=sandbox, python=python, python_path=layout.python_path, limits=_limits(options.timeout_s))
     tell(BuildEvent("testing"))
     _refuse_copies(fetched, layout, runner, options)
     baseline = _kept(
@@ -90,9 +89,8 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
         baseline_to_json,
     )
     functions, skipped = _functions(fetched.tree, layout, options)
-    candidates, uncovered = choose_candidates(
-        functions, baseline.coverage, baseline.passing, wanted=_wanted(options), seed=options.seed
-    )
+    wanted = _wanted(options)
+    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, wanted=wanted, seed=options.seed)
     hidden = _kept(
         state / _CHECKS,
         lambda: make_hidden_book(runner, fetched.tree, layout=layout, passing=baseline.passing, seed=options.seed),
@@ -127,6 +125,10 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     return report
 
 
+def _limits(seconds: float) -> Limits:
+    return Limits(wall_s=seconds, cpu_s=seconds)
+
+
 def _validator(
     source: PristineTree,
     layout: RepositoryLayout,
@@ -140,7 +142,6 @@ def _validator(
 ) -> Validator:
     """Make the validator: everything is read, hashed and compiled once."""
     tree = source.tree
-    limits = Limits(wall_s=options.task_timeout_s, cpu_s=options.task_timeout_s)
     return Validator(
         source=source,
         layout=layout,
@@ -155,7 +156,7 @@ def _validator(
         benchmarks=benchmarks,
         credentials=credentials,
         scanner=LeakScanner(tree),
-        runner=replace(runner, limits=limits),
+        runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
     )
 
