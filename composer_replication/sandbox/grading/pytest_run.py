@@ -62,7 +62,6 @@ class TestRun:
     tampered: bool = False
     """The code under test replaced parts of pytest that decide outcomes; `outcomes` are all `MISSING`."""
     wall_s: float = 0.0
-    cpu_s: float = 0.0
     returncode: int = 0
 
     @property
@@ -189,7 +188,6 @@ def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Seque
         outcomes=dict.fromkeys(test_ids, Outcome.MISSING),
         ending=result.ending,
         wall_s=result.wall_s,
-        cpu_s=result.cpu_s,
         returncode=result.returncode,
     )
     if answer is None:
