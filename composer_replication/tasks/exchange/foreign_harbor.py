@@ -22,6 +22,8 @@ __all__ = ["Expressed", "NotExpressibleError", "express"]
 
 _TESTS = "harbor_tests"
 _SCRATCH = ".harbor"
+_BESIDE = {_SCRATCH, ".git", "__pycache__"}
+"""Folders in which a solution may leave what it likes."""
 _TIME_S = 300.0
 _HARMLESS_RUN = re.compile(
     r"(python3? -m )?(uv )?pip3? install|apt-get |apt |mkdir |rm -rf /var/lib/apt|git (init|config|add|commit)|export |:$|true$"
@@ -162,7 +164,7 @@ def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: 
     if result.returncode != 0:
         said = result.stdout.decode(errors="replace").strip().rpartition("\n")[2]
         raise NotExpressibleError(f"its solve.sh fails without network and outside its image ({said[-300:]})")
-    left = {path: content for path, content in (result.changes or {}).items() if not path.startswith(f"{_SCRATCH}/")}
+    left = {path: content for path, content in (result.changes or {}).items() if not _BESIDE & set(path.split("/")[:-1])}
     changed = {path: content for path, content in left.items() if content is not None}
     if len(changed) < len(left) or not changed:
         raise NotExpressibleError("its solution deletes files" if left else "its solution changes no file of the tree")
