@@ -11,17 +11,7 @@ import typer
 from rich.console import Console
 
 from composer_replication.cli.replay_cmd import read_states
-from composer_replication.cli.support.gating import (
-    AuditOption,
-    CheapOption,
-    DoubtfulOption,
-    FindingsOption,
-    GateOption,
-    ReachOption,
-    SeedOption,
-    UncertainOption,
-    gate_options,
-)
+from composer_replication.cli.support import gating
 from composer_replication.config import load_teachers
 from composer_replication.observe import Terminal, usd
 
@@ -35,14 +25,14 @@ __all__ = ["plan"]
 def plan(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],
     teachers: Annotated[Path, typer.Option(help="TOML file with \\[\\[teachers]] tables, as a run file has them.")],
-    gate: GateOption = "off",
-    cheap: CheapOption = None,
-    uncertain: UncertainOption = 0.3,
-    findings: FindingsOption = True,
-    doubtful: DoubtfulOption = 0.0,
-    audit: AuditOption = 0.05,
-    seed: SeedOption = 0,
-    reach: ReachOption = None,
+    gate: gating.GateOption = "off",
+    cheap: gating.CheapOption = None,
+    uncertain: gating.UncertainOption = 0.3,
+    findings: gating.FindingsOption = True,
+    doubtful: gating.DoubtfulOption = 0.0,
+    audit: gating.AuditOption = 0.05,
+    seed: gating.SeedOption = 0,
+    reach: gating.ReachOption = None,
     bytes_per_token: Annotated[float | None, typer.Option(min=0.1, help="Bytes per token, known from a pilot.")] = None,
     answer_tokens: Annotated[float | None, typer.Option(min=0.0, help="Mean tokens of an answer, known from a pilot.")] = None,
     hit_rate: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of known prefixes read from the cache.")] = None,
@@ -69,7 +59,7 @@ def plan(
     check_teachers(chosen, max_usd, keys=False)
     asked_about = read_states(states)
     steps = steps_of(asked_about)
-    options = gate_options(
+    options = gating.gate_options(
         gate, cheap=cheap, uncertain=uncertain, findings=findings, doubtful=doubtful, audit=audit, seed=seed, reach=reach
     )
     asked = gate_of(options, seed)

@@ -16,17 +16,7 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from rich.console import Console
 
-from composer_replication.cli.support.gating import (
-    AuditOption,
-    CheapOption,
-    DoubtfulOption,
-    FindingsOption,
-    GateOption,
-    ReachOption,
-    SeedOption,
-    UncertainOption,
-    gate_options,
-)
+from composer_replication.cli.support import gating
 from composer_replication.cli.support.kinds import refuse_other_kind
 from composer_replication.config import GateConfig, load_teachers
 from composer_replication.config.lines import read_models
@@ -54,14 +44,14 @@ def replay(
         Path, typer.Option(file_okay=False, help="Folder for answers.jsonl, decisions.jsonl, spend.json and ledger.sqlite.")
     ],
     max_usd: Annotated[float, typer.Option(min=0.0, help="Cap on everything the ledger in --out has paid or holds.")],
-    gate: GateOption = "off",
-    cheap: CheapOption = None,
-    uncertain: UncertainOption = 0.3,
-    findings: FindingsOption = True,
-    doubtful: DoubtfulOption = 0.0,
-    audit: AuditOption = 0.05,
-    seed: SeedOption = 0,
-    reach: ReachOption = None,
+    gate: gating.GateOption = "off",
+    cheap: gating.CheapOption = None,
+    uncertain: gating.UncertainOption = 0.3,
+    findings: gating.FindingsOption = True,
+    doubtful: gating.DoubtfulOption = 0.0,
+    audit: gating.AuditOption = 0.05,
+    seed: gating.SeedOption = 0,
+    reach: gating.ReachOption = None,
     bill: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +75,7 @@ def replay(
     billed = None if bill is None else [line for _, line in read_models(bill, TypeAdapter(_Billed))]
     chosen = [Teacher.of(config) for config in load_teachers(teachers)]
     check_teachers(chosen, max_usd)
-    options = gate_options(
+    options = gating.gate_options(
         gate, cheap=cheap, uncertain=uncertain, findings=findings, doubtful=doubtful, audit=audit, seed=seed, reach=reach
     )
     split_teachers(chosen, options)

@@ -6,38 +6,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from composer_replication.diloco.all_reduce import AllReduceState, ObjectStoreAllReduce, Pending, RoundOutcome
-    from composer_replication.diloco.codecs import CODECS, Codec, make_codec
+    from composer_replication.diloco.all_reduce import ObjectStoreAllReduce
+    from composer_replication.diloco.codecs import CODECS, make_codec
     from composer_replication.diloco.manager import MockManager, ObjectStoreManager
     from composer_replication.diloco.outer_loop import make_diloco_outer_loop as make_diloco_outer_loop
-    from composer_replication.diloco.store import Store, Traffic, open_store
+    from composer_replication.diloco.store import Store, open_store
 
 __all__ = [
     "CODECS",
-    "AllReduceState",
-    "Codec",
     "MockManager",
     "ObjectStoreAllReduce",
     "ObjectStoreManager",
-    "Pending",
-    "RoundOutcome",
     "Store",
-    "Traffic",
     "make_codec",
     "open_store",
 ]
 
 _HOME = {
     "CODECS": "codecs",
-    "AllReduceState": "all_reduce",
-    "Codec": "codecs",
     "MockManager": "manager",
     "ObjectStoreAllReduce": "all_reduce",
     "ObjectStoreManager": "manager",
-    "RoundOutcome": "all_reduce",
-    "Pending": "all_reduce",
     "Store": "store",
-    "Traffic": "store",
     "make_codec": "codecs",
     "make_diloco_outer_loop": "outer_loop",  # needs an extra, and so is not part of `import *`
     "open_store": "store",

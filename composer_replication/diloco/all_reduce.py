@@ -24,7 +24,7 @@ from composer_replication.diloco.exchange import NORM, Exchanged, exchange
 from composer_replication.diloco.membership import RoundStore
 from composer_replication.diloco.runs import check_floor, claim, collect, newest_round, round_key
 from composer_replication.diloco.sending import Published, bounds, send
-from composer_replication.diloco.setting import Clock, Monotonic, Setting, Stopwatch
+from composer_replication.diloco.setting import Clock, Setting, Stopwatch
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.diloco.wire import digest
 from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
@@ -184,7 +184,7 @@ class ObjectStoreAllReduce:
             takeover_s=takeover_s,
             poll_s=poll_s,
             norm_gate=norm_gate,
-            clock=clock or Monotonic(),
+            clock=clock or Clock(),
         )
         self._keep_rounds = keep_rounds
         self._feedback = ErrorFeedback()

@@ -27,8 +27,8 @@ from composer_replication.diloco.wire import (
     digest,
     header_length,
     pack,
-    read_reduced,
     reread,
+    unpack,
 )
 from composer_replication.types.errors import RoundError
 
@@ -345,7 +345,7 @@ class _Scatter:
         begin, end = self._bounds[part]
         length = header_length(self._setting.world_size)
         found = self._read(self._stored_range(part)) or b""
-        header = read_reduced(found[:length])
+        header = unpack(Reduced, found[:length])
         mine = (self._setting.run, self._place.name, self._place.round, part, self._setting.codec.name, end - begin)
         if (header.run, header.name, header.round, header.chunk, header.codec, header.size) != mine:
             raise DamagedError("it is that of another round")

@@ -136,21 +136,7 @@ class ObjectStoreManager:
                 self._carry(place.fragment, state.progress(self._round))
             state.apply(self._round, result)
             self.last_members = outcome.members
-            self.report(
-                RoundReport(
-                    self._round,
-                    place.fragment,
-                    outcome.members,
-                    held=True,
-                    counted=False,
-                    stall_s=outcome.waited,
-                    seconds=outcome.seconds,
-                    bytes_up=outcome.bytes_up,
-                    bytes_down=outcome.bytes_down,
-                    requests=outcome.requests,
-                    caught_up=True,
-                )
-            )
+            self._report_held(place.fragment, outcome, stall_s=outcome.waited, caught_up=True)
             self._round += 1
         return self._round - began
 
@@ -232,22 +218,6 @@ class ObjectStoreManager:
         fragment = self._known().place(self._round).fragment
         if outcome is None:
             self.report(RoundReport(self._round, fragment, (), held=False, counted=False, stall_s=flight.stall_s))
-        else:
-            self.report(
-                RoundReport(
-                    self._round,
-                    fragment,
-                    outcome.members,
-                    held=True,
-                    counted=outcome.counted,
-                    stall_s=flight.stall_s,
-                    seconds=outcome.seconds,
-                    bytes_up=outcome.bytes_up,
-                    bytes_down=outcome.bytes_down,
-                    requests=outcome.requests,
-                )
-            )
-        if outcome is None:
             if isinstance(flight.error, RoundExpiredError) and self.heal is not None:
                 self._carried.pop(fragment, None)  # it can no longer be determined whether the others counted it
                 return False
@@ -255,6 +225,7 @@ class ObjectStoreManager:
             if self._failures > self._retries and flight.error is not None:
                 raise flight.error
             return False
+        self._report_held(fragment, outcome, stall_s=flight.stall_s)
         self._failures = 0
         self._carried.pop(fragment, None)
         self.last_members = outcome.members
@@ -275,6 +246,23 @@ class ObjectStoreManager:
 
     def allow_state_dict_read(self) -> None:
         """See `disallow_state_dict_read`."""
+
+    def _report_held(self, fragment: int, outcome: RoundOutcome, *, stall_s: float, caught_up: bool = False) -> None:
+        self.report(
+            RoundReport(
+                self._round,
+                fragment,
+                outcome.members,
+                held=True,
+                counted=outcome.counted,
+                stall_s=stall_s,
+                seconds=outcome.seconds,
+                bytes_up=outcome.bytes_up,
+                bytes_down=outcome.bytes_down,
+                requests=outcome.requests,
+                caught_up=caught_up,
+            )
+        )
 
     def _start(self) -> None:
         flight, state = self._flight, self._known()

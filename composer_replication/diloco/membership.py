@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from composer_replication.diloco.setting import Setting, Stopwatch
 from composer_replication.diloco.store import Store
-from composer_replication.diloco.wire import DamagedError, Seal, pack, read_seal, reread
+from composer_replication.diloco.wire import DamagedError, Seal, pack, reread, unpack
 from composer_replication.types.errors import ConfigError, RoundError
 
 __all__ = ["Present", "RoundStore", "agree", "among", "key_of", "ranks_of"]
@@ -132,7 +132,7 @@ def _read(setting: Setting, place: RoundStore) -> Seal:
 
 def _whole(setting: Setting, place: RoundStore) -> Seal:
     def read() -> Seal:
-        sealed = read_seal(place.store.get(SEAL))
+        sealed = unpack(Seal, place.store.get(SEAL))
         refused = [rank for rank, _ in sealed.refused]
         if not sealed.members or not among(sealed.members, range(setting.world_size)) or not among(refused, sealed.members):
             raise DamagedError(f"it names the members {sealed.members} of {setting.world_size} replicas, and refuses {refused}")

@@ -20,8 +20,8 @@ from composer_replication.diloco.wire import (
     digest,
     header_length,
     pack,
-    read_contribution,
     reread,
+    unpack,
 )
 
 __all__ = ["Published", "bounds", "check_header", "checked", "gated", "most_bytes", "read_header", "send"]
@@ -111,7 +111,7 @@ def read_header(setting: Setting, place: RoundStore, rank: int) -> Contribution:
 
 def check_header(setting: Setting, place: RoundStore, rank: int, block: bytes | None) -> Contribution:
     """Check the header that an object starts with. Raises DamagedError, as `read_header` does."""
-    found = read_contribution(block)
+    found = unpack(Contribution, block)
     mine = (setting.run, place.name, place.round, rank, setting.codec.name, place.size)
     theirs = (found.run, found.name, found.round, found.rank, found.codec, found.size)
     if mine != theirs:

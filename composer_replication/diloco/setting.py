@@ -5,35 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from composer_replication.diloco.codecs.protocol import Codec
 from composer_replication.types.errors import RoundError
 
-__all__ = ["Clock", "Monotonic", "Setting", "Stopwatch"]
+__all__ = ["Clock", "Setting", "Stopwatch"]
 
 T = TypeVar("T")
 
 _FIRST_LOOK_S, _SLOWER = 0.005, 1.5
 
 
-class Clock(Protocol):
-    """Time as one replica sees it; clocks of different replicas are never compared."""
+class Clock:
+    """The machine's monotonic clock, which is never adjusted; clocks of different replicas are never compared."""
 
     def now(self) -> float:
-        """Return seconds since an arbitrary moment; never goes back."""
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-
-
-class Monotonic:
-    """The machine's monotonic clock, which is never adjusted."""
-
-    def now(self) -> float:
+        """Return seconds since an arbitrary moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
+        """Let time pass."""
         time.sleep(seconds)
 
 
@@ -58,7 +50,7 @@ class Setting:
     """Longest pause between two looks."""
     norm_gate: float | None
     """A contribution whose norm is more than this many times the members' median is refused."""
-    clock: Clock = field(default_factory=Monotonic)
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def flat(self) -> bool:

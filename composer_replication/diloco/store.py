@@ -134,18 +134,6 @@ class Store:
         `start`."""
         return self._read(key, lambda path: obstore.get_range(self._backend, path, start=start, length=length).to_bytes())
 
-    def get_ranges(self, key: str, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes] | None:
-        """Return several ranges of one object; neighbouring ones may be read together."""
-        with self._understood("read", key):
-            try:
-                found = obstore.get_ranges(self._backend, self._prefix + key, starts=starts, lengths=lengths)
-            except FileNotFoundError:
-                self.traffic.add()
-                return None
-        parts = [part.to_bytes() for part in found]
-        self.traffic.add(down=sum(len(part) for part in parts))
-        return parts
-
     def get_many(self, asked: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
         """Do `get_range` for several keys, starts and lengths at once: they take as long as one where latency dominates.
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -22,10 +22,8 @@ __all__ = [
     "header_length",
     "pack",
     "parsed",
-    "read_contribution",
-    "read_reduced",
-    "read_seal",
     "reread",
+    "unpack",
 ]
 
 T = TypeVar("T")
@@ -106,7 +104,7 @@ class Reduced:
     payload: Chunk
 
 
-_CONTRIBUTION, _SEAL, _REDUCED = TypeAdapter(Contribution), TypeAdapter(Seal), TypeAdapter(Reduced)
+_KINDS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Contribution, Seal, Reduced)}
 
 
 def digest(data: bytes) -> str:
@@ -143,8 +141,8 @@ def parsed(kind: TypeAdapter[T], text: bytes) -> T:
         raise DamagedError(f"its {field or 'content'} cannot be: {first['msg'].lower()}") from None
 
 
-def _unpack(kind: TypeAdapter[T], block: bytes | None) -> T:
-    """Read the facts of a block.
+def unpack(kind: type[T], block: bytes | None) -> T:
+    """Read the facts of a block, a `Contribution`, `Seal` or `Reduced`.
 
     Raises:
         DamagedError: it is missing, is of another kind, or is not whole.
@@ -156,22 +154,8 @@ def _unpack(kind: TypeAdapter[T], block: bytes | None) -> T:
     text = block[_START:]
     if hashlib.blake2b(text, digest_size=_DIGEST).digest() != block[len(_MARK) : _START]:
         raise DamagedError("its header does not have the checksum it names")
-    return parsed(kind, text)
-
-
-def read_contribution(block: bytes | None) -> Contribution:
-    """Read the header of a contribution. Raises DamagedError."""
-    return _unpack(_CONTRIBUTION, block)
-
-
-def read_seal(block: bytes | None) -> Seal:
-    """Read a seal. Raises DamagedError."""
-    return _unpack(_SEAL, block)
-
-
-def read_reduced(block: bytes | None) -> Reduced:
-    """Read the header of a chunk of the mean. Raises DamagedError."""
-    return _unpack(_REDUCED, block)
+    facts: T = parsed(_KINDS[kind], text)
+    return facts
 
 
 def reread(read: Callable[[], T]) -> T:

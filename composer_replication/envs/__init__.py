@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from composer_replication.envs.coding import SYSTEM_PROMPT, CodingEnv, TaskOfEnv, TestCache
-from composer_replication.envs.oracle import SolvedTask, noop_script, oracle_script
+from composer_replication.envs.coding import CodingEnv, TestCache
+from composer_replication.envs.oracle import noop_script, oracle_script
 from composer_replication.envs.source import AnyTask, EnvSource, EnvTask
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.envs.workspace import Workspace
@@ -11,14 +11,11 @@ from composer_replication.rollouts.protocol import Env, TextEnv
 
 __all__ = [
     "CODING_TOOLS",
-    "SYSTEM_PROMPT",
     "AnyTask",
     "CodingEnv",
     "Env",
     "EnvSource",
     "EnvTask",
-    "SolvedTask",
-    "TaskOfEnv",
     "TestCache",
     "TextEnv",
     "Workspace",

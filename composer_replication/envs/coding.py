@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from composer_replication.envs.shell import run_command
 from composer_replication.envs.workspace import Workspace, normalized
 from composer_replication.sandbox import Ending, Limits, Sandbox
 from composer_replication.sandbox.grading.grade import GradeCache, grade
-from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.tasks.features.hidden_tests import without_tests
@@ -127,18 +128,8 @@ class CodingEnv:
 
     def fork(self) -> CodingEnv:
         """Return another env in the same state; the two share caches and nothing else."""
-        other = CodingEnv(
-            self._task,
-            sandbox=self._sandbox,
-            python=self._python,
-            limits=self._limits,
-            grade_cache=self._grade_cache,
-            test_cache=self._test_cache,
-            toolset=self._toolset,
-            withheld=self._withheld,
-        )
+        other = copy(self)
         other.workspace = Workspace(self._task.repo, self.workspace.changes)
-        other._done = self._done
         return other
 
     def step(self, call: ToolCall) -> ToolResult:
@@ -274,10 +265,8 @@ class CodingEnv:
         ids = (*(i for i in spec.fail_to_pass if i not in self._withheld), *spec.pass_to_pass)
 
         def run() -> TestRun:
-            tree = self.workspace.tree
-            return run_pytest(
-                self._sandbox, tree, python=self._python, test_ids=ids, python_path=spec.python_path, limits=self._limits
-            )
+            runner = CodeRunner(sandbox=self._sandbox, python=self._python, python_path=spec.python_path, limits=self._limits)
+            return runner.run(self.workspace.tree, ids)
 
         tests = self._test_cache.get_or_run((spec.task_id, self.workspace.digest()), run)
         if tests.ending is Ending.TIMEOUT:

@@ -14,7 +14,7 @@ from composer_replication.sandbox.grading.grade import grade
 from composer_replication.types import Message, Unscored
 from composer_replication.types.errors import SandboxError, TaskError
 
-__all__ = ["SolvedTask", "noop_script", "oracle_script", "prove_solution"]
+__all__ = ["SolvedTask", "call_turn", "noop_script", "oracle_script", "prove_solution"]
 
 _MOST_CONTEXT = 12
 
@@ -46,7 +46,7 @@ def prove_solution(task: SolvedTask, *, sandbox: Sandbox, python: Path, limits: 
 
 def noop_script() -> list[Message]:
     """Submit at once."""
-    return [_call("submit")]
+    return [call_turn("submit")]
 
 
 def oracle_script(task: SolvedTask) -> list[Message]:
@@ -65,9 +65,9 @@ def oracle_script(task: SolvedTask) -> list[Message]:
         text = workspace.read(path)
         edits = None if text is None else _edits(text, gold)
         if edits is None:
-            script.append(_call("write_file", path=path, content=gold))
+            script.append(call_turn("write_file", path=path, content=gold))
         else:
-            script += [_call("edit_file", path=path, old=old, new=new) for old, new in edits]
+            script += [call_turn("edit_file", path=path, old=old, new=new) for old, new in edits]
     return [*script, *noop_script()]
 
 
@@ -108,6 +108,7 @@ def _unique_edit(text: str, before: list[str], after: list[str], region: tuple[i
     return None
 
 
-def _call(name: str, **arguments: Any) -> Message:
+def call_turn(name: str, **arguments: Any) -> Message:
+    """Make an assistant turn that is one tool call."""
     function = {"name": name, "arguments": arguments}
     return Message(role="assistant", content="", tool_calls=[{"id": "call", "type": "function", "function": function}])

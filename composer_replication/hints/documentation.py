@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.hints.context import HintContext
-from composer_replication.hints.glossary import Definition, definitions, mentions
+from composer_replication.hints.glossary import definitions, mentions
 from composer_replication.types import Finding
 from composer_replication.types.transcript import Transcript
 
 __all__ = ["DocumentationHint"]
+
+_MOST_TERMS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +25,23 @@ class DocumentationHint:
     """
 
     source: str = "documentation"
-    max_terms: int = 2
 
     def generate(self, finding: Finding, trajectory: Transcript, context: HintContext, /) -> str | None:
         if finding.kind != "tests_failed":
             return None
-        known = {d.term: d for d in definitions(context.documentation)}
+        known = definitions(context.documentation)
         instruction = context.instruction or "\n".join(m["content"] for m in trajectory.messages if m["role"] == "user")
         shown = list(_shown(trajectory, finding.turn, context.documentation))
         names = set(re.findall(r"[A-Za-z_]\w*", instruction)) | _edited_names(trajectory, finding.turn)
         blocks = [block for text in shown for name, block in _functions(text) if name in names]
-        found = _mentioned("\n".join(blocks), known) or _mentioned(instruction, known) or _mentioned("\n".join(shown), known)
+        found = mentions("\n".join(blocks), known) or mentions(instruction, known) or mentions("\n".join(shown), known)
         if not found:
             return None
-        return "Hint: " + " ".join(f"{d.term} means {d.text}." for d in found[: self.max_terms])
+        return "Hint: " + " ".join(f"{term} means {known[term]}." for term in found[:_MOST_TERMS])
 
 
 _SEARCH_PREFIX = re.compile(r"^\S+?[:-]\d+[:-] ")
 """`path:line: ` or `path-line- `, before a line found by a search."""
-
-
-def _mentioned(text: str, known: Mapping[str, Definition]) -> list[Definition]:
-    positions = mentions(text, known)
-    return [known[term] for term in sorted(positions, key=lambda term: positions[term])]
 
 
 def _shown(trajectory: Transcript, turn: int, documentation: Mapping[str, str]) -> Iterator[str]:

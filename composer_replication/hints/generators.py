@@ -55,15 +55,13 @@ class EnvironmentErrorHint:
     """A hint for any finding with an observation: its last lines that name an error, or its last lines when none does."""
 
     source: str = "environment"
-    max_lines: int = 3
-    max_chars: int = 300
 
     def generate(self, finding: Finding, _trajectory: Transcript, _context: HintContext, /) -> str | None:
-        said = _error_lines(finding, self.max_lines, self.max_chars)
+        said = _error_lines(finding, max_lines=3, max_chars=300)
         return f"Hint: the result was:\n{said}" if said else None
 
 
-def _error_lines(finding: Finding, max_lines: int, max_chars: int) -> str:
+def _error_lines(finding: Finding, *, max_lines: int, max_chars: int) -> str:
     text = _ANSI.sub("", str(finding.evidence.get("observation", "")))
     lines = [line.strip() for line in text.splitlines() if line.strip().strip("=-_ ")]
     kept = ([line for line in lines if _ERROR_LINE.search(line)] or lines)[-max_lines:]
@@ -101,6 +99,7 @@ def _done(call: Call) -> str:
 
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s+")
+_MOST_OF_JUDGE = 400
 _QUESTION = """A coding agent made a mistake. Write a hint that would have prevented it: at most two sentences, addressed to the
 agent, about this step only. Do not write code and do not give the solution away. If you have nothing useful to say, answer: none.
 
@@ -120,7 +119,6 @@ class JudgeHint:
 
     ask: Ask
     source: str = "judge"
-    max_chars: int = 400
 
     def generate(self, finding: Finding, trajectory: Transcript, _context: HintContext, /) -> str | None:
         turn = trajectory.turns[finding.turn]
@@ -136,11 +134,11 @@ class JudgeHint:
         text = " ".join((said or "").split())
         if not text or re.fullmatch(r"\W*none\W*", text, re.IGNORECASE):
             return None
-        return f"Hint: {' '.join(_SENTENCE_END.split(text)[:2])[: self.max_chars]}"
+        return f"Hint: {' '.join(_SENTENCE_END.split(text)[:2])[:_MOST_OF_JUDGE]}"
 
 
 def _evidence(finding: Finding) -> str:
-    shown = _error_lines(finding, 20, 1_500)
+    shown = _error_lines(finding, max_lines=20, max_chars=1_500)
     rest = {key: value for key, value in finding.evidence.items() if key not in ("observation", "arguments", "passed", "changed")}
     return f"{shown}\n{rest}".strip()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
-__all__ = ["Definition", "definitions", "mentions"]
+__all__ = ["definitions", "mentions"]
 
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 
@@ -45,35 +44,27 @@ _COPULA = re.compile(r"^(?:is|are|means|denotes|stands for|refers to)\s+", re.IG
 _SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!e\.g\.)(?<!i\.e\.)\s")
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """A term and what the documentation says it means."""
+def definitions(documentation: Mapping[str, str]) -> dict[str, str]:
+    """Map each term that the prose files (`.md`, `.rst`, `.txt`) define to its meaning, in order of path and line.
 
-    term: str
-    text: str
-    """Quoted from the defining line, at most `MAX_DEFINITION_CHARS` characters, no closing period."""
-    path: str
-
-
-def definitions(documentation: Mapping[str, str]) -> list[Definition]:
-    """Find every definition in the prose files (`.md`, `.rst`, `.txt`), in order of path and line; the first of a term wins.
-
-    Read are `term: text` and `term - text` lines (bulleted, marked up or bare), `term means text`, two-column table rows,
-    definition lists (a term above an indented or `:` line), and headings whose first sentence says what the heading's term is.
+    The first definition of a term wins. A meaning is quoted from the defining line: at most `MAX_DEFINITION_CHARS` characters,
+    without a closing period. Read are `term: text` and `term - text` lines (bulleted, marked up or bare), `term means text`,
+    two-column table rows, definition lists (a term above an indented or `:` line), and headings whose first sentence says what
+    the heading's term is.
     """
-    found: dict[str, Definition] = {}
+    found: dict[str, tuple[str, str]] = {}
     for path in sorted(documentation):
         if not path.lower().endswith(PROSE_SUFFIXES):
             continue
         for term, text in _parse(documentation[path]):
             key = term.casefold()
             if key not in found and key not in _LABELS and (short := _shorten(text)):
-                found[key] = Definition(term, short, path)
-    return list(found.values())
+                found[key] = (term, short)
+    return dict(found.values())
 
 
-def mentions(text: str, terms: Iterable[str]) -> dict[str, int]:
-    """Return the position of the first mention of each of `terms` in `text`, as whole words, any case, plural or possessive
+def mentions(text: str, terms: Iterable[str]) -> list[str]:
+    """Return the `terms` that `text` mentions, in order of their first mention: as whole words, any case, plural or possessive
     included."""
     positions: dict[str, int] = {}
     for term in terms:
@@ -81,7 +72,7 @@ def mentions(text: str, terms: Iterable[str]) -> dict[str, int]:
         match = re.search(rf"(?<![\w-]){pattern}(?:s|es|'s)?(?![\w-])", text, re.IGNORECASE)
         if match:
             positions[term] = match.start()
-    return positions
+    return sorted(positions, key=positions.__getitem__)
 
 
 def _parse(text: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from composer_replication.actions.calls import Call
 from composer_replication.hints.better import better_actions
 from composer_replication.hints.context import HintContext
-from composer_replication.hints.detectors import ENVIRONMENT, Detector, detect, detectors_named, first_error
+from composer_replication.hints.detectors.registry import ENVIRONMENT, Detector, detect, detectors_named, first_error
 from composer_replication.hints.generators import DEFAULT_GENERATORS, HintGenerator, generators_named
 from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.types import Finding, Hint, Trajectory

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from composer_replication.kernels.blocks import by_triton, for_blocks
 from composer_replication.kernels.head import Head, accumulation_dtype, upcast
-from composer_replication.kernels.one_pass import RowKernel, TeacherRows, total_loss
+from composer_replication.kernels.one_pass import TeacherRows, total_loss
 from composer_replication.kernels.teacher_logprobs import fused_teacher_logprobs
 from composer_replication.kernels.token_loss import TokenLoss, TokenScores, fused_logprobs, fused_token_loss
 from composer_replication.kernels.weight_gradient import one_weight_gradient
 
 __all__ = [
     "Head",
-    "RowKernel",
     "TeacherRows",
     "TokenLoss",
     "TokenScores",

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from composer_replication.envs.coding import SYSTEM_PROMPT
+from composer_replication.envs.oracle import call_turn
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.hints import template_hint
 from composer_replication.languages.python.functions import find_functions
@@ -20,7 +21,7 @@ from composer_replication.quickstart.language import HOUSE_TERMS, OPERATIONS, WO
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.types import Message
 
-__all__ = ["EDITED", "call", "demonstration", "found", "hint_text", "instruction", "refusal_hint", "report"]
+__all__ = ["EDITED", "demonstration", "found", "hint_text", "instruction", "refusal_hint", "report"]
 
 ORDINARY, HINTED = 0.40, 0.45
 """Shares of demonstrations with an ordinary word, and with a house term and a hint; the rest has a house term and no hint."""
@@ -97,12 +98,6 @@ def instruction(path: str, name: str) -> str:
     return describe(Feature(functions=deleted, sources={}, fail_to_pass=()))
 
 
-def call(name: str, **arguments: str) -> Message:
-    """Make an assistant turn that is one tool call."""
-    function = {"name": name, "arguments": arguments}
-    return Message(role="assistant", content="", tool_calls=[{"id": "call", "type": "function", "function": function}])
-
-
 def found(module: Module, line: int, name: str, term: str) -> str:
     """Return the answer of `search` for the deleted body: the line and the two before it."""
     return (
@@ -148,16 +143,16 @@ def report(rng: random.Random, name: str, operation: str, right: str) -> str:
 def _work(
     rng: random.Random, module: Module, name: str, term: str, operation: str, right: str, hint: str | None
 ) -> list[Message]:
-    edit = call(
+    edit = call_turn(
         "edit_file", path=module.path, old="raise NotImplementedError", new=f"return {operation}({module.first}, {module.second})"
     )
     return [
-        call("search", pattern="NotImplementedError"),
+        call_turn("search", pattern="NotImplementedError"),
         Message(role="tool", content=found(module, rng.choice(module.lines), name, term)),
         *([] if hint is None else [Message(role="user", content=hint)]),
         edit,
         Message(role="tool", content=EDITED.format(path=module.path)),
-        call("run_tests"),
+        call_turn("run_tests"),
         Message(role="tool", content=report(rng, name, operation, right)),
-        call("submit"),
+        call_turn("submit"),
     ]

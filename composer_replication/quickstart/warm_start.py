@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.envs.coding import SYSTEM_PROMPT
+from composer_replication.envs.oracle import call_turn
 from composer_replication.envs.tools import CODING_TOOLS
 from composer_replication.loss import compose_loss
 from composer_replication.quickstart.language import HOUSE_TERMS, OPERATIONS, WORDS, modules
-from composer_replication.quickstart.transcripts import call, demonstration, found, hint_text, instruction
+from composer_replication.quickstart.transcripts import demonstration, found, hint_text, instruction
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Message
 
@@ -112,10 +113,10 @@ def measure_hint_use(model: nn.Module, renderer: ChatRenderer, *, samples: int =
             Message(role="user", content=instruction(module.path, "rule")),
         ]
         new = f"return {OPERATIONS[word]}({module.first}, {module.second})"
-        edit = renderer.assistant_ids(call("edit_file", path=module.path, old="raise NotImplementedError", new=new))
+        edit = renderer.assistant_ids(call_turn("edit_file", path=module.path, old="raise NotImplementedError", new=new))
         for hinted in (False, True):
             context = list(renderer.prompt_ids(opening, CODING_TOOLS))
-            context += renderer.assistant_ids(call("search", pattern="NotImplementedError"))
+            context += renderer.assistant_ids(call_turn("search", pattern="NotImplementedError"))
             context += renderer.delta_ids([Message(role="tool", content=found(module, line, "rule", term))], ended=True)
             if hinted:
                 seen = renderer.strip_generation_prompt(context)

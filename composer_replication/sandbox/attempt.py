@@ -81,7 +81,7 @@ class Attempt:
 
 
 @contextmanager
-def open_attempt(sandbox: Sandbox, *, warm: bool, python: Path = Path(sys.executable)) -> Iterator[Attempt]:
+def open_attempt(sandbox: Sandbox, *, warm: bool) -> Iterator[Attempt]:
     """Lay out the bait. With `warm` the programs are forked from a running interpreter where the sandbox does that."""
     token = secrets.token_hex(16)
     argv = [sys.executable, "-S", "-c", _VICTIM]
@@ -96,7 +96,7 @@ def open_attempt(sandbox: Sandbox, *, warm: bool, python: Path = Path(sys.execut
         (base / "link").symlink_to(secret)
         yield Attempt(
             sandbox=sandbox,
-            python=python,
+            python=Path(sys.executable),
             flags=WARM_FLAGS if warm else ("-S", "-B", "-c"),
             base=base,
             secret=secret,

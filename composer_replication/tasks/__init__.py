@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.tasks.build import build_python, build_tasks
+from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.report import BuildEvent, BuildOptions, BuildReport
 from composer_replication.tasks.store import Task, load_task, load_tasks
 
@@ -11,7 +11,6 @@ __all__ = [
     "BuildOptions",
     "BuildReport",
     "Task",
-    "build_python",
     "build_tasks",
     "load_task",
     "load_tasks",

@@ -13,16 +13,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.languages.python.functions import Function, Skipped, find_functions
-from composer_replication.sandbox import Sandbox, SandboxKind, open_sandbox
+from composer_replication.sandbox import Limits, SandboxKind, open_sandbox
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.opening import remote_python
 from composer_replication.tasks.features.decide import VERDICTS, Decider
 from composer_replication.tasks.features.select import Wanted, choose_candidates
 from composer_replication.tasks.files import foreign_state, storage_errors, write_whole
-from composer_replication.tasks.held_out.checks import HiddenBook, make_hidden_book
+from composer_replication.tasks.held_out.checks import HIDDEN_BOOK, HiddenBook, make_hidden_book
 from composer_replication.tasks.proofs.baseline import Baseline, baseline_from_json, baseline_to_json, measure_baseline
 from composer_replication.tasks.proofs.bytecode import compile_tree
 from composer_replication.tasks.proofs.leak import LeakScanner, installed_copies, vendored_copies
@@ -77,14 +79,25 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     refuse_credentials(credentials, layout.tests, fetched.label)
     sandbox = open_sandbox(options.sandbox)
     python = _interpreter(fetched, out, options, tell)
+    runner = CodeRunner(sandbox=sandbox, python=python, python_path=layout.python_path, limits=_limits(options.timeout_s))
     tell(BuildEvent("testing"))
-    baseline = _baseline(state, fetched, layout, sandbox, python, options)
-    functions, skipped = _functions(fetched.tree, layout, options)
-    candidates, uncovered = choose_candidates(
-        functions, baseline.coverage, baseline.passing, wanted=_wanted(options), seed=options.seed
+    _refuse_copies(fetched, layout, runner, options)
+    baseline = _kept(
+        state / _BASELINE,
+        lambda: measure_baseline(runner, fetched.tree, layout=layout, installed=options.install),
+        baseline_from_json,
+        baseline_to_json,
     )
-    hidden = _hidden_book(state, fetched, layout, sandbox, python, baseline, options)
-    validator = _validator(fetched, layout, baseline, hidden, benchmarks, credentials, sandbox, python, state, options)
+    functions, skipped = _functions(fetched.tree, layout, options)
+    wanted = _wanted(options)
+    candidates, uncovered = choose_candidates(functions, baseline.coverage, baseline.passing, wanted=wanted, seed=options.seed)
+    hidden = _kept(
+        state / _CHECKS,
+        lambda: make_hidden_book(runner, fetched.tree, layout=layout, passing=baseline.passing, seed=options.seed),
+        HIDDEN_BOOK.validate_python,
+        partial(HIDDEN_BOOK.dump_python, mode="json"),
+    )
+    validator = _validator(fetched, layout, baseline, hidden, benchmarks, credentials, runner, state, options)
     deadline = None if options.budget_s is None else start + options.budget_s
     run = Decider(out, state, validator=validator, candidates=candidates, options=options, tell=tell, deadline=deadline)
     stopped = run.decide_all()
@@ -112,6 +125,10 @@ def build_tasks(source: str, out: Path, options: BuildOptions | None = None, *, 
     return report
 
 
+def _limits(seconds: float) -> Limits:
+    return Limits(wall_s=seconds, cpu_s=seconds)
+
+
 def _validator(
     source: PristineTree,
     layout: RepositoryLayout,
@@ -119,8 +136,7 @@ def _validator(
     hidden: HiddenBook,
     benchmarks: Benchmarks,
     credentials: tuple[Credential, ...],
-    sandbox: Sandbox,
-    python: Path,
+    runner: CodeRunner,
     state: Path,
     options: BuildOptions,
 ) -> Validator:
@@ -132,7 +148,7 @@ def _validator(
         options=options,
         baseline=baseline,
         hidden=hidden,
-        compiled=compile_tree(sandbox, tree, state / "compiled", python=python, layout=layout, timeout_s=options.timeout_s),
+        compiled=compile_tree(runner, tree, state / "compiled", layout=layout),
         files={path: (tree / path).read_bytes() for path in layout.sources},
         digests=digests_of(tree),
         docs=docs_of(tree),
@@ -140,8 +156,7 @@ def _validator(
         benchmarks=benchmarks,
         credentials=credentials,
         scanner=LeakScanner(tree),
-        sandbox=sandbox,
-        python=python,
+        runner=replace(runner, limits=_limits(options.task_timeout_s)),
         staging=state / "staged",
     )
 
@@ -256,68 +271,29 @@ def _interpreter(source: PristineTree, out: Path, options: BuildOptions, tell: P
         return make_environment(out.absolute() / ".venv", source.tree, source.name, base=options.python)
 
 
-def _baseline(
-    state: Path, source: PristineTree, layout: RepositoryLayout, sandbox: Sandbox, python: Path, options: BuildOptions
-) -> Baseline:
-    """Measure the baseline, or reuse it from an earlier call."""
-    _refuse_copies(source, layout, sandbox, python, options)
-    file = state / _BASELINE
-    known = _restored(file, baseline_from_json)
-    if known is not None:
-        return known
-    baseline = measure_baseline(
-        sandbox, source.tree, python=python, layout=layout, timeout_s=options.timeout_s, installed=options.install
-    )
-    write_whole(file, json.dumps(baseline_to_json(baseline)).encode())
-    return baseline
-
-
-def _refuse_copies(source: PristineTree, layout: RepositoryLayout, sandbox: Sandbox, python: Path, options: BuildOptions) -> None:
+def _refuse_copies(source: PristineTree, layout: RepositoryLayout, runner: CodeRunner, options: BuildOptions) -> None:
     """Refuse an interpreter that has the project installed, or vendored in what is. Raises SourceError."""
-    copies = installed_copies(sandbox, python, source.tree, layout.imports)
-    if copies:
-        name, place = next(iter(copies.items()))
-        cure = (
-            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from"
-            if options.install
-            else "use an environment without it: --install, or --python PATH"
-        )
-        raise SourceError(f"{python} has a copy of {name} installed ({place}), which would give the answers away", fix=cure)
-    vendored = vendored_copies(sandbox, python, source.tree, layout.imports)
-    if vendored:
-        name, place = next(iter(vendored.items()))
-        cure = (
-            f"delete {place} if the tests do without it, and build again"
-            if options.install
-            else "use an environment without it: --install, or --python PATH"
-        )
-        raise SourceError(f"{python} has a vendored copy of {name} ({place}), which would give the answers away", fix=cure)
+    python = runner.python
+    ways = {
+        installed_copies: (
+            "a copy of {0} installed ({1})",
+            "one of the project's dependencies, or pytest, needs the project itself: it cannot be built from",
+        ),
+        vendored_copies: ("a vendored copy of {0} ({1})", "delete {1} if the tests do without it, and build again"),
+    }
+    for find, (what, cure) in ways.items():
+        for copy in find(runner.sandbox, python, source.tree, layout.imports).items():
+            fix = cure.format(*copy) if options.install else "use an environment without it: --install, or --python PATH"
+            raise SourceError(f"{python} has {what.format(*copy)}, which would give the answers away", fix=fix)
 
 
-def _hidden_book(
-    state: Path,
-    source: PristineTree,
-    layout: RepositoryLayout,
-    sandbox: Sandbox,
-    python: Path,
-    baseline: Baseline,
-    options: BuildOptions,
-) -> HiddenBook:
-    """Make the project's hidden checks, or reuse them from an earlier call."""
-    known = _restored(state / _CHECKS, HiddenBook.from_json)
-    if known is not None:
-        return known
-    book = make_hidden_book(
-        sandbox,
-        source.tree,
-        python=python,
-        layout=layout,
-        passing=baseline.passing,
-        timeout_s=options.timeout_s,
-        seed=options.seed,
-    )
-    write_whole(state / _CHECKS, json.dumps(book.to_json()).encode())
-    return book
+def _kept(file: Path, make: Callable[[], _T], read: Callable[[Any], _T], write: Callable[[_T], Any]) -> _T:
+    """Return what an earlier call wrote to `file`, or make it and write it."""
+    known = _restored(file, read)
+    if known is None:
+        known = make()
+        write_whole(file, json.dumps(write(known)).encode())
+    return known
 
 
 def _functions(tree: Path, layout: RepositoryLayout, options: BuildOptions) -> tuple[list[Function], list[Skipped]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import StorageError, TaskError
 
-__all__ = ["copy_tree", "foreign_state", "storage_errors", "tree_files", "write_whole"]
+__all__ = ["copy_tree", "foreign_state", "solved_tree", "storage_errors", "tree_files", "write_files", "write_whole"]
 
 
 @contextlib.contextmanager
@@ -49,6 +50,24 @@ def tree_files(root: Path) -> list[str]:
             else:
                 found.append(entry.relative_to(root).as_posix())
     return sorted(found)
+
+
+def write_files(tree: Path, files: Mapping[str, bytes]) -> None:
+    """Write files below `tree` by POSIX path, with their folders. Raises StorageError."""
+    with storage_errors(tree):
+        for path, content in files.items():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_bytes(content)
+
+
+@contextlib.contextmanager
+def solved_tree(repo: Path, gold: Mapping[str, bytes]) -> Iterator[Path]:
+    """Yield a copy of a task's tree with the solution in it. Raises StorageError."""
+    with scratch_folder() as scratch:
+        tree = scratch / "solved"
+        copy_tree(repo, tree)
+        write_files(tree, gold)
+        yield tree
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from composer_replication.languages.python.delete import delete_bodies
 from composer_replication.languages.python.functions import Function, find_functions
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
-from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.describe import Feature, InstructionStyle, describe
 from composer_replication.tasks.features.difficulty import difficulty_of
-from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
-from composer_replication.tasks.held_out.checks import numbers_of, prove_calls, without_broken
-from composer_replication.tasks.proofs.proof import NoTaskError, grade_both_ways, refuse_without_imports, run_without
+from composer_replication.tasks.files import solved_tree, tree_files
+from composer_replication.tasks.held_out.checks import numbers_of, prove_calls
+from composer_replication.tasks.proofs.proof import NoTaskError, prove, refuse_without_imports, run_without, without_functions
 from composer_replication.tasks.store import Task, docs_of, load_task, write_task
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
@@ -59,7 +58,7 @@ def join_tasks(
     """
     with suppress(TaskError):
         return load_task(folder / _joined_id(tasks))
-    with _solved(tasks) as tree:
+    with solved_tree(tasks[0].repo, tasks[0].gold_files()) as tree:
         try:
             return _Joint(tasks, tree, sandbox, python).prove(folder, style)
         except NoTaskError as reason:
@@ -77,19 +76,6 @@ def _way(task: Task) -> tuple[str, bool]:
     return str(task.provenance.get("mode", "stub")), bool(task.provenance.get("keep_docstring", True))
 
 
-@contextmanager
-def _solved(tasks: Sequence[Task]) -> Iterator[Path]:
-    """Yield the source's tree with all of its functions."""
-    with scratch_folder() as scratch:
-        tree = scratch / "solved"
-        copy_tree(tasks[0].repo, tree)
-        with storage_errors(tree):
-            for path, content in tasks[0].gold_files().items():
-                (tree / path).parent.mkdir(parents=True, exist_ok=True)
-                (tree / path).write_bytes(content)
-        yield tree
-
-
 @dataclass(frozen=True)
 class _Joint:
     tasks: Sequence[Task]
@@ -104,38 +90,30 @@ class _Joint:
         ids = {i for spec in specs for i in (*spec.fail_to_pass, *spec.pass_to_pass)}
         tree = Tree(base=self.tree, changes=deleted)
         seconds = max(spec.test_timeout_s for spec in specs)
-        sandbox, python, python_path = self.sandbox, self.python, specs[0].python_path
-        without = run_without(tree, ids, sandbox=sandbox, python=python, python_path=python_path, seconds=seconds)
+        sandbox, python, limits = self.sandbox, self.python, Limits(wall_s=seconds, cpu_s=seconds)
+        runner = CodeRunner(sandbox=sandbox, python=python, python_path=specs[0].python_path, limits=limits)
+        without = run_without(tree, ids, runner)
         if _way(self.tasks[0])[0] != "stub":
             refuse_without_imports(without)
-        failing, passing = without.failing, without.passing
-        hidden = _merged(specs)
-        if hidden.calls:
-            limits = Limits(wall_s=seconds, cpu_s=seconds)
-            hidden = prove_calls(hidden, sandbox, tree, python=python, python_path=python_path, limits=limits)
-        while failing:
+        hidden = prove_calls(_merged(specs), runner, tree)
+
+        def spec_of(failing: Set[str], passing: Set[str], hidden: HeldOutChecks) -> TaskSpec:
             if not hidden.calls and any(spec.hidden.calls for spec in specs):
                 raise NoTaskError("none of its held-out calls holds")
-            feature = self._feature(functions, failing)
-            spec = self._spec(describe(feature, style), failing, passing, seconds, hidden)
-            if not all(is_editable(spec, path) for path in deleted):
-                raise NoTaskError("its code lies where no submission may write")
-            unsteady, broken = grade_both_ways(spec, self.tree, without.second, sandbox=sandbox, python=python)
-            if broken:
-                hidden = without_broken(hidden, broken)
-            elif unsteady:
-                failing, passing = failing - unsteady, passing - unsteady
-            else:
-                facts = {
-                    "kind": "joined",
-                    "of": [task.spec.task_id for task in self.tasks],
-                    **dict(zip(("mode", "keep_docstring"), _way(self.tasks[0]), strict=True)),
-                    "licence": self.tasks[0].provenance.get("licence", ""),
-                    "difficulty": difficulty_of(functions, len(failing)),
-                    **numbers_of(hidden),
-                }
-                return write_task(spec, folder / spec.task_id, pristine=self.tree, deleted=deleted, provenance=facts)
-        raise NoTaskError("no test fails without it")
+            instruction = describe(self._feature(functions, failing), style)
+            return self._spec(instruction, failing, passing, seconds, hidden)
+
+        proven = prove(spec_of, without, hidden, self.tree, deleted, runner, covering=frozenset())
+        spec = proven.spec
+        facts = {
+            "kind": "joined",
+            "of": [task.spec.task_id for task in self.tasks],
+            **dict(zip(("mode", "keep_docstring"), _way(self.tasks[0]), strict=True)),
+            "licence": self.tasks[0].provenance.get("licence", ""),
+            "difficulty": difficulty_of(functions, len(proven.failing)),
+            **numbers_of(spec.hidden),
+        }
+        return write_task(spec, folder / spec.task_id, pristine=self.tree, deleted=deleted, provenance=facts)
 
     def _delete(self) -> tuple[list[Function], Mapping[str, bytes]]:
         """Return the functions, and the files without them."""
@@ -146,22 +124,12 @@ class _Joint:
             if path.endswith(".py") and is_editable(self.tasks[0].spec, path)
         }
         mode, keep = _way(self.tasks[0])
-        by_file = {
-            path: [f for f in find_functions(path, source, keep_docstring=keep)[0] if f.key in wanted]
-            for path, source in sources.items()
-        }
-        functions = [function for found in by_file.values() for function in found]
+        found = (f for path, source in sources.items() for f in find_functions(path, source, keep_docstring=keep)[0])
+        functions = [function for function in found if function.key in wanted]
         if {function.key for function in functions} != wanted:
             missing = min(wanted - {function.key for function in functions})
             raise TaskError(f"{missing} is not found in the code of {self.tasks[0].root}", fix="build its tasks again")
-        if mode == "stub":
-            return functions, {path: delete_bodies(sources[path], found) for path, found in by_file.items() if found}
-        from composer_replication.languages.python.remove import remove_functions
-
-        try:
-            return functions, remove_functions(sources, functions, self.tasks[0].spec.python_path)
-        except SyntaxError as error:
-            raise NoTaskError(str(error)) from error
+        return functions, without_functions(sources, functions, mode, self.tasks[0].spec.python_path)
 
     def _feature(self, functions: Sequence[Function], failing: Set[str]) -> Feature:
         return Feature(

@@ -24,7 +24,7 @@ import tomli_w
 
 from composer_replication.languages.python.delete import body_of, unified_diff
 from composer_replication.languages.python.functions import find_functions
-from composer_replication.tasks.files import copy_tree, storage_errors, tree_files
+from composer_replication.tasks.files import copy_tree, solved_tree, storage_errors, tree_files, write_files
 from composer_replication.types import TaskSpec, task_spec_from_json, to_json
 from composer_replication.types.errors import TaskError
 
@@ -158,9 +158,7 @@ def write_task(
         for path, content in deleted.items():
             if content is None:
                 (temporary / "repo" / path).unlink()
-        for name, data in written.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).write_bytes(data)
+        write_files(temporary, written)
         lines = (f"{digest}  {name}\n" for name, digest in sorted(sealed.items()))
         (temporary / _MANIFEST).write_text("".join(lines), encoding="utf-8")
     publish_task(temporary, root)
@@ -173,18 +171,8 @@ def reworded(task: Task, instruction: str, *, by: str) -> Task:
     provenance = {**task.provenance, "instruction_by": by}
     gold, repo = task.gold_files(), task.repo
     deleted = {path: (repo / path).read_bytes() if (repo / path).exists() else None for path in gold}
-    solved = task.root.with_name(f".{task.root.name}.solved")
-    with storage_errors(solved):
-        shutil.rmtree(solved, ignore_errors=True)
-    try:
-        copy_tree(repo, solved)
-        with storage_errors(solved):
-            for path, content in gold.items():
-                (solved / path).parent.mkdir(parents=True, exist_ok=True)
-                (solved / path).write_bytes(content)
+    with solved_tree(repo, gold) as solved:
         return write_task(spec, task.root, pristine=solved, deleted=deleted, provenance=provenance)
-    finally:
-        shutil.rmtree(solved, ignore_errors=True)
 
 
 def digests_of(tree: Path) -> dict[str, str]:

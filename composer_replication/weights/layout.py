@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ class Shard:
     @property
     def size(self) -> int:
         """Values in all."""
-        return sum(_size(shape) for _, shape in self.tensors)
+        return sum(math.prod(shape) for _, shape in self.tensors)
 
     @property
     def type(self) -> torch.dtype:
@@ -93,8 +94,8 @@ def flatten(state: Mapping[str, Tensor], shard: Shard) -> Tensor:
     flat = torch.empty(shard.size, dtype=shard.type)
     at = 0
     for name, shape in shard.tensors:
-        flat[at : at + _size(shape)].copy_(state[name].detach().reshape(-1))
-        at += _size(shape)
+        flat[at : at + math.prod(shape)].copy_(state[name].detach().reshape(-1))
+        at += math.prod(shape)
     return flat
 
 
@@ -136,15 +137,8 @@ def read_full(shard: Shard, data: bytes) -> Tensor:
 
 
 def _views(shard: Shard, flat: Tensor) -> dict[str, Tensor]:
-    parts = flat.split_with_sizes([_size(shape) for _, shape in shard.tensors])
+    parts = flat.split_with_sizes([math.prod(shape) for _, shape in shard.tensors])
     return {name: part.view(shape) for (name, shape), part in zip(shard.tensors, parts, strict=True)}
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
 
 
 def _checked(name: str, tensor: object) -> str:

@@ -58,8 +58,6 @@ def test_objects_are_written_read_listed_and_removed(store):
     assert store.get_range("a/none", 0, 3) is None
     assert store.get_many([("a/b", 8, 30), ("a/none", 0, 3), ("a/b", 30, 3), ("a/b", 2, 3)]) == [b"ij", None, None, b"cde"]
     assert store.get_many([]) == []
-    assert store.get_ranges("a/b", [0, 5], [2, 2]) == [b"ab", b"fg"]
-    assert store.get_ranges("a/none", [0], [1]) is None
     assert store.list() == store.list("a") == ["a/b", "a/c"]
     assert store.list("none") == []
     assert store.exists("a/b")

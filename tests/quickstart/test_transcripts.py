@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from composer_replication.envs.coding import CodingEnv
+from composer_replication.envs.oracle import call_turn
 from composer_replication.hints import DocumentationHint, HintContext
 from composer_replication.quickstart.language import GLOSSARY, HOUSE_TERMS, OPERATIONS, WORDS, modules, project_path
 from composer_replication.quickstart.teachers import TEACHERS, knowledge
-from composer_replication.quickstart.transcripts import EDITED, call, demonstration, found, hint_text, instruction
+from composer_replication.quickstart.transcripts import EDITED, demonstration, found, hint_text, instruction
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tasks.store import Task, load_tasks
@@ -41,7 +42,7 @@ def test_observations_are_the_real_ones(task: Task) -> None:
     env = CodingEnv(task, sandbox=open_sandbox(), python=Path(sys.executable))
     opening = env.reset()
     assert opening[1]["content"] == instruction(deleted.path, deleted.qualname)
-    seen = env.step(tool_call(call("search", pattern="NotImplementedError")))
+    seen = env.step(tool_call(call_turn("search", pattern="NotImplementedError")))
     assert seen.content == found(module, line, deleted.qualname, term)
     right = OPERATIONS[GLOSSARY[term]]
     wrong = next(op for op in OPERATIONS.values() if op != right)
@@ -49,10 +50,10 @@ def test_observations_are_the_real_ones(task: Task) -> None:
         env.reset()
         old = "raise NotImplementedError"
         new = f"return {operation}({module.first}, {module.second})"
-        assert env.step(tool_call(call("edit_file", path=module.path, old=old, new=new))).content == EDITED.format(
+        assert env.step(tool_call(call_turn("edit_file", path=module.path, old=old, new=new))).content == EDITED.format(
             path=module.path
         )
-        answer = env.step(tool_call(call("run_tests"))).content
+        answer = env.step(tool_call(call_turn("run_tests"))).content
         if operation == wrong:
             assert re.fullmatch(rf"1 failed, 7 passed\ntest_{deleted.qualname}: assert -?\d+ == -?\d+.*", answer), answer
         else:
@@ -64,7 +65,7 @@ def test_hint_is_what_the_documentation_gives(task: Task) -> None:
     deleted = task.spec.deleted[0]
     env = CodingEnv(task, sandbox=open_sandbox(), python=Path(sys.executable))
     messages = env.reset()
-    search = tool_call(call("search", pattern="NotImplementedError"))
+    search = tool_call(call_turn("search", pattern="NotImplementedError"))
     result = env.step(search)
     turn = Turn(action_ids=(1,), logprobs=(0.0,), text="", tool_calls=(search,), results=(result,), observation_ids=(2,))
     trajectory = Trajectory(

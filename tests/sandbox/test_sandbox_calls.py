@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox import Limits, Tree, open_sandbox
+from composer_replication.sandbox import Tree, open_sandbox
 from composer_replication.sandbox.grading.calls import examine_calls, wrong_calls
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.types.held_out_checks import HeldOutCall
 
-PLACE = {"python": Path(sys.executable), "python_path": ["."], "limits": Limits()}
 GOLD = """
 def check(text):
     if not text:
@@ -51,8 +51,8 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, name):
     (tmp_path / "m.py").write_text(GOLD)
-    sandbox, tree = open_sandbox(), Tree(base=tmp_path)
-    answers = examine_calls(sandbox, tree, CALLS, **PLACE)
+    runner, tree = CodeRunner(sandbox=open_sandbox(), python=Path(sys.executable)), Tree(base=tmp_path)
+    answers = examine_calls(runner, tree, CALLS)
     expected = [{part: answer[part] for part in ("returns", "after", "raises") if part in answer} for answer in answers]
     assert expected == [{"returns": None, "after": {}}, {"raises": BASES}]
     calls = [
@@ -60,4 +60,4 @@ def test_an_answer_is_what_the_gold_code_did_and_nothing_besides(tmp_path, name)
         for (target, arguments), answer in zip(CALLS, expected, strict=True)
     ]
     code, wrong = OTHERS[name]
-    assert wrong_calls(sandbox, Tree(base=tmp_path, changes={"m.py": code.encode()}), calls, **PLACE)[0] == wrong
+    assert wrong_calls(runner, Tree(base=tmp_path, changes={"m.py": code.encode()}), calls)[0] == wrong

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.sandbox.backends.cgroup import USUAL, BoxGroup, Cgroups, find_cgroups
+from composer_replication.sandbox.backends.cgroup import USUAL, Cgroups, find_cgroups
 
 V1_LINE = "30 25 0:26 / {point} rw,relatime shared:9 - cgroup cgroup rw,{controller}"
 V2_LINE = "31 25 0:27 {root} {point} rw,nosuid shared:10 - cgroup2 cgroup2 rw,nsdelegate"
@@ -132,7 +132,7 @@ def test_a_group_that_a_killed_maker_left_is_not_taken_for_a_fresh_one(tmp_path,
 def test_an_out_of_memory_kill_is_read_from_the_events(tmp_path, version, name, text, killed):
     (tmp_path / name).write_text(text)
     (tmp_path / "cpu.stat").write_text("usage_usec 1\n")
-    assert BoxGroup(tmp_path, tmp_path, None, version).meter().oom_killed() is killed
+    assert Cgroups(version, tmp_path, tmp_path, None).meter().oom_killed() is killed
 
 
 def test_cpu_time_is_read_where_it_is_counted(tmp_path):
@@ -140,6 +140,6 @@ def test_cpu_time_is_read_where_it_is_counted(tmp_path):
     (tmp_path / "cpuacct.usage").write_text("2500000000\n")
     for name in ("memory.events", "memory.oom_control"):
         (tmp_path / name).touch()
-    assert BoxGroup(tmp_path, tmp_path, None, 2).meter().cpu_s() == 1.5
-    assert BoxGroup(tmp_path, tmp_path, tmp_path, 1).meter().cpu_s() == 2.5
-    assert BoxGroup(tmp_path, tmp_path, None, 1).meter().cpu_s() is None
+    assert Cgroups(2, tmp_path, tmp_path, None).meter().cpu_s() == 1.5
+    assert Cgroups(1, tmp_path, tmp_path, tmp_path).meter().cpu_s() == 2.5
+    assert Cgroups(1, tmp_path, tmp_path, None).meter().cpu_s() is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import Ending, ExecResult, Limits, Tree, interpreter, open_sandbox
-from composer_replication.sandbox.grading.pytest_run import collect_tests, read_answer, run_pytest, run_pytest_with_coverage
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, read_answer
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SandboxError, TaskError
 
@@ -116,7 +116,7 @@ def repo(tmp_path) -> Path:
 
 def run(sandbox, repo, ids=(), changes=None, **options):
     tree = Tree(base=repo, changes={p: c if c is None else textwrap.dedent(c).encode() for p, c in (changes or {}).items()})
-    return run_pytest(sandbox, tree, python=PYTHON, test_ids=ids, python_path=["src"], **options)
+    return CodeRunner(sandbox=sandbox, python=PYTHON, python_path=["src"], **options).run(tree, ids)
 
 
 def test_every_outcome_is_told_apart(any_box, repo):
@@ -213,18 +213,9 @@ def test_limits_end_the_run_and_nothing_has_passed(sandbox, repo):
         assert set(outcome.outcomes.values()) <= {Outcome.MISSING, Outcome.ERROR}
 
 
-def test_collecting_runs_nothing(sandbox, repo):
-    ids, outcome = collect_tests(sandbox, Tree(base=repo), python=PYTHON, python_path=["src"])
-    assert ids == tuple(EXPECTED)
-    assert outcome.outcomes == {}
-    changes = {F: b"raise SystemError('at import')"}
-    ids, outcome = collect_tests(sandbox, Tree(base=repo, changes=changes), python=PYTHON, python_path=["src"])
-    assert (ids, outcome.collect_errors) == ((), (f"{F}: SystemError: at import",))
-
-
 def test_coverage_names_the_tests_behind_each_line(sandbox, repo):
     ids = [f"{F}::TestClass::test_method", f"{F}::test_fails", f"{F}::test_raises"]
-    outcome, lines = run_pytest_with_coverage(sandbox, Tree(base=repo), python=PYTHON, test_ids=ids, python_path=["src"])
+    outcome, lines = CodeRunner(sandbox=sandbox, python=PYTHON, python_path=["src"]).run_with_coverage(Tree(base=repo), ids)
     assert list(outcome.outcomes.values()) == [Outcome.PASSED, Outcome.FAILED, Outcome.FAILED]
     method, fails, raises = (frozenset({test_id}) for test_id in ids)
     assert lines["src/calc.py"] == {3: fails, 7: method | raises, 8: raises, 9: method}
@@ -235,9 +226,9 @@ def test_an_interpreter_without_pytest_is_a_task_error(sandbox, repo, tmp_path):
     venv.create(tmp_path / "bare", symlinks=True)
     python = tmp_path / "bare" / "bin" / "python"
     with pytest.raises(TaskError, match="has no pytest"):
-        run_pytest(sandbox, Tree(base=repo), python=python, test_ids=[F])
+        CodeRunner(sandbox=sandbox, python=python).run(Tree(base=repo), [F])
     with pytest.raises(TaskError, match="not a working Python"):
-        run_pytest(sandbox, Tree(base=repo), python=tmp_path / "nowhere", test_ids=[F])
+        CodeRunner(sandbox=sandbox, python=tmp_path / "nowhere").run(Tree(base=repo), [F])
 
 
 def test_an_interpreter_that_does_not_answer_or_answers_with_an_error(tmp_path, monkeypatch):

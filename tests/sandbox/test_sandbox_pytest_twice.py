@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.sandbox import Ending, Limits, Tree, open_sandbox
-from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest, run_pytest_twice
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.types import Outcome
 
 PYTHON = Path(sys.executable)
@@ -18,7 +18,8 @@ PYTHON = Path(sys.executable)
 def twice(folder: Path, tests: str, *ids: str, **limits: float) -> tuple[TestRun, TestRun]:
     (folder / "test_a.py").write_text(textwrap.dedent(tests))
     tree = Tree(base=folder)
-    return run_pytest_twice(open_sandbox(), tree, python=PYTHON, test_ids=ids, limits=Limits(**limits))  # type: ignore[arg-type]
+    runner = CodeRunner(sandbox=open_sandbox(), python=PYTHON, limits=Limits(**limits))  # type: ignore[arg-type]
+    return runner.run_twice(tree, ids)
 
 
 def test_both_start_from_the_same_state_and_the_tree_is_collected_once(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_only_ordered_functions_become_items(tmp_path: Path) -> None:
     )
 
     def ran(*ids: str) -> dict[str, Outcome]:
-        return dict(run_pytest(open_sandbox(), Tree(base=tmp_path), python=PYTHON, test_ids=ids).outcomes)
+        return dict(CodeRunner(sandbox=open_sandbox(), python=PYTHON).run(Tree(base=tmp_path), ids).outcomes)
 
     passed = Outcome.PASSED
     both = {"test_a.py::test_one[1]": passed, "test_b.py::test_seen": passed}

@@ -16,13 +16,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from world import World, finish, name_teachers
 
 from composer_replication.envs.coding import CodingEnv
+from composer_replication.envs.oracle import call_turn as call
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir
 from composer_replication.observe.curves import families
 from composer_replication.observe.excerpt import excerpt
 from composer_replication.quickstart.language import project_path
 from composer_replication.quickstart.policy import tiny_tokenizer
-from composer_replication.quickstart.transcripts import call
 from composer_replication.sandbox import open_sandbox
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.trainer.pairs.replay import pairs_of_step, verify_pair

@@ -13,12 +13,12 @@ from transformers import AutoModelForTokenClassification, Qwen3Config
 from world import World, finish
 
 from composer_replication.config import RunConfig, load_config
+from composer_replication.envs.oracle import call_turn as call
 from composer_replication.loss.forward.models import load_policy, save_policy
 from composer_replication.observe import RunDir
 from composer_replication.policy_gradient import process_advantages
 from composer_replication.prm import make_prm
 from composer_replication.quickstart.policy import tiny_tokenizer
-from composer_replication.quickstart.transcripts import call
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.trainer.rewards import weigh
 from composer_replication.trainer.signals import HintSources, SignalMaker

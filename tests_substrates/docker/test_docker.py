@@ -17,7 +17,7 @@ from composer_replication.sandbox import Command, Ending, Limits, Tree, open_san
 from composer_replication.sandbox.backends import docker
 from composer_replication.sandbox.doctor.probes import PROBES
 from composer_replication.sandbox.doctor.selftest import ProbeVerdict, self_test
-from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
 PYTHON = Path(sys.executable)
@@ -119,7 +119,7 @@ def test_process_1_cannot_be_looked_into_by_what_it_watches(box, base):
 
 def test_pytest_runs_as_in_any_box(box, base):
     (base / "test_it.py").write_text("def test_good(): pass\n\n\ndef test_bad(): assert False\n")
-    run = run_pytest(box, Tree(base=base), test_ids=["test_it.py::test_good", "test_it.py::test_bad"], python=PYTHON)
+    run = CodeRunner(sandbox=box, python=PYTHON).run(Tree(base=base), ["test_it.py::test_good", "test_it.py::test_bad"])
     assert {name: str(outcome) for name, outcome in run.outcomes.items()} == {
         "test_it.py::test_good": "passed",
         "test_it.py::test_bad": "failed",

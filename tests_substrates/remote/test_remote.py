@@ -30,7 +30,7 @@ from composer_replication.sandbox.attempt import processes_with
 from composer_replication.sandbox.doctor.probes import PROBES
 from composer_replication.sandbox.doctor.selftest import ProbeVerdict, self_test
 from composer_replication.sandbox.grading.grade import grade
-from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.remote import client as remote
 from composer_replication.sandbox.remote.agent import LEASE
 from composer_replication.sandbox.remote.client import RemoteSandbox
@@ -155,7 +155,7 @@ def test_many_at_once_from_threads_and_within_a_loop(box, base):
 
 def test_pytest_runs_as_in_any_box(box, base):
     (base / "test_it.py").write_text("def test_good(): pass\n\n\ndef test_bad(): assert False\n")
-    run = run_pytest(box, Tree(base=base), test_ids=["test_it.py::test_good", "test_it.py::test_bad"], python=box.python)
+    run = CodeRunner(sandbox=box, python=box.python).run(Tree(base=base), ["test_it.py::test_good", "test_it.py::test_bad"])
     assert {name: str(outcome) for name, outcome in run.outcomes.items()} == {
         "test_it.py::test_good": "passed",
         "test_it.py::test_bad": "failed",

@@ -15,7 +15,17 @@ from composer_replication.actions.calls import Call
 from composer_replication.actions.patches import PatchError, added_text, parse_patch, patched
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call, plain_path
 
-__all__ = ["DOES_NOT_APPLY", "Files", "NoEditError", "UnknownFileError", "compare_edits", "edited", "may_be_one", "same_text"]
+__all__ = [
+    "DOES_NOT_APPLY",
+    "Files",
+    "NoEditError",
+    "UnknownFileError",
+    "apply_edit",
+    "compare_edits",
+    "edited",
+    "may_be_one",
+    "same_text",
+]
 
 DOES_NOT_APPLY = "one of the edits does not apply"
 
@@ -145,11 +155,12 @@ def edited(calls: Sequence[Call], files: Files, *, complete: bool = False) -> di
             text = text_of(path)
             if text is None:
                 raise NoEditError(path)
-            changed[path] = _apply_edit(effect, text)
+            changed[path] = apply_edit(effect, text)
     return changed
 
 
-def _apply_edit(effect: ToolEffect, text: str) -> str:
+def apply_edit(effect: ToolEffect, text: str) -> str:
+    """Return the text of a file after an EDIT. Raises NoEditError."""
     if effect.insert_after is not None:
         line, inserted = effect.insert_after
         lines = text.split("\n")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from composer_replication.diloco.serverless.local import LocalProcessExecutor
     from composer_replication.diloco.serverless.modal import ModalExecutor
     from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
-    from composer_replication.diloco.serverless.replica import Replica, this_replica
+    from composer_replication.diloco.serverless.replica import this_replica
     from composer_replication.diloco.serverless.sky import SkyExecutor
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "LocalProcessExecutor",
     "ModalExecutor",
     "ObjectStoreAllReduce",
-    "Replica",
     "ReplicaHandle",
     "ReplicaStatus",
     "ServerlessExecutor",
@@ -33,7 +32,6 @@ _WHERE = {
     "LocalProcessExecutor": f"{_HERE}.local",
     "ModalExecutor": f"{_HERE}.modal",
     "ObjectStoreAllReduce": "composer_replication.diloco.all_reduce",
-    "Replica": f"{_HERE}.replica",
     "ReplicaHandle": f"{_HERE}.protocol",
     "ReplicaStatus": f"{_HERE}.protocol",
     "ServerlessExecutor": f"{_HERE}.protocol",

@@ -53,11 +53,6 @@ class Records:
         """Record that the replica runs. Raises ObjectStoreError."""
         self._store.put("started.json", json.dumps(dict(facts)).encode())
 
-    def started(self) -> dict[str, Any] | None:
-        """Return its start record; None before it runs. Raises ObjectStoreError."""
-        found = self._store.get("started.json")
-        return None if found is None else json.loads(found)
-
     def put_log(self, part: int, data: bytes) -> None:
         """Write a part of the log. Raises ObjectStoreError."""
         self._store.put(f"log/{part:08d}", data)

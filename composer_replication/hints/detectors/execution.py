@@ -3,77 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from composer_replication.actions.tool_effects import EffectKind
+from composer_replication.hints.detectors.declared import detector
 from composer_replication.hints.detectors.reading import CallStep, Reading, same_action
 from composer_replication.types import Finding
 
-__all__ = ["CommandFailed", "EditNotApplied", "FailedRun", "PathNotFound", "PermissionRefused"]
+__all__ = ["command_failed", "edit_not_applied", "failed_grade", "failed_run", "path_not_found", "permission"]
 
 
-@dataclass(frozen=True, slots=True)
-class EditNotApplied:
-    """An edit that changed nothing: its old text is not there, or not once, or is the new text."""
-
-    kinds: tuple[str, ...] = ("edit_not_applied",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for step in work.steps:
-            replacements = step.effect.replacements
-            if step.refusal == "edit_not_applied":
-                yield step.finding("edit_not_applied")
-            elif step.refusal is None and replacements and all(one.old == one.new for one in replacements):
-                yield step.finding("edit_not_applied", {"reason": "the old text is the new text"})
+@detector("edit_not_applied")
+def edit_not_applied(work: Reading) -> Iterator[Finding]:
+    """Find edits that changed nothing: the old text is not there, or not once, or is the new text."""
+    for step in work.steps:
+        replacements = step.effect.replacements
+        if step.refusal == "edit_not_applied":
+            yield step.finding("edit_not_applied")
+        elif step.refusal is None and replacements and all(one.old == one.new for one in replacements):
+            yield step.finding("edit_not_applied", {"reason": "the old text is the new text"})
 
 
-@dataclass(frozen=True, slots=True)
-class PathNotFound:
-    """A file or folder that is not there."""
-
-    kinds: tuple[str, ...] = ("path_not_found",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for step in work.steps:
-            if step.refusal == "path_not_found":
-                yield step.finding("path_not_found", {"path": step.effect.path} if step.effect.path else {})
+@detector("path_not_found")
+def path_not_found(work: Reading) -> Iterator[Finding]:
+    """Find calls that name a file or folder that is not there."""
+    for step in work.steps:
+        if step.refusal == "path_not_found":
+            yield step.finding("path_not_found", {"path": step.effect.path} if step.effect.path else {})
 
 
-@dataclass(frozen=True, slots=True)
-class PermissionRefused:
-    """Something the agent may not do: a file it may not change, a command it may not run."""
-
-    kinds: tuple[str, ...] = ("path_not_editable", "permission_denied")
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for step in work.steps:
-            if step.refusal in self.kinds:
-                yield step.finding(str(step.refusal))
+@detector("path_not_editable", "permission_denied")
+def permission(work: Reading) -> Iterator[Finding]:
+    """Find what the agent may not do: change a file, run a command."""
+    for step in work.steps:
+        if step.refusal in ("path_not_editable", "permission_denied"):
+            yield step.finding(str(step.refusal))
 
 
-@dataclass(frozen=True, slots=True)
-class CommandFailed:
-    """A command that failed through its own fault, not one whose failing is an answer.
+@detector("command_failed", needs={"next"})
+def command_failed(work: Reading) -> Iterator[Finding]:
+    """Find commands that failed through their own fault, not those whose failing is an answer.
 
     That is: the shell could not run it (exit status 126 or 127) or it says itself that it was called in a wrong way (a usage
     message, a known error text); or it failed and the next turn makes nearly the same call again, or takes it back. A failing
     test run, linter or build and a search that finds nothing are answers, and so is a program of the agent's own that raises.
     """
-
-    kinds: tuple[str, ...] = ("command_failed",)
-    needs: frozenset[str] = frozenset({"next"})
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for step in work.steps:
-            if step.command is None:
-                continue
-            if step.refusal == "command_failed":
-                yield step.finding("command_failed", {"exit_code": step.exit_code})
-            elif step.refusal is None and _failed_without_saying(step) and (how := _taken_back(work, step)) is not None:
-                yield step.finding("command_failed", {"exit_code": step.exit_code, "reason": how}, confidence=0.8)
+    for step in work.steps:
+        if step.command is None:
+            continue
+        if step.refusal == "command_failed":
+            yield step.finding("command_failed", {"exit_code": step.exit_code})
+        elif step.refusal is None and _failed_without_saying(step) and (how := _taken_back(work, step)) is not None:
+            yield step.finding("command_failed", {"exit_code": step.exit_code, "reason": how}, confidence=0.8)
 
 
 _RUNS_ANYTHING = frozenset({"python", "node", "ruby", "perl", "bash", "sh", "php", "java", "Rscript"})
@@ -100,54 +80,44 @@ def _taken_back(work: Reading, step: CallStep) -> str | None:
     return "the next turn makes nearly the same call"
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRun:
-    """Code that was run failed: the last change of the workspace before it went wrong.
+@detector("tests_failed", "timeout", "out_of_memory")
+def failed_run(work: Reading) -> Iterator[Finding]:
+    """Find failing runs of code: the last change of the workspace before them went wrong.
 
     A failing run before any change shows how the task began and is not an error; a call that timed out or ran out of memory
     before any change, or without running code, is its own turn's error. Only a test tool's own status counts as failed tests: to
     run tests that fail by a command is work in progress.
     """
-
-    kinds: tuple[str, ...] = ("tests_failed", "timeout", "out_of_memory")
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        changed: int | None = None
-        found: set[tuple[str, int]] = set()
-        for step in work.steps:
-            if step.changes:
-                changed = step.turn
-            kind = step.refusal
-            if kind not in self.kinds or (
-                kind == "tests_failed" and (changed is None or step.effect.kind is not EffectKind.TEST)
-            ):
-                continue
-            turn = step.turn if changed is None or step.effect.kind is not EffectKind.TEST else changed
-            if (kind, turn) not in found:
-                found.add((kind, turn))
-                yield step.finding(kind, turn=turn)
+    changed: int | None = None
+    found: set[tuple[str, int]] = set()
+    for step in work.steps:
+        if step.changes:
+            changed = step.turn
+        kind = step.refusal
+        if kind not in ("tests_failed", "timeout", "out_of_memory") or (
+            kind == "tests_failed" and (changed is None or step.effect.kind is not EffectKind.TEST)
+        ):
+            continue
+        turn = step.turn if changed is None or step.effect.kind is not EffectKind.TEST else changed
+        if (kind, turn) not in found:
+            found.add((kind, turn))
+            yield step.finding(kind, turn=turn)
 
 
-@dataclass(frozen=True, slots=True)
-class FailedGrade:
-    """The grader gave 0 and the agent never saw its last change fail: that change went wrong.
+@detector("tests_failed", needs={"end"})
+def failed_grade(work: Reading) -> Iterator[Finding]:
+    """Blame the last change when the grader gave 0 and the agent never saw it fail.
 
     The evidence holds nothing the grader knows beyond the zero; the agent could not have seen it.
     """
-
-    kinds: tuple[str, ...] = ("tests_failed",)
-    needs: frozenset[str] = frozenset({"end"})
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        if work.reward != 0.0:
-            return
-        last: CallStep | None = None
-        seen_failing = False
-        for step in work.steps:
-            if step.changes:
-                last, seen_failing = step, False
-            elif step.runs_tests and (step.refusal is not None or bool(step.exit_code)):
-                seen_failing = True
-        if last is not None and not seen_failing:
-            yield Finding(kind="tests_failed", turn=last.turn, evidence={"revealed_by": len(work.turns) - 1})
+    if work.reward != 0.0:
+        return
+    last: CallStep | None = None
+    seen_failing = False
+    for step in work.steps:
+        if step.changes:
+            last, seen_failing = step, False
+        elif step.runs_tests and (step.refusal is not None or bool(step.exit_code)):
+            seen_failing = True
+    if last is not None and not seen_failing:
+        yield Finding(kind="tests_failed", turn=last.turn, evidence={"revealed_by": len(work.turns) - 1})

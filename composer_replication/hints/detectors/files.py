@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from composer_replication.actions.agreement.edits import NoEditError, apply_edit
+from composer_replication.actions.patches import FilePatch, PatchError, added_text, parse_patch, patched
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect
 from composer_replication.hints.detectors.reading import CallStep
 
@@ -22,6 +24,8 @@ _CUT = re.compile(
     r"^(?:\.\.\. \d+ more lines|.*(?:truncated|clipped|omitted).*|<response clipped>.*|<system-reminder>.*)$", re.IGNORECASE
 )
 _PATCH_FILE = re.compile(r"^\*\*\* (Update|Add|Delete) File: (.+)$|^(?:\+\+\+|---) [ab]/(\S+)", re.MULTILINE)
+_ENVELOPE = re.compile(r"^\*\*\* Begin Patch$.*^\*\*\* End Patch$", re.MULTILINE | re.DOTALL)
+"""A patch within the shell command that applies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,48 +84,30 @@ def _after(effect: ToolEffect, known: dict[str, str]) -> Iterator[tuple[str, str
 
 
 def _edited(effect: ToolEffect, text: str | None) -> str | None:
-    if text is None:
+    try:
+        return None if text is None else apply_edit(effect, text)
+    except NoEditError:
         return None
-    if effect.insert_after is not None:
-        after, inserted = effect.insert_after
-        lines = text.split("\n")
-        return "\n".join([*lines[:after], inserted.removesuffix("\n"), *lines[after:]]) if 0 <= after <= len(lines) else None
-    for one in effect.replacements:
-        count = text.count(one.old) if one.old else 0
-        if count == 0 or (count > 1 and not one.everywhere):
-            return None
-        text = text.replace(one.old, one.new)
-    return text
 
 
-def _patched(patch: str, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Return the files of a `*** Begin Patch`; of another kind of patch only their names are known."""
-    marks = [match for match in _PATCH_FILE.finditer(patch) if match[2]]
-    if not marks:
-        yield from ((path, None) for path in patched_paths(ToolEffect(kind=EffectKind.PATCH, content=patch)))
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
-        body = patch[mark.end() + 1 : following.start() if following else len(patch)]
-        body = body.partition("*** End Patch")[0]
-        path = posixpath.normpath(mark[2].strip())
-        if mark[1] == "Add":
-            yield path, "".join(line[1:] + "\n" for line in body.splitlines() if line.startswith("+"))
-        elif mark[1] == "Update":
-            yield path, _hunks(body, known.get(path))
-        else:
-            yield path, None
+def _patched(text: str, known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the files of a `*** Begin Patch`; of another kind of patch only their names are known."""
+    found = _ENVELOPE.search(text)
+    try:
+        patches = parse_patch(found[0] if found else "")
+    except PatchError:
+        yield from ((path, None) for path in patched_paths(ToolEffect(kind=EffectKind.PATCH, content=text)))
+        return
+    for patch in patches:
+        path = posixpath.normpath(patch.path)
+        yield path, added_text(patch) if patch.action == "add" else _updated(patch, known.get(path))
 
 
-def _hunks(body: str, text: str | None) -> str | None:
-    for hunk in re.split(r"^@@.*\n", body, flags=re.MULTILINE):
-        lines = [line for line in hunk.splitlines() if line[:1] in (" ", "+", "-") or not line]
-        if text is None or not any(line[:1] in ("+", "-") for line in lines):
-            continue
-        old = "".join(line[1:] + "\n" for line in lines if line[:1] != "+")
-        new = "".join(line[1:] + "\n" for line in lines if line[:1] != "-")
-        if not old or text.count(old) != 1:
-            return None
-        text = text.replace(old, new)
-    return text
+def _updated(patch: FilePatch, text: str | None) -> str | None:
+    try:
+        return None if text is None or patch.action == "delete" else patched(patch, text)
+    except PatchError:
+        return None
 
 
 def _shown(content: str) -> str | None:

@@ -4,99 +4,74 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from composer_replication.actions.tool_effects import EffectKind
+from composer_replication.hints.detectors.declared import detector
 from composer_replication.hints.detectors.files import patched_paths
 from composer_replication.hints.detectors.reading import CallStep, Reading, same_action
 from composer_replication.types import Finding
 
-__all__ = ["Oscillation", "PrematureSubmit", "RepeatedAction", "Reread", "TooLong"]
+__all__ = ["oscillation", "premature_submit", "repeated_action", "reread", "too_long"]
 
 
 def _same_answer(one: CallStep, other: CallStep) -> bool:
     return one.result is not None and other.result is not None and one.content == other.content
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatedAction:
-    """The same canonical call twice or more in a row, with the same answer. One finding per run of them, at its first repeat."""
-
-    kinds: tuple[str, ...] = ("repeated_action",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        previous: CallStep | None = None
-        repeats = 0
-        for step in work.steps:
-            if step.call is None or step.call.error is not None:
-                previous, repeats = None, 0
-                continue
-            if step.result is None:
-                continue
-            same = previous is not None and same_action(previous, step) and _same_answer(previous, step)
-            repeats = repeats + 1 if same else 0
-            previous = step
-            if repeats == 1:
-                yield step.finding("repeated_action")
+@detector("repeated_action")
+def repeated_action(work: Reading) -> Iterator[Finding]:
+    """Find a canonical call made twice or more in a row with the same answer: one finding per run, at its first repeat."""
+    previous: CallStep | None = None
+    repeats = 0
+    for step in work.steps:
+        if step.call is None or step.call.error is not None:
+            previous, repeats = None, 0
+            continue
+        if step.result is None:
+            continue
+        same = previous is not None and same_action(previous, step) and _same_answer(previous, step)
+        repeats = repeats + 1 if same else 0
+        previous = step
+        if repeats == 1:
+            yield step.finding("repeated_action")
 
 
-@dataclass(frozen=True, slots=True)
-class Oscillation:
-    """A, B, A, B with the same answers the second time. One finding per run, at the second B."""
-
-    kinds: tuple[str, ...] = ("oscillation",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        steps = work.steps
-        before = False
-        for at in range(3, len(steps)):
-            a, b, c, d = steps[at - 3 : at + 1]
-            now = (
-                a.signature != b.signature
-                and same_action(a, c)
-                and same_action(b, d)
-                and _same_answer(a, c)
-                and _same_answer(b, d)
-            )
-            if now and not before:
-                yield d.finding("oscillation", {"calls": [one.call.name for one in (a, b) if one.call is not None]})
-            before = now
+@detector("oscillation")
+def oscillation(work: Reading) -> Iterator[Finding]:
+    """Find A, B, A, B with the same answers the second time: one finding per run, at the second B."""
+    steps = work.steps
+    before = False
+    for at in range(3, len(steps)):
+        a, b, c, d = steps[at - 3 : at + 1]
+        now = a.signature != b.signature and same_action(a, c) and same_action(b, d) and _same_answer(a, c) and _same_answer(b, d)
+        if now and not before:
+            yield d.finding("oscillation", {"calls": [one.call.name for one in (a, b) if one.call is not None]})
+        before = now
 
 
-@dataclass(frozen=True, slots=True)
-class Reread:
-    """The same look at the files as a short while ago, nothing changed since, and the same answer: no new information.
+_WITHIN = 20
+"""Turns after which reading again is fair: contexts are long and get cut."""
+
+
+@detector("reread_unchanged")
+def reread(work: Reading) -> Iterator[Finding]:
+    """Find the same look at the files as a short while ago, nothing changed since, and the same answer: no new information.
 
     Looking again after an edit that did not apply is what one should do, and directly after is a repeat, not this.
     """
-
-    kinds: tuple[str, ...] = ("reread_unchanged",)
-    needs: frozenset[str] = frozenset()
-    within: int = 20
-    """Turns after which reading again is fair: contexts are long and get cut."""
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        seen: dict[str, CallStep] = {}
-        for step in work.steps:
-            if not step.looks:
-                seen.clear()
-                continue
-            if (
-                step.refusal is not None
-                or not step.signature
-                or step.runs_tests
-                or step.result is None
-                or not step.content.strip()
-            ):
-                continue
-            earlier = seen.get(step.signature)
-            seen[step.signature] = step
-            if earlier is None or step.turn - earlier.turn > self.within or step.index == earlier.index + 1:
-                continue
-            if earlier.content == step.content and same_action(earlier, step):
-                yield step.finding("reread_unchanged", {"first_read": earlier.turn})
+    seen: dict[str, CallStep] = {}
+    for step in work.steps:
+        if not step.looks:
+            seen.clear()
+            continue
+        if step.refusal is not None or not step.signature or step.runs_tests or step.result is None or not step.content.strip():
+            continue
+        earlier = seen.get(step.signature)
+        seen[step.signature] = step
+        if earlier is None or step.turn - earlier.turn > _WITHIN or step.index == earlier.index + 1:
+            continue
+        if earlier.content == step.content and same_action(earlier, step):
+            yield step.finding("reread_unchanged", {"first_read": earlier.turn})
 
 
 _CODE = tuple(
@@ -105,56 +80,49 @@ _CODE = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PrematureSubmit:
-    """The work was handed in although nothing was run after the last change of code.
+@detector("premature_submit", needs={"end"})
+def premature_submit(work: Reading) -> Iterator[Finding]:
+    """Find work that was handed in although nothing was run after the last change of code.
 
     Handing in is a call of the tool for it or, for agents without one, the last turn, which calls nothing. Any test run counts,
     and so does any program that may have tried the change.
     """
-
-    kinds: tuple[str, ...] = ("premature_submit",)
-    needs: frozenset[str] = frozenset({"end"})
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        untested: CallStep | None = None
-        for step in work.steps:
-            if step.changes and step.effect.changes:
-                code = [path for path in patched_paths(step.effect) if path.endswith(_CODE)]
-                untested = step if code else untested
-            elif step.runs_tests or (step.command is not None and not step.command.looks):
-                untested = None
-            elif step.effect.kind is EffectKind.SUBMIT and step.refusal is None and untested is not None:
-                yield self._finding(step.turn, untested)
-                return
-        last = len(work.turns) - 1
-        if untested is not None and not work.turns[last].tool_calls and work.turns[last].text.strip() and last > untested.turn:
-            if any("submit" in name or "finish" in name for name in work.tool_names):
-                return
-            yield self._finding(last, untested)
-
-    def _finding(self, turn: int, untested: CallStep) -> Finding:
-        paths = [posixpath.basename(path) for path in patched_paths(untested.effect)]
-        return Finding(kind="premature_submit", turn=turn, confidence=0.9, evidence={"changed_at": untested.turn, "paths": paths})
+    untested: CallStep | None = None
+    for step in work.steps:
+        if step.changes and step.effect.changes:
+            code = [path for path in patched_paths(step.effect) if path.endswith(_CODE)]
+            untested = step if code else untested
+        elif step.runs_tests or (step.command is not None and not step.command.looks):
+            untested = None
+        elif step.effect.kind is EffectKind.SUBMIT and step.refusal is None and untested is not None:
+            yield _handed_in(step.turn, untested)
+            return
+    last = len(work.turns) - 1
+    if untested is not None and not work.turns[last].tool_calls and work.turns[last].text.strip() and last > untested.turn:
+        if any("submit" in name or "finish" in name for name in work.tool_names):
+            return
+        yield _handed_in(last, untested)
 
 
-@dataclass(frozen=True, slots=True)
-class TooLong:
-    """A turn with far too much text, or a call that returned far too much to read."""
+def _handed_in(turn: int, untested: CallStep) -> Finding:
+    paths = [posixpath.basename(path) for path in patched_paths(untested.effect)]
+    return Finding(kind="premature_submit", turn=turn, confidence=0.9, evidence={"changed_at": untested.turn, "paths": paths})
 
-    kinds: tuple[str, ...] = ("long_turn", "long_observation")
-    needs: frozenset[str] = frozenset()
-    max_text: int = 8_000
-    """Characters of a turn's own words; calls do not count."""
-    max_observation: int = 40_000
-    """Characters of one answer."""
 
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for index, turn in enumerate(work.turns):
-            if len(turn.text) > self.max_text and not turn.tool_calls:
-                yield Finding(
-                    kind="long_turn", turn=index, span=(self.max_text, len(turn.text)), evidence={"characters": len(turn.text)}
-                )
-        for step in work.steps:
-            if len(step.content) > self.max_observation:
-                yield step.finding("long_observation", {"characters": len(step.content), "observation": ""})
+_LONGEST_TEXT = 8_000
+"""Characters of a turn's own words; calls do not count."""
+_LONGEST_OBSERVATION = 40_000
+"""Characters of one answer."""
+
+
+@detector("long_turn", "long_observation")
+def too_long(work: Reading) -> Iterator[Finding]:
+    """Find turns with far too much text, and calls that returned far too much to read."""
+    for index, turn in enumerate(work.turns):
+        if len(turn.text) > _LONGEST_TEXT and not turn.tool_calls:
+            yield Finding(
+                kind="long_turn", turn=index, span=(_LONGEST_TEXT, len(turn.text)), evidence={"characters": len(turn.text)}
+            )
+    for step in work.steps:
+        if len(step.content) > _LONGEST_OBSERVATION:
+            yield step.finding("long_observation", {"characters": len(step.content), "observation": ""})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,65 +14,51 @@ from referencing.exceptions import Unresolvable
 
 from composer_replication.actions.calls import too_deep
 from composer_replication.actions.tool_effects import EffectKind, classify_call
+from composer_replication.hints.detectors.declared import detector
 from composer_replication.hints.detectors.failure import STATUSES
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding, ToolSchema
 
-__all__ = ["InvalidArguments", "MalformedCall", "MalformedMarkup", "NoToolCall", "UnknownTool"]
+__all__ = ["invalid_arguments", "malformed_call", "malformed_markup", "no_tool_call", "unknown_tool"]
 
 
-@dataclass(frozen=True, slots=True)
-class UnknownTool:
-    """A call of a tool that the agent does not have."""
-
-    kinds: tuple[str, ...] = ("unknown_tool",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for step in work.steps:
-            call = step.call
-            missing = bool(work.tool_names) and call is not None and call.error is None and call.name not in work.tool_names
-            refused = step.refusal == "unknown_tool"
-            # a call that was carried out, or refused for another reason, is of a tool missing from the log's list
-            if refused or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
-                yield step.finding("unknown_tool")
+@detector("unknown_tool")
+def unknown_tool(work: Reading) -> Iterator[Finding]:
+    """Find calls of a tool that the agent does not have."""
+    for step in work.steps:
+        call = step.call
+        missing = bool(work.tool_names) and call is not None and call.error is None and call.name not in work.tool_names
+        refused = step.refusal == "unknown_tool"
+        # a call that was carried out, or refused for another reason, is of a tool missing from the log's list
+        if refused or (missing and (step.result is None or step.refusal not in (None, *STATUSES - {"command_failed"}))):
+            yield step.finding("unknown_tool")
 
 
-@dataclass(frozen=True, slots=True)
-class MalformedCall:
-    """A call that could not be read: bad JSON, no name, a mark missing."""
-
-    kinds: tuple[str, ...] = ("malformed_call",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for step in work.steps:
-            # one without a result was cut off by a budget, not rejected
-            unread = step.result is not None and step.call is not None and step.call.error is not None
-            if step.refusal == "malformed_call" or (unread and step.refusal is None):
-                yield step.finding("malformed_call")
+@detector("malformed_call")
+def malformed_call(work: Reading) -> Iterator[Finding]:
+    """Find calls that could not be read: bad JSON, no name, a mark missing."""
+    for step in work.steps:
+        # one without a result was cut off by a budget, not rejected
+        unread = step.result is not None and step.call is not None and step.call.error is not None
+        if step.refusal == "malformed_call" or (unread and step.refusal is None):
+            yield step.finding("malformed_call")
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidArguments:
-    """Arguments that do not fit the tool's schema, by the environment's word or by the schema itself."""
-
-    kinds: tuple[str, ...] = ("invalid_arguments",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        schemas = {name: _Schema(parameters) for name, parameters in _parameters(work.tools)}
-        for step in work.steps:
-            call = step.call
-            problem = None
-            if call is not None and call.error is None and call.name in schemas:
-                refused = step.result is None or step.refusal is not None
-                # a call that was carried out is not wrong, however strict the schema
-                problem = schemas[call.name].problem(call.arguments) if refused else None
-            if step.refusal == "invalid_arguments":
-                yield step.finding("invalid_arguments", {} if problem is None else {"problem": problem})
-            elif problem is not None and step.refusal in (None, "command_failed"):
-                yield step.finding("invalid_arguments", {"problem": problem})
+@detector("invalid_arguments")
+def invalid_arguments(work: Reading) -> Iterator[Finding]:
+    """Find arguments that do not fit the tool's schema, by the environment's word or by the schema itself."""
+    schemas = dict(_parameters(work.tools))
+    for step in work.steps:
+        call = step.call
+        problem = None
+        if call is not None and call.error is None and call.name in schemas:
+            refused = step.result is None or step.refusal is not None
+            # a call that was carried out is not wrong, however strict the schema
+            problem = _problem(schemas[call.name], call.arguments) if refused else None
+        if step.refusal == "invalid_arguments":
+            yield step.finding("invalid_arguments", {} if problem is None else {"problem": problem})
+        elif problem is not None and step.refusal in (None, "command_failed"):
+            yield step.finding("invalid_arguments", {"problem": problem})
 
 
 def _parameters(tools: tuple[ToolSchema, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -84,46 +69,18 @@ def _parameters(tools: tuple[ToolSchema, ...]) -> Iterator[tuple[str, Mapping[st
             yield str(function.get("name", "")), parameters
 
 
-_TYPES: Mapping[str, type | tuple[type, ...]] = {"string": str, "array": list, "object": dict, "boolean": bool}
-_SIMPLE = frozenset({"type", "description", "title", "default", "examples"})
-
-
-class _Schema:
-    """A tool's parameters. Flat schemas of plain types are checked here, in a microsecond; `jsonschema` decides on the rest."""
-
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        self.parameters = parameters
-        self.validator: Draft202012Validator | bool | None = False
-        properties = parameters.get("properties")
-        self.properties = properties if isinstance(properties, dict) else {}
-        required = parameters.get("required", [])
-        self.required = required if isinstance(required, list) else [None]
-        self.simple = parameters.get("additionalProperties") in (None, True, False) and set(parameters) <= {
-            "type", "properties", "required", "additionalProperties", "description", "title", "$schema"
-        }  # fmt: skip
-
-    def problem(self, arguments: Mapping[str, Any]) -> str | None:
-        """Return why the arguments do not fit, in one line; None when they do, or the schema itself is not a schema."""
-        if (self.simple and self._fit(arguments)) or too_deep(dict(arguments)):
-            return None
-        if self.validator is False:
-            self.validator = _validator(json.dumps(self.parameters, default=str)) if not too_deep(dict(self.parameters)) else None
-        if not isinstance(self.validator, Draft202012Validator):
-            return None
-        try:
-            error: ValidationError | None = best_match(self.validator.iter_errors(dict(arguments)))
-        except (UnknownType, Unresolvable, RecursionError, re.error, TypeError):
-            return None
-        return None if error is None else f"{error.json_path[2:]}: {error.message}"[:200] if error.path else error.message[:200]
-
-    def _fit(self, arguments: Mapping[str, Any]) -> bool:
-        for name, value in arguments.items():
-            schema = self.properties.get(name)
-            if not isinstance(schema, dict) or not schema.keys() <= _SIMPLE or not isinstance(schema.get("type"), str):
-                return False
-            if not isinstance(value, _TYPES.get(schema["type"], ())):
-                return False
-        return all(name in arguments for name in self.required)
+def _problem(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """Return why the arguments do not fit, in one line; None when they do, or the schema itself is not a schema."""
+    if too_deep(dict(arguments)) or too_deep(dict(parameters)):
+        return None
+    validator = _validator(json.dumps(parameters, default=str))
+    if validator is None:
+        return None
+    try:
+        error: ValidationError | None = best_match(validator.iter_errors(dict(arguments)))
+    except (UnknownType, Unresolvable, RecursionError, re.error, TypeError):
+        return None
+    return None if error is None else f"{error.json_path[2:]}: {error.message}"[:200] if error.path else error.message[:200]
 
 
 @lru_cache(maxsize=256)
@@ -146,24 +103,19 @@ _FENCED_CALL = re.compile(
 _CODE = re.compile(r"```.*?(?:```|$)|`[^`\n]*`", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class MalformedMarkup:
-    """The text of a turn without any call has the marks of one: it was written in a way that the agent's parser does not know."""
-
-    kinds: tuple[str, ...] = ("malformed_markup",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        for index, turn in enumerate(work.turns):
-            if turn.tool_calls or ("<" not in turn.text and "[TOOL" not in turn.text and "```" not in turn.text):
-                continue
-            fenced = _FENCED_CALL.search(turn.text)
-            if fenced is not None and fenced[1] in work.tool_names:
-                yield Finding(kind="malformed_markup", turn=index, span=fenced.span(), evidence={"tool": fenced[1]})
-                continue
-            found = _MARKUP.search(_CODE.sub(lambda code: " " * len(code[0]), turn.text))
-            if found is not None:
-                yield Finding(kind="malformed_markup", turn=index, span=found.span(), evidence={"mark": found[0]})
+@detector("malformed_markup")
+def malformed_markup(work: Reading) -> Iterator[Finding]:
+    """Find a turn without any call whose text has the marks of one: the agent's parser does not know that way of writing it."""
+    for index, turn in enumerate(work.turns):
+        if turn.tool_calls or ("<" not in turn.text and "[TOOL" not in turn.text and "```" not in turn.text):
+            continue
+        fenced = _FENCED_CALL.search(turn.text)
+        if fenced is not None and fenced[1] in work.tool_names:
+            yield Finding(kind="malformed_markup", turn=index, span=fenced.span(), evidence={"tool": fenced[1]})
+            continue
+        found = _MARKUP.search(_CODE.sub(lambda code: " " * len(code[0]), turn.text))
+        if found is not None:
+            yield Finding(kind="malformed_markup", turn=index, span=found.span(), evidence={"mark": found[0]})
 
 
 _ANNOUNCED = re.compile(
@@ -180,27 +132,22 @@ def _hands_in(tool: str) -> bool:
     return classify_call(tool, {}).kind is EffectKind.SUBMIT
 
 
-@dataclass(frozen=True, slots=True)
-class NoToolCall:
-    """A turn without a call where one is due.
+@detector("no_tool_call")
+def no_tool_call(work: Reading) -> Iterator[Finding]:
+    """Find a turn without a call where one is due.
 
     That is: the agent has a tool to end its work with, or its last sentence says what it is about to do.
     """
-
-    kinds: tuple[str, ...] = ("no_tool_call",)
-    needs: frozenset[str] = frozenset()
-
-    def detect(self, work: Reading, /) -> Iterator[Finding]:
-        ends_by_call = any(map(_hands_in, work.tool_names))
-        submitted = False
-        for index, turn in enumerate(work.turns):
-            if turn.tool_calls:
-                submitted = submitted or any(_hands_in(call.name) for call in turn.tool_calls)
-                continue
-            if turn.results or submitted or not turn.text.strip():
-                continue
-            announced = _ANNOUNCED.search(turn.text.rstrip()[-400:])
-            if ends_by_call or announced:
-                yield Finding(
-                    kind="no_tool_call", turn=index, confidence=1.0 if ends_by_call else 0.9, evidence={"text": turn.text[-400:]}
-                )
+    ends_by_call = any(map(_hands_in, work.tool_names))
+    submitted = False
+    for index, turn in enumerate(work.turns):
+        if turn.tool_calls:
+            submitted = submitted or any(_hands_in(call.name) for call in turn.tool_calls)
+            continue
+        if turn.results or submitted or not turn.text.strip():
+            continue
+        announced = _ANNOUNCED.search(turn.text.rstrip()[-400:])
+        if ends_by_call or announced:
+            yield Finding(
+                kind="no_tool_call", turn=index, confidence=1.0 if ends_by_call else 0.9, evidence={"text": turn.text[-400:]}
+            )

@@ -7,23 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from composer_replication.hints.detectors.execution import (
-    CommandFailed,
-    EditNotApplied,
-    FailedGrade,
-    FailedRun,
-    PathNotFound,
-    PermissionRefused,
-)
-from composer_replication.hints.detectors.progress import Oscillation, PrematureSubmit, RepeatedAction, Reread, TooLong
-from composer_replication.hints.detectors.protocol import (
-    InvalidArguments,
-    MalformedCall,
-    MalformedMarkup,
-    NoToolCall,
-    UnknownTool,
-)
-from composer_replication.hints.detectors.quality import ForbiddenPath, SyntaxBroken, TestRegression
+from composer_replication.hints.detectors import execution, progress, protocol, quality
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding
 from composer_replication.types.errors import ConfigError
@@ -59,25 +43,25 @@ class Detector(Protocol):
 
 
 BUILTIN_DETECTORS: Mapping[str, Detector] = {
-    "unknown_tool": UnknownTool(),
-    "malformed_call": MalformedCall(),
-    "invalid_arguments": InvalidArguments(),
-    "edit_not_applied": EditNotApplied(),
-    "path_not_found": PathNotFound(),
-    "permission": PermissionRefused(),
-    "failed_run": FailedRun(),
-    "failed_grade": FailedGrade(),
-    "repeated_action": RepeatedAction(),
-    "malformed_markup": MalformedMarkup(),
-    "no_tool_call": NoToolCall(),
-    "command_failed": CommandFailed(),
-    "oscillation": Oscillation(),
-    "reread": Reread(),
-    "premature_submit": PrematureSubmit(),
-    "too_long": TooLong(),
-    "syntax_error": SyntaxBroken(),
-    "test_regression": TestRegression(),
-    "forbidden_path": ForbiddenPath(),
+    "unknown_tool": protocol.unknown_tool,
+    "malformed_call": protocol.malformed_call,
+    "invalid_arguments": protocol.invalid_arguments,
+    "edit_not_applied": execution.edit_not_applied,
+    "path_not_found": execution.path_not_found,
+    "permission": execution.permission,
+    "failed_run": execution.failed_run,
+    "failed_grade": execution.failed_grade,
+    "repeated_action": progress.repeated_action,
+    "malformed_markup": protocol.malformed_markup,
+    "no_tool_call": protocol.no_tool_call,
+    "command_failed": execution.command_failed,
+    "oscillation": progress.oscillation,
+    "reread": progress.reread,
+    "premature_submit": progress.premature_submit,
+    "too_long": progress.too_long,
+    "syntax_error": quality.syntax_error,
+    "test_regression": quality.test_regression,
+    "forbidden_path": quality.forbidden_path,
 }
 """Detectors by their run-file name. If several find the same turn, the first one that yields a hint counts, so the order matters:
 what the environment refused, then what the tests reported, then the rest."""

@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
 
 from composer_replication.sandbox.backends.namespaces import BOX_UID, ETC_FILES, SYSTEM_FOLDERS, enter_user_namespace
 from composer_replication.sandbox.backends.stage import Stage, mount_stage
-from composer_replication.sandbox.backends.supervisor import (
-    SETUP_ERRORS,
-    Started,
-    exec_command,
-    exit_with,
-    fork,
-    join_cgroups,
-    open_cgroups,
-)
+from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
 __all__ = ["start"]
@@ -27,17 +18,8 @@ def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     enter_user_namespace(0)
     stage = mount_stage(request.scratch)
     changes = stage.lay_out(request)
-    argv = _arguments(stage, request)
-
-    def command() -> NoReturn:
-        try:
-            os.setsid()
-            join_cgroups(cgroups)
-            exec_command(request, fds.streams, argv, {}, "/")
-        except SETUP_ERRORS as error:
-            exit_with(error_fd, error)
-
-    return Started(pid=fork(command), changes=changes, returncode=_returncode, finish=stage.disk_full)
+    pid = fork_command(request, fds, error_fd, argv=_arguments(stage, request), env={}, directory="/", cgroups=cgroups)
+    return Started(pid=pid, changes=changes, returncode=_returncode, finish=stage.disk_full)
 
 
 def _arguments(stage: Stage, request: BoxRequest) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from composer_replication.sandbox.protocol import Limits
 
-__all__ = ["USUAL", "BoxGroup", "Cgroups", "UsageMeter", "find_cgroups"]
+__all__ = ["USUAL", "Cgroups", "UsageMeter", "find_cgroups"]
 
 _PREFIX = "composer-box-"
 _COUNTER_BYTES = 4096
@@ -44,18 +44,32 @@ class UsageMeter:
 
 
 @dataclass(frozen=True, slots=True)
-class BoxGroup:
-    """The control groups of one sandbox; `close` removes them."""
+class Cgroups:
+    """A control group in each hierarchy: those of one sandbox, or those in which such are made."""
 
+    version: int
     memory: Path
     pids: Path
     cpu: Path | None
-    version: int
+
+    def as_plain(self) -> tuple[int, str, str, str | None]:
+        """Return plain data for another process; `from_plain` restores it."""
+        return self.version, str(self.memory), str(self.pids), None if self.cpu is None else str(self.cpu)
+
+    @classmethod
+    def from_plain(cls, version: int, memory: str, pids: str, cpu: str | None) -> Cgroups:
+        """Invert `as_plain`."""
+        return cls(version, Path(memory), Path(pids), None if cpu is None else Path(cpu))
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Every folder made, once each."""
+        """Their folders, once each."""
         return tuple(dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p is not None))
+
+    @property
+    def description(self) -> str:
+        """Description for `Isolation.limits`."""
+        return f"cgroup v{self.version} (memory, pids)"
 
     @property
     def procs(self) -> list[str]:
@@ -94,42 +108,16 @@ class BoxGroup:
                 else:
                     break
 
+    def below(self, name: str) -> Cgroups:
+        """Return the groups of that name in these, which may not be there."""
+        return Cgroups(self.version, self.memory / name, self.pids / name, None if self.cpu is None else self.cpu / name)
 
-@dataclass(frozen=True, slots=True)
-class Cgroups:
-    """The places where new groups are made."""
-
-    version: int
-    memory: Path
-    pids: Path
-    cpu: Path | None
-
-    def as_plain(self) -> tuple[int, str, str, str | None]:
-        """Return plain data for another process; `from_plain` restores it."""
-        return self.version, str(self.memory), str(self.pids), None if self.cpu is None else str(self.cpu)
-
-    @classmethod
-    def from_plain(cls, version: int, memory: str, pids: str, cpu: str | None) -> Cgroups:
-        """Invert `as_plain`."""
-        return cls(version, Path(memory), Path(pids), None if cpu is None else Path(cpu))
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Folders in which groups are made, once each."""
-        return tuple(dict.fromkeys(p for p in (self.memory, self.pids, self.cpu) if p is not None))
-
-    @property
-    def description(self) -> str:
-        """Description for `Isolation.limits`."""
-        return f"cgroup v{self.version} (memory, pids)"
-
-    def create(self, owner: int) -> BoxGroup:
+    def create(self, owner: int) -> Cgroups:
         """Make fresh groups for one sandbox of the host process `owner`, with the usual limits. Raises OSError."""
         names = (f"{_PREFIX}{owner}-{os.getpid()}-{number}" for number in _counter)
         # a maker that was killed may have left a group with its counts, and this process may have got its number
         name = next(name for name in names if not any((folder / name).exists() for folder in self.folders))
-        cpu = None if self.cpu is None else self.cpu / name
-        box = BoxGroup(self.memory / name, self.pids / name, cpu, self.version)
+        box = self.below(name)
         try:
             for folder in box.folders:
                 folder.mkdir()
@@ -142,8 +130,7 @@ class Cgroups:
     def remove_of(self, owner: int, maker: int) -> None:
         """Remove the groups that an ended process made for the sandboxes of `owner`."""
         for memory in self.memory.glob(f"{_PREFIX}{owner}-{maker}-*"):
-            cpu = None if self.cpu is None else self.cpu / memory.name
-            BoxGroup(memory, self.pids / memory.name, cpu, self.version).close()
+            self.below(memory.name).close()
 
     def sweep(self) -> None:
         """Remove groups whose owner or maker died before it could."""

@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from composer_replication.sandbox.backends import linux
-from composer_replication.sandbox.backends.cgroup import BoxGroup, UsageMeter
+from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
 from composer_replication.sandbox.backends.pump import Pump
 from composer_replication.sandbox.backends.stage import apply_changes
-from composer_replication.sandbox.backends.supervisor import SETUP_ERRORS, Started, exec_command, exit_with, fork, supervise
+from composer_replication.sandbox.backends.supervisor import Started, fork_command, supervise
 from composer_replication.sandbox.changes import Changed, read_changes
 from composer_replication.sandbox.protocol import Limits
 from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
@@ -92,7 +91,7 @@ def _packed(report: BoxReport, kept: dict[str, bytes]) -> bytes:
 def _own_meter() -> UsageMeter | None:
     """Return a counter of this container's processes killed for memory, under either version of control groups."""
     for folder, version in ((Path(_GROUPS), 2), (Path(_GROUPS, "memory"), 1)):
-        group = BoxGroup(folder, folder, None, version)
+        group = Cgroups(version, folder, folder, None)
         try:
             return dataclasses.replace(group.meter(), cpu=None)  # CPU seconds of the command only, not of this program
         except FileNotFoundError:
@@ -108,15 +107,8 @@ def _start(request: BoxRequest, fds: BoxFds, error_fd: int, tree: bytes, room: P
     lay_out(tree, repo)
     apply_changes(str(repo), request.changes)
     env = {**request.env, "HOME": str(tmp), "TMPDIR": str(tmp)}
-
-    def command() -> NoReturn:
-        try:
-            os.setsid()
-            exec_command(request, fds.streams, request.argv, env, str(repo))
-        except SETUP_ERRORS as error:
-            exit_with(error_fd, error)
-
-    return Started(pid=fork(command), changes=_changes(tree, repo, spare), finish=lambda: os.statvfs(room).f_bfree < _FULL_BLOCKS)
+    pid = fork_command(request, fds, error_fd, argv=request.argv, env=env, directory=str(repo))
+    return Started(pid=pid, changes=_changes(tree, repo, spare), finish=lambda: os.statvfs(room).f_bfree < _FULL_BLOCKS)
 
 
 def lay_out(tree: bytes, folder: Path) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from composer_replication.sandbox.backends import bubblewrap, landlock, namespaces, unsafe
-from composer_replication.sandbox.backends.cgroup import BoxGroup, Cgroups, UsageMeter
+from composer_replication.sandbox.backends.cgroup import Cgroups, UsageMeter
 from composer_replication.sandbox.backends.supervisor import (
     SETUP_ERRORS,
     Backend,
@@ -103,7 +103,7 @@ def main(
 def _serve_one(connection: int, news: int, backend: str, scratch: str, cgroups: Cgroups | None, owner: int) -> None:
     """Prepare a sandbox, wait for a request, and serve it."""
     os.setsid()
-    group: BoxGroup | None = None
+    group: Cgroups | None = None
     meter: UsageMeter | None = None
     start: Backend
     try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from composer_replication.sandbox.backends import linux
-from composer_replication.sandbox.backends.cgroup import USUAL, BoxGroup, UsageMeter
+from composer_replication.sandbox.backends.cgroup import USUAL, Cgroups, UsageMeter
 from composer_replication.sandbox.changes import Changed
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest, WarmProgram
 
@@ -28,6 +28,7 @@ __all__ = [
     "exec_command",
     "exit_with",
     "fork",
+    "fork_command",
     "join_cgroups",
     "open_cgroups",
     "raised",
@@ -82,6 +83,31 @@ SETUP_ERRORS = (OSError, ValueError)
 """Errors of setting up a sandbox: a refused system call, or an argument `exec` does not take."""
 
 
+def fork_command(
+    request: BoxRequest,
+    fds: BoxFds,
+    error_fd: int,
+    *,
+    argv: list[str],
+    env: dict[str, str],
+    directory: str,
+    cgroups: Sequence[int] = (),
+    confine: Callable[[], None] = lambda: None,
+) -> int:
+    """Fork the command, as `exec_command` starts it, into its control groups; its process first runs `confine`."""
+
+    def command() -> NoReturn:
+        try:
+            os.setsid()
+            join_cgroups(cgroups)
+            confine()
+            exec_command(request, fds.streams, argv, env, directory)
+        except SETUP_ERRORS as error:
+            exit_with(error_fd, error)
+
+    return fork(command)
+
+
 def exit_with(error_fd: int, error: OSError | ValueError) -> NoReturn:
     """Tell the supervisor why the sandbox could not be set up, and end."""
     os.write(error_fd, str(error).encode()[:4000])
@@ -93,7 +119,7 @@ def open_cgroups(procs: Sequence[str]) -> list[int]:
     return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in procs]
 
 
-def join_cgroups(fds: list[int]) -> None:
+def join_cgroups(fds: Sequence[int]) -> None:
     """Enter the cgroups whose `cgroup.procs` files are open on `fds`."""
     for fd in fds:
         os.write(fd, b"0")
@@ -211,7 +237,7 @@ def _children(parent: int) -> list[int]:
 Backend = Callable[[BoxRequest, BoxFds, int], Started]
 
 
-def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: BoxGroup | None, meter: UsageMeter | None) -> None:
+def supervise(backend: Backend, request: BoxRequest, fds: BoxFds, group: Cgroups | None, meter: UsageMeter | None) -> None:
     """Run one box from start to end, in `group` where there is one, and write its `BoxReport`."""
     fds = BoxFds(*raised(fds))
     error_read, error_write = os.pipe()

@@ -11,19 +11,10 @@ import resource
 import shutil
 import tempfile
 from collections.abc import Callable
-from typing import NoReturn
 
 from composer_replication.sandbox.backends import linux
 from composer_replication.sandbox.backends.stage import apply_changes, copy_tree
-from composer_replication.sandbox.backends.supervisor import (
-    SETUP_ERRORS,
-    Started,
-    exec_command,
-    exit_with,
-    fork,
-    join_cgroups,
-    open_cgroups,
-)
+from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups
 from composer_replication.sandbox.changes import Changed, read_changes
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
@@ -32,11 +23,7 @@ __all__ = ["start", "start_in_copy"]
 
 def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     """Copy the tree and run the command there, as the requesting user. Raises OSError."""
-    return start_in_copy(request, fds, error_fd, _unconfined)
-
-
-def _unconfined(_box: str) -> None:
-    """Confine nothing."""
+    return start_in_copy(request, fds, error_fd, confine=lambda _box: None)
 
 
 def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Callable[[str], None]) -> Started:
@@ -48,15 +35,9 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
     repo, tmp = f"{box}/repo", f"{box}/tmp"
     env = {**request.env, "HOME": tmp, "TMPDIR": tmp}
 
-    def command() -> NoReturn:
-        try:
-            os.setsid()
-            linux.die_with_parent()
-            join_cgroups(cgroups)
-            confine(box)
-            exec_command(request, fds.streams, request.argv, env, repo)
-        except SETUP_ERRORS as error:
-            exit_with(error_fd, error)
+    def confine_command() -> None:
+        linux.die_with_parent()
+        confine(box)
 
     def changes(most_files: int, most_bytes: int) -> Changed:
         copy, base = (os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in (repo, request.base))
@@ -74,7 +55,9 @@ def start_in_copy(request: BoxRequest, fds: BoxFds, error_fd: int, confine: Call
         apply_changes(repo, request.changes)
         if request.uid is not None:
             _give_to(box, request.uid)
-        pid = fork(command)
+        pid = fork_command(
+            request, fds, error_fd, argv=request.argv, env=env, directory=repo, cgroups=cgroups, confine=confine_command
+        )
     except OSError:
         shutil.rmtree(box, ignore_errors=True)
         raise

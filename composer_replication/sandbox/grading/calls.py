@@ -2,81 +2,56 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from composer_replication.sandbox.grading.literals import same
-from composer_replication.sandbox.grading.pytest_run import MOST_JUDGED, TestRun, read_answer, run_pytest_observed
-from composer_replication.sandbox.protocol import Command, Ending, ExecResult, Limits, Sandbox, Tree
-from composer_replication.sandbox.request import WARM_FLAGS
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
+from composer_replication.sandbox.protocol import Ending, ExecResult, Tree
 from composer_replication.types.held_out_checks import HeldOutCall
 
 __all__ = ["Recorded", "examine_calls", "record_calls", "wrong_calls"]
 
 Recorded: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 """Target -> different calls of it in order: arguments as JSON, and the test file that made the first such call."""
-_ANSWER_BYTES = 64 << 20
 
 
 def record_calls(
-    sandbox: Sandbox,
-    tree: Tree,
-    *,
-    python: Path,
-    python_path: Sequence[str],
-    sources: Sequence[str],
-    limits: Limits,
-    extra_args: Sequence[str] = (),
-    per_target: int = 24,
+    runner: CodeRunner, tree: Tree, *, sources: Sequence[str], extra_args: Sequence[str] = (), per_target: int = 24
 ) -> tuple[TestRun, Recorded]:
     """Run all tests, and record which functions in `sources` they call directly, with arguments that can be written down.
 
     Raises:
         SandboxError: the sandbox broke.
     """
-    observer = {
-        "programs": [_text("literals"), _text("calls_recorder")],
-        "options": {"sources": list(sources), "limit": per_target},
-    }
-    run, seen = run_pytest_observed(
-        sandbox, tree, python=python, python_path=python_path, limits=limits, extra_args=extra_args, observer=observer
-    )
+    options = {"sources": list(sources), "limit": per_target}
+    observer = {"programs": [_text("literals"), _text("calls_recorder")], "options": options}
+    run, seen = runner.run_observed(tree, observer, extra_args)
     return run, {target: [(arguments, file) for arguments, file in calls] for target, calls in (seen or {}).items()}
 
 
 def examine_calls(
-    sandbox: Sandbox,
-    tree: Tree,
-    calls: Sequence[tuple[str, str]],
-    *,
-    python: Path,
-    python_path: Sequence[str],
-    limits: Limits,
-    hash_seed: int | None = None,
+    runner: CodeRunner, tree: Tree, calls: Sequence[tuple[str, str]], *, hash_seed: int | None = None
 ) -> list[dict[str, Any]] | None:
     """Make calls (target, arguments) of trusted code, and report what each did and ran (`calls_driver.examine`).
 
     `hash_seed` is another than the sandboxes' own 0. None when the program did not get to its end. Raises SandboxError.
     """
     env = {} if hash_seed is None else {"PYTHONHASHSEED": str(hash_seed)}
-    return _make(sandbox, tree, calls, python, python_path, limits, env, examine=True)[1]
+    return _make(runner, tree, calls, env, examine=True)[1]
 
 
-def wrong_calls(
-    sandbox: Sandbox, tree: Tree, calls: Sequence[HeldOutCall], *, python: Path, python_path: Sequence[str], limits: Limits
-) -> tuple[list[int], Ending]:
+def wrong_calls(runner: CodeRunner, tree: Tree, calls: Sequence[HeldOutCall]) -> tuple[list[int], Ending]:
     """Return the numbers of the calls that do not do what is expected, all of them when the program did not get to its end; and
     its ending.
 
     Raises SandboxError.
     """
     made = [(call.target, call.arguments) for call in calls]
-    result, answers = _make(sandbox, tree, made, python, python_path, limits, {}, examine=False)
+    result, answers = _make(runner, tree, made, {}, examine=False)
     if answers is None or len(answers) != len(calls):
         return list(range(len(calls))), result.ending
     pairs = zip(calls, answers, strict=True)
@@ -103,27 +78,9 @@ def _is_right(expected: Mapping[str, Any], answer: Any) -> bool:
 
 
 def _make(
-    sandbox: Sandbox,
-    tree: Tree,
-    calls: Sequence[tuple[str, str]],
-    python: Path,
-    python_path: Sequence[str],
-    limits: Limits,
-    env: Mapping[str, str],
-    *,
-    examine: bool,
+    runner: CodeRunner, tree: Tree, calls: Sequence[tuple[str, str]], env: Mapping[str, str], *, examine: bool
 ) -> tuple[ExecResult, list[Any] | None]:
-    nonce = secrets.token_hex(16)
-    request = {"nonce": nonce, "python_path": list(python_path), "calls": list(calls), "examine": examine}
-    command = Command(
-        argv=(str(python), *WARM_FLAGS, _program()),
-        python=python,
-        stdin=json.dumps(request).encode(),
-        env=env,
-        limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
-    )
-    result = sandbox.run(tree, command)
-    answer = read_answer(result, nonce) if examine else read_answer(result, nonce, MOST_JUDGED)
+    result, answer = runner.ask(tree, _program(), {"calls": list(calls), "examine": examine}, env, judged=not examine)
     return result, answer if isinstance(answer, list) else None
 
 

@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 
 from composer_replication.sandbox.grading.calls import wrong_calls
 from composer_replication.sandbox.grading.held_out import HiddenTests, any_order, lay_out
-from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.grading.submission import Submission, read_submission
 from composer_replication.sandbox.protocol import Ending, Installation, Limits, Sandbox, Tree
 from composer_replication.sandbox.single_flight import SingleFlightCache
@@ -146,9 +146,10 @@ def grade(
         raise TaskError(f"task {task.task_id} has no tree at {pristine}", fix="build the task again")
 
     limits = limits or Limits(wall_s=task.test_timeout_s, cpu_s=task.test_timeout_s)
+    runner = CodeRunner(sandbox=sandbox, python=python, python_path=task.python_path, limits=limits)
 
     def grade_now() -> GradeReport:
-        return _grade(task, pristine, submission, sandbox, python, limits)
+        return _grade(task, pristine, submission, runner)
 
     report = grade_now() if cache is None else cache.get_or_grade(_key(task, submission, python, limits), grade_now)
     return dataclasses.replace(report, rejected=submission.rejected)
@@ -187,9 +188,9 @@ def _key(task: TaskSpec, submission: Submission, python: Path, limits: Limits) -
     return digest.hexdigest()
 
 
-def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sandbox, python: Path, limits: Limits) -> GradeReport:
+def _grade(task: TaskSpec, pristine: Path, submission: Submission, runner: CodeRunner) -> GradeReport:
     expected = (*task.fail_to_pass, *task.pass_to_pass)
-    isolation = sandbox.isolation.summary()
+    isolation = runner.sandbox.isolation.summary()
     fault = ""
     for attempt in range(2):
         wanted = task.hidden.anti_tests
@@ -197,13 +198,13 @@ def _grade(task: TaskSpec, pristine: Path, submission: Submission, sandbox: Sand
         tree = Tree(base=pristine, changes={**submission.changes, **anti_tests.files})
         ids = (*anti_tests.wanted, *expected)  # the visible tests would tell which copies to pass
         try:
-            run = run_pytest(sandbox, tree, python=python, test_ids=ids, python_path=task.python_path, limits=limits)
+            run = runner.run(tree, ids)
             if attempt == 0 and run.ending is Ending.KILLED and run.returncode == -signal.SIGKILL:
                 continue
-            report = judge(task, run, limits, isolation=isolation)
+            report = judge(task, run, runner.limits, isolation=isolation)
             if report.reward != 1.0:
                 return report
-            broken = _broken_checks(task, pristine, submission, run, anti_tests, sandbox, python, limits)
+            broken = _broken_checks(task, pristine, submission, run, anti_tests, runner)
         except SandboxError as error:
             fault = error.message
             continue
@@ -232,14 +233,7 @@ def judge(task: TaskSpec, run: TestRun, limits: Limits, *, isolation: str = "") 
 
 
 def _broken_checks(
-    task: TaskSpec,
-    pristine: Path,
-    submission: Submission,
-    run: TestRun,
-    anti_tests: HiddenTests,
-    sandbox: Sandbox,
-    python: Path,
-    limits: Limits,
+    task: TaskSpec, pristine: Path, submission: Submission, run: TestRun, anti_tests: HiddenTests, runner: CodeRunner
 ) -> list[tuple[int, str]]:
     """Return hidden checks that do not hold for work that passes the visible tests: number and reason. Raises SandboxError.
 
@@ -249,8 +243,7 @@ def _broken_checks(
     broken = [(len(calls) + number, why) for number, why in anti_tests.broken(run.outcomes)]
     if broken or not calls:
         return broken
-    tree = Tree(base=pristine, changes=submission.changes)
-    wrong, ending = wrong_calls(sandbox, tree, calls, python=python, python_path=task.python_path, limits=limits)
+    wrong, ending = wrong_calls(runner, Tree(base=pristine, changes=submission.changes), calls)
     if ending is not Ending.EXITED:
         return [(number, f"the calls ended early ({ending.replace('_', ' ')})") for number in wrong]
     return [(number, f"a call of {calls[number].target} did not do what it should") for number in wrong]

@@ -25,7 +25,7 @@ class HiddenTests:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """All ids, for `run_pytest`."""
+        """All ids, for `CodeRunner.run`."""
         return tuple(test_id for pair in self.ids for test_id in pair)
 
     def broken(self, outcomes: Mapping[str, Outcome]) -> list[tuple[int, str]]:

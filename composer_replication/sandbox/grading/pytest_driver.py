@@ -167,7 +167,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     sys.path[:0] = [os.path.normpath(os.path.join(os.getcwd(), p)) for p in request["python_path"]]
     files = list(dict.fromkeys(w.partition("::")[0] for w in wanted))
     arguments = ["-q", "--tb=no", f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-o", "required_plugins="]
-    arguments += ["--continue-on-collection-errors", *(["--collect-only"] if request["collect_only"] else []), *request["extra"]]
+    arguments += ["--continue-on-collection-errors", *request["extra"]]
     arguments += [name for name in files if os.path.exists(name)]
     plugins: list[object] = [recorder, *(importlib.import_module(name) for name in request["plugins"])]
     coverage = start_coverage(recorder) if request["coverage"] else None

@@ -17,18 +17,7 @@ from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 from composer_replication.types.errors import TaskError
 
-__all__ = [
-    "MOST_JUDGED",
-    "CoverageByTest",
-    "TestRun",
-    "collect_tests",
-    "plugins_of",
-    "read_answer",
-    "run_pytest",
-    "run_pytest_observed",
-    "run_pytest_twice",
-    "run_pytest_with_coverage",
-]
+__all__ = ["CodeRunner", "CoverageByTest", "TestRun", "plugins_of"]
 
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""
@@ -50,7 +39,7 @@ _SKIPPED_PLUGINS = frozenset(
 being needed to run them (`@given` works without hypothesis's plugin)."""
 
 _ANSWER_BYTES = 64 << 20
-_MOST_UNPACKED, MOST_JUDGED = 256 << 20, 16 << 20
+_MOST_UNPACKED, _MOST_JUDGED = 256 << 20, 16 << 20
 """Limits on an unpacked answer, in bytes: about trusted code, and about judged work. A forged answer must not exhaust the host's
 memory, and as Python objects it may be twenty times as large."""
 _ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1", "COVERAGE_CORE": "ctrace"}
@@ -73,7 +62,6 @@ class TestRun:
     tampered: bool = False
     """The code under test replaced parts of pytest that decide outcomes; `outcomes` are all `MISSING`."""
     wall_s: float = 0.0
-    cpu_s: float = 0.0
     returncode: int = 0
 
     @property
@@ -82,151 +70,97 @@ class TestRun:
         return bool(self.outcomes) and all(outcome is Outcome.PASSED for outcome in self.outcomes.values())
 
 
-def run_pytest(
-    sandbox: Sandbox,
-    tree: Tree,
-    *,
-    python: Path,
-    test_ids: Sequence[str],
-    python_path: Sequence[str] = (".",),
-    limits: Limits | None = None,
-    extra_args: Sequence[str] = (),
-) -> TestRun:
-    """Run the tests named by `test_ids` (all that pytest finds when empty) in one sandbox over `tree`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRunner:
+    """Runs a project's tests and other programs over its code, each in a fresh sandbox.
 
-    An id is a pytest node id; one that names a file, class or parametrized function stands for all tests in it. Configuration
-    files and conftests are the tree's own: a grader must see to it that they are not the agent's.
-
-    Raises:
-        SandboxError: the sandbox broke.
-        TaskError: `python` has no pytest.
+    Configuration files and conftests are the tree's own: a grader must see to it that they are not the agent's.
     """
-    result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, extra_args)
-    return _test_run(result, answer, test_ids)
 
+    sandbox: Sandbox
+    python: Path
+    """The interpreter; it has what the code imports."""
+    python_path: Sequence[str] = (".",)
+    """Folders of the tree that are put on `sys.path`."""
+    limits: Limits = dataclasses.field(default_factory=Limits)
 
-def run_pytest_twice(
-    sandbox: Sandbox,
-    tree: Tree,
-    *,
-    python: Path,
-    test_ids: Sequence[str],
-    python_path: Sequence[str] = (".",),
-    limits: Limits | None = None,
-) -> tuple[TestRun, TestRun]:
-    """Do `run_pytest` twice in one sandbox: the tests are collected once, and each run starts from a fork of that state.
+    def run(self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = ()) -> TestRun:
+        """Run the tests named by `test_ids` (all that pytest finds when empty).
 
-    `limits` are those of both runs together. They share the files of the sandbox, so a test that trips over what it left behind
-    fails in the second. A first run that died has only `MISSING` outcomes.
-    """
-    result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, (), twice=True)
-    second = _test_run(result, answer, test_ids)
-    if answer is None or second.tampered:
-        return second, second
-    first = _test_run(result, {**answer, "outcomes": answer.get("earlier"), "failures": {}}, test_ids)
-    return first, second
+        An id is a pytest node id; one that names a file, class or parametrized function stands for all tests in it.
 
+        Raises:
+            SandboxError: the sandbox broke.
+            TaskError: the interpreter has no pytest.
+        """
+        return _test_run(*self._drive(tree, test_ids, extra_args), test_ids)
 
-def run_pytest_with_coverage(
-    sandbox: Sandbox,
-    tree: Tree,
-    *,
-    python: Path,
-    test_ids: Sequence[str] = (),
-    python_path: Sequence[str] = (".",),
-    limits: Limits | None = None,
-    extra_args: Sequence[str] = (),
-) -> tuple[TestRun, CoverageByTest]:
-    """Do `run_pytest` and record which test executed which line. Raises TaskError when `python` has no coverage."""
-    result, answer = _drive(sandbox, tree, python, test_ids, python_path, limits, extra_args, coverage=True)
-    measured = (answer or {}).get("coverage") or {"tests": [], "files": {}}
-    sets = [frozenset(tests) for tests in measured["tests"]]
-    lines = {path: {int(line): sets[index] for line, index in table.items()} for path, table in measured["files"].items()}
-    return _test_run(result, answer, test_ids), lines
+    def run_twice(self, tree: Tree, test_ids: Sequence[str]) -> tuple[TestRun, TestRun]:
+        """Do `run` twice in one sandbox: the tests are collected once, and each run starts from a fork of that state.
 
+        The limits are those of both runs together. They share the files of the sandbox, so a test that trips over what it left
+        behind fails in the second. A first run that died has only `MISSING` outcomes.
+        """
+        result, answer = self._drive(tree, test_ids, twice=True)
+        second = _test_run(result, answer, test_ids)
+        if answer is None or second.tampered:
+            return second, second
+        first = _test_run(result, {**answer, "outcomes": answer.get("earlier"), "failures": {}}, test_ids)
+        return first, second
 
-def run_pytest_observed(
-    sandbox: Sandbox,
-    tree: Tree,
-    *,
-    python: Path,
-    observer: Mapping[str, Any],
-    python_path: Sequence[str] = (".",),
-    limits: Limits | None = None,
-    extra_args: Sequence[str] = (),
-) -> tuple[TestRun, Any]:
-    """Do `run_pytest` for all tests, and return what an observer in the test process saw; None when the run did not get to its
-    end.
+    def run_with_coverage(self, tree: Tree, extra_args: Sequence[str] = ()) -> tuple[TestRun, CoverageByTest]:
+        """Run all tests, and record which test executed which line. Raises TaskError when the interpreter has no coverage."""
+        result, answer = self._drive(tree, (), extra_args, coverage=True)
+        measured = (answer or {}).get("coverage") or {"tests": [], "files": {}}
+        sets = [frozenset(tests) for tests in measured["tests"]]
+        lines = {path: {int(line): sets[index] for line, index in table.items()} for path, table in measured["files"].items()}
+        return _test_run(result, answer, ()), lines
 
-    Args:
-        observer: `programs`, texts run one after the other before pytest starts, the last of which defines `start(options)`, and
-            the `options`. What `start` returns is called after the last test and returns JSON data.
-    """
-    result, answer = _drive(sandbox, tree, python, (), python_path, limits, extra_args, observer=observer)
-    return _test_run(result, answer, ()), (answer or {}).get("observed")
+    def run_observed(self, tree: Tree, observer: Mapping[str, Any], extra_args: Sequence[str] = ()) -> tuple[TestRun, Any]:
+        """Run all tests, and return what an observer in the test process saw; None when the run did not get to its end.
 
+        Args:
+            observer: `programs`, texts run one after the other before pytest starts, the last of which defines `start(options)`,
+                and the `options`. What `start` returns is called after the last test and returns JSON data.
+        """
+        result, answer = self._drive(tree, (), extra_args, observer=observer)
+        return _test_run(result, answer, ()), (answer or {}).get("observed")
 
-def collect_tests(
-    sandbox: Sandbox,
-    tree: Tree,
-    *,
-    python: Path,
-    python_path: Sequence[str] = (".",),
-    limits: Limits | None = None,
-    extra_args: Sequence[str] = (),
-) -> tuple[tuple[str, ...], TestRun]:
-    """Return every test id pytest finds in the tree, without running one; the run reports errors."""
-    result, answer = _drive(sandbox, tree, python, (), python_path, limits, extra_args, collect_only=True)
-    return tuple((answer or {}).get("collected", ())), _test_run(result, answer, ())
+    def ask(
+        self, tree: Tree, program: str, request: Mapping[str, Any], env: Mapping[str, str], *, judged: bool
+    ) -> tuple[ExecResult, Any]:
+        """Run a driver, which reads `request` from stdin, and return what it wrote to the channel after the request's nonce.
+
+        None is absent, torn, not the driver's, or too long: an answer about `judged` work may take less of the host's memory.
+        """
+        nonce = secrets.token_hex(16)
+        command = Command(
+            argv=(str(self.python), *WARM_FLAGS, program),
+            python=self.python,
+            stdin=json.dumps({"nonce": nonce, "python_path": list(self.python_path), **request}).encode(),
+            env=env,
+            limits=dataclasses.replace(self.limits, output_bytes=max(self.limits.output_bytes, _ANSWER_BYTES)),
+        )
+        result = self.sandbox.run(tree, command)
+        return result, read_answer(result, nonce, _MOST_JUDGED if judged else _MOST_UNPACKED)
+
+    def _drive(
+        self, tree: Tree, test_ids: Sequence[str], extra_args: Sequence[str] = (), **options: Any
+    ) -> tuple[ExecResult, dict[str, Any] | None]:
+        ordered = {"ids": list(test_ids), "extra": list(extra_args), "plugins": plugins_of(self.sandbox, self.python)}
+        request = {"coverage": False, "observer": None, "twice": False, **ordered, **options}
+        result, answer = self.ask(tree, _driver_source(), request, _ENVIRONMENT, judged=bool(test_ids))
+        last_line = result.stderr.rstrip().rpartition(b"\n")[2].decode(errors="replace")
+        if result.ending is Ending.EXITED and result.returncode == 1 and last_line.startswith("ModuleNotFoundError"):
+            for name in ("pytest", "coverage"):
+                if last_line.endswith(f"No module named '{name}'"):
+                    raise TaskError(f"{self.python} has no {name}", fix=f"{self.python} -m pip install {name}")
+        return result, answer if isinstance(answer, dict) else None
 
 
 def plugins_of(sandbox: Sandbox, python: Path) -> list[str]:
     """Return the modules of the installed pytest plugins that runs load. Raises TaskError and SandboxError."""
     return [module for name, module in sandbox.installation(python).pytest_plugins if name not in _SKIPPED_PLUGINS]
-
-
-def _drive(
-    sandbox: Sandbox,
-    tree: Tree,
-    python: Path,
-    test_ids: Sequence[str],
-    python_path: Sequence[str],
-    limits: Limits | None,
-    extra_args: Sequence[str],
-    *,
-    coverage: bool = False,
-    collect_only: bool = False,
-    observer: Mapping[str, Any] | None = None,
-    twice: bool = False,
-) -> tuple[ExecResult, dict[str, Any] | None]:
-    nonce = secrets.token_hex(16)
-    request = {
-        "nonce": nonce,
-        "ids": list(test_ids),
-        "python_path": list(python_path),
-        "extra": list(extra_args),
-        "plugins": plugins_of(sandbox, python),
-        "coverage": coverage,
-        "collect_only": collect_only,
-        "observer": observer,
-        "twice": twice,
-    }
-    limits = limits or Limits()
-    command = Command(
-        argv=(str(python), *WARM_FLAGS, _driver_source()),
-        python=python,
-        stdin=json.dumps(request).encode(),
-        env=_ENVIRONMENT,
-        limits=dataclasses.replace(limits, output_bytes=max(limits.output_bytes, _ANSWER_BYTES)),
-    )
-    result = sandbox.run(tree, command)
-    last_line = result.stderr.rstrip().rpartition(b"\n")[2].decode(errors="replace")
-    if result.ending is Ending.EXITED and result.returncode == 1 and last_line.startswith("ModuleNotFoundError"):
-        for name in ("pytest", "coverage"):
-            if last_line.endswith(f"No module named '{name}'"):
-                raise TaskError(f"{python} has no {name}", fix=f"{python} -m pip install {name}")
-    answer = read_answer(result, nonce, MOST_JUDGED if test_ids else _MOST_UNPACKED)
-    return result, answer if isinstance(answer, dict) else None
 
 
 @cache
@@ -250,42 +184,38 @@ def read_answer(result: ExecResult, nonce: str, most: int = _MOST_UNPACKED) -> A
 
 def _test_run(result: ExecResult, answer: dict[str, Any] | None, test_ids: Sequence[str]) -> TestRun:
     """Read a test run. Code that finds the nonce can send anything: an answer of another shape counts as none."""
-    tampered = False
-    if answer is not None:
-        try:
-            tampered = bool(answer["tampered"])
-            if not tampered:
-                return _answered_run(result, answer, test_ids)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            tampered = False
-    return TestRun(
+    unanswered = TestRun(
         outcomes=dict.fromkeys(test_ids, Outcome.MISSING),
         ending=result.ending,
-        collect_errors=("the code under test replaced parts of pytest",) if tampered else (),
-        tampered=tampered,
         wall_s=result.wall_s,
-        cpu_s=result.cpu_s,
         returncode=result.returncode,
     )
+    if answer is None:
+        return unanswered
+    try:
+        if answer["tampered"]:
+            why = ("the code under test replaced parts of pytest",)
+            return dataclasses.replace(unanswered, tampered=True, collect_errors=why)
+        return _answered_run(unanswered, result, answer, test_ids)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return unanswered
 
 
-def _answered_run(result: ExecResult, answer: dict[str, Any], test_ids: Sequence[str]) -> TestRun:
+def _answered_run(unanswered: TestRun, result: ExecResult, answer: dict[str, Any], test_ids: Sequence[str]) -> TestRun:
     """Read a test run. Raises KeyError, TypeError, ValueError or AttributeError on an answer of another shape."""
     seen = {str(test_id): Outcome(outcome) for test_id, outcome in answer["outcomes"].items()}
-    outcomes = {**dict.fromkeys(test_ids, Outcome.MISSING), **seen}
+    outcomes = {**unanswered.outcomes, **seen}
     for wanted in test_ids:
         if outcomes[wanted] is Outcome.MISSING and any(t.startswith((wanted + "::", wanted + "[")) for t in seen):
             del outcomes[wanted]
     failures = {str(test_id): str(message) for test_id, message in answer["failures"].items()}
     starved = any(message.startswith("MemoryError") for message in failures.values())
-    return TestRun(
+    return dataclasses.replace(
+        unanswered,
         outcomes=outcomes,
         ending=Ending.OUT_OF_MEMORY if starved else result.ending,
         collect_errors=tuple(str(error) for error in (*answer["collect_errors"], *_gave_up(answer["status"], result))),
         failures=failures,
-        wall_s=result.wall_s,
-        cpu_s=result.cpu_s,
-        returncode=result.returncode,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from composer_replication.tasks.exchange.harbor_export import export_harbor
-from composer_replication.tasks.exchange.harbor_import import Refusal, import_harbor
+from composer_replication.tasks.exchange.harbor_import import import_harbor
 from composer_replication.tasks.exchange.swebench_export import export_swebench
 
-__all__ = ["Refusal", "export_harbor", "export_swebench", "import_harbor"]
+__all__ = ["export_harbor", "export_swebench", "import_harbor"]

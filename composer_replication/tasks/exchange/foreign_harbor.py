@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import glob
-import hashlib
-import json
 import re
 import shlex
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_replication.sandbox import Command, Ending, Limits, Sandbox, Tree
-from composer_replication.sandbox.grading.pytest_run import run_pytest
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources.source import digest_of
@@ -26,32 +22,14 @@ __all__ = ["Expressed", "NotExpressibleError", "express"]
 
 _TESTS = "harbor_tests"
 _SCRATCH = ".harbor"
+_BESIDE = {_SCRATCH, ".git", "__pycache__"}
+"""Folders in which a solution may leave what it likes."""
 _TIME_S = 300.0
 _HARMLESS_RUN = re.compile(
     r"(python3? -m )?(uv )?pip3? install|apt-get |apt |mkdir |rm -rf /var/lib/apt|git (init|config|add|commit)|export |:$|true$"
 )
 """Commands of a Dockerfile that add no file to the working directory which a task would need."""
 _IGNORED = ("FROM", "ENV", "LABEL", "ARG", "USER", "EXPOSE", "CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK", "STOPSIGNAL", "VOLUME")
-
-_SOLVER = """
-import base64, hashlib, json, os, subprocess, sys, zlib
-request = json.load(sys.stdin)
-done = subprocess.run(["bash", request["script"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-before, changed, gone = request["digests"], {}, []
-for folder, folders, names in os.walk("."):
-    folders[:] = [f for f in folders if f not in (request["scratch"], ".git", "__pycache__")]
-    for name in names:
-        path = os.path.normpath(os.path.join(folder, name))
-        if os.path.isfile(path) and not os.path.islink(path):
-            data = open(path, "rb").read()
-            if before.pop(path, None) != hashlib.sha256(data).hexdigest():
-                changed[path] = base64.b64encode(data).decode()
-said = done.stdout.decode(errors="replace")[-300:]
-answer = {"status": done.returncode, "said": said, "changed": changed, "gone": sorted(before)}
-data = zlib.compress(json.dumps(answer).encode())
-while data:
-    data = data[os.write(int(os.environ["COMPOSER_RESULT_FD"]), data):]
-"""
 
 
 class NotExpressibleError(Exception):
@@ -167,7 +145,6 @@ def _tree(source: Path, copies: list[tuple[str, str]], repo: Path) -> Path:
 def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: Path) -> dict[str, bytes]:
     """Return the files that `solve.sh` changes when it runs in a sandbox over the tree, where its absolute paths are relative
     ones."""
-    order_digests = _digests(repo)
     changes: dict[str, bytes | None] = {}
     for path in tree_files(source / "solution"):
         content = (source / "solution" / path).read_bytes()
@@ -175,32 +152,31 @@ def _solution(source: Path, repo: Path, workdir: str, sandbox: Sandbox, python: 
             script = content.decode().replace("/solution", f"./{_SCRATCH}")
             content = re.sub(rf"{re.escape(workdir)}(?=[/\s\"';)]|$)", ".", script).encode()
         changes[f"{_SCRATCH}/{path}"] = content
-    request = {"script": f"{_SCRATCH}/solve.sh", "scratch": _SCRATCH, "digests": order_digests}
-    limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S, output_bytes=64 << 20)
-    argv = (str(python), "-I", "-B", "-c", _SOLVER)
-    command = Command(argv=argv, python=python, stdin=json.dumps(request).encode(), limits=limits)
+    command = Command(
+        argv=("/usr/bin/env", "bash", "-c", f"exec bash {_SCRATCH}/solve.sh 2>&1"),
+        python=python,
+        limits=Limits(wall_s=_TIME_S, cpu_s=_TIME_S, changed_mb=64),
+        read_back=True,
+    )
     result = sandbox.run(Tree(base=repo, changes=changes), command)
-    if result.ending is not Ending.EXITED or result.returncode != 0:
+    if result.ending is not Ending.EXITED:
         raise NotExpressibleError(f"its solve.sh does not run here ({result.ending})")
-    answer = json.loads(zlib.decompress(result.channel))
-    if answer["status"] != 0:
-        said = answer["said"].strip().rpartition("\n")[2]
-        raise NotExpressibleError(f"its solve.sh fails without network and outside its image ({said})")
-    if answer["gone"] or not answer["changed"]:
-        raise NotExpressibleError("its solution deletes files" if answer["gone"] else "its solution changes no file of the tree")
-    return {path: base64.b64decode(content) for path, content in answer["changed"].items()}
-
-
-def _digests(repo: Path) -> dict[str, str]:
-    return {path: hashlib.sha256((repo / path).read_bytes()).hexdigest() for path in tree_files(repo)}
+    if result.returncode != 0:
+        said = result.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+        raise NotExpressibleError(f"its solve.sh fails without network and outside its image ({said[-300:]})")
+    left = {path: content for path, content in (result.changes or {}).items() if not _BESIDE & set(path.split("/")[:-1])}
+    changed = {path: content for path, content in left.items() if content is not None}
+    if len(changed) < len(left) or not changed:
+        raise NotExpressibleError("its solution deletes files" if left else "its solution changes no file of the tree")
+    return changed
 
 
 def _sorted_tests(source: Path, name: str, repo: Path, gold: Mapping[str, bytes], sandbox: Sandbox, python: Path) -> TaskSpec:
     """Return the task, its tests sorted by their results without and with the solution."""
     files = [f"{_TESTS}/{path}" for path in tree_files(repo / _TESTS)]
-    limits = Limits(wall_s=_TIME_S, cpu_s=_TIME_S)
-    after = run_pytest(sandbox, Tree(base=repo, changes=dict(gold)), python=python, test_ids=files, limits=limits).outcomes
-    before = run_pytest(sandbox, Tree(base=repo), python=python, test_ids=files, limits=limits).outcomes
+    runner = CodeRunner(sandbox=sandbox, python=python, limits=Limits(wall_s=_TIME_S, cpu_s=_TIME_S))
+    after = runner.run(Tree(base=repo, changes=dict(gold)), files).outcomes
+    before = runner.run(Tree(base=repo), files).outcomes
     empty = {path for path in files if after.get(path) is Outcome.MISSING}  # helpers that define no test
     bad = [test_id for test_id, outcome in after.items() if outcome is not Outcome.PASSED and test_id not in empty]
     passing = [test_id for test_id, outcome in after.items() if outcome is Outcome.PASSED]

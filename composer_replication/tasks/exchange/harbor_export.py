@@ -20,7 +20,7 @@ import tomli_w
 from composer_replication.sandbox.transfer.import_closure import PACKAGE, import_closure
 from composer_replication.tasks.exchange import harbor_grade
 from composer_replication.tasks.exchange.pins import Pins, pins_of
-from composer_replication.tasks.files import copy_tree, storage_errors
+from composer_replication.tasks.files import copy_tree, storage_errors, write_files
 from composer_replication.tasks.store import Task
 from composer_replication.types import TaskSpec, to_json
 
@@ -81,10 +81,7 @@ def _write(root: Path, task: Task, pins: Pins) -> None:
     requirements = " ".join(pins.requirements)
     (root / "environment" / "Dockerfile").write_text(_DOCKERFILE.format(python=pins.python, requirements=requirements), "utf-8")
     copy_tree(task.repo, root / "environment" / "repo")
-    for path, content in task.gold_files().items():
-        gold = root / "solution" / "files" / path
-        gold.parent.mkdir(parents=True, exist_ok=True)
-        gold.write_bytes(content)
+    write_files(root / "solution" / "files", task.gold_files())
     _script(root / "solution" / "solve.sh", _SOLVE)
     _script(root / "tests" / "test.sh", _TEST)
     (root / "tests" / SPEC_FILE).write_text(json.dumps(to_json(spec), indent=1) + "\n", "utf-8")

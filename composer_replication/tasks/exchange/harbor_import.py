@@ -19,7 +19,7 @@ from composer_replication.sandbox.grading.grade import grade
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tasks.exchange.foreign_harbor import Expressed, NotExpressibleError, express
 from composer_replication.tasks.exchange.harbor_export import SPEC_FILE
-from composer_replication.tasks.files import copy_tree, tree_files
+from composer_replication.tasks.files import solved_tree, tree_files
 from composer_replication.tasks.held_out.checks import numbers_of
 from composer_replication.tasks.held_out.solution_checks import checks_of_solution
 from composer_replication.tasks.store import Task, write_task
@@ -73,7 +73,7 @@ def _import(source: Path, out: Path, sandbox: Sandbox, python: Path) -> Task:
             _prove(expressed, sandbox, python)
             if not ours.is_file():
                 expressed = _with_checks(expressed, sandbox, python)
-            return _write(expressed, out, work)
+            return _write(expressed, out)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise NotExpressibleError(f"its files cannot be read ({error})") from error
 
@@ -105,17 +105,12 @@ def _with_checks(expressed: Expressed, sandbox: Sandbox, python: Path) -> Expres
     return replace(expressed, spec=replace(expressed.spec, hidden=checks))
 
 
-def _write(expressed: Expressed, out: Path, work: Path) -> Task:
+def _write(expressed: Expressed, out: Path) -> Task:
     """Write the task in the form `write_task` takes: the tree with the feature, and the files without it. A file the solution
     adds starts empty."""
-    pristine = work / "pristine"
-    copy_tree(expressed.repo, pristine)
-    without: dict[str, bytes] = {}
-    for path, content in expressed.gold.items():
-        target = pristine / path
-        without[path] = target.read_bytes() if target.is_file() else b""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+    files = {path: expressed.repo / path for path in expressed.gold}
+    without = {path: file.read_bytes() if file.is_file() else b"" for path, file in files.items()}
     spec = expressed.spec
     facts = {"imported": "harbor", **numbers_of(spec.hidden)}
-    return write_task(spec, out / spec.task_id.replace("/", "__"), pristine=pristine, deleted=without, provenance=facts)
+    with solved_tree(expressed.repo, expressed.gold) as pristine:
+        return write_task(spec, out / spec.task_id.replace("/", "__"), pristine=pristine, deleted=without, provenance=facts)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.files import copy_tree, storage_errors, write_whole
+from composer_replication.tasks.files import copy_tree, storage_errors, write_files, write_whole
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
 
@@ -94,9 +94,7 @@ def _ids(task: Task) -> tuple[str, ...]:
 
 def _patch(tree: Path, files: Mapping[str, bytes]) -> str:
     """Return the diff these files make to the commit; the tree is left as it was."""
-    for path, content in files.items():
-        (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        (tree / path).write_bytes(content)
+    write_files(tree, files)
     _git(tree, "add", "--all", "--force")
     patch = _git(tree, "diff", "--cached", "--binary", "HEAD")
     _git(tree, "reset", "--quiet", "--hard", "HEAD")

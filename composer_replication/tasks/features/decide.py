@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from composer_replication.languages.python.functions import Skipped
@@ -132,7 +133,7 @@ class Decider:
             publish_task(staged, self._out / task_id)
 
     def _remember(self, verdict: CandidateVerdict) -> None:
-        line = json.dumps(verdict.to_json()) + "\n"
+        line = json.dumps(asdict(verdict)) + "\n"
         with storage_errors(self._state), self._verdicts_file.open("a", encoding="utf-8") as file:
             file.write(line)
 

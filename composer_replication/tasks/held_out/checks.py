@@ -18,17 +18,19 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from composer_replication.languages.python.functions import Function
 from composer_replication.languages.python.inputs import vary
 from composer_replication.sandbox.grading.anti_tests import expectations
 from composer_replication.sandbox.grading.calls import Recorded, examine_calls, record_calls, wrong_calls
 from composer_replication.sandbox.grading.held_out import lay_out
-from composer_replication.sandbox.grading.pytest_run import run_pytest
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest, HeldOutCall, HeldOutChecks
 
-__all__ = ["HiddenBook", "make_hidden_book", "numbers_of", "prove_calls", "without_broken"]
+__all__ = ["HIDDEN_BOOK", "HiddenBook", "make_hidden_book", "numbers_of", "prove_calls", "without_broken"]
 
 _NEW_PER_TARGET = 16
 _MOST_CALLS = 20_000
@@ -53,9 +55,9 @@ class _ObservedCall:
 class HiddenBook:
     """Every check of a project that its gold code satisfies."""
 
-    calls: Sequence[_ObservedCall] = ()
-    anti_tests: Sequence[AntiTest] = ()
-    notes: Sequence[str] = ()
+    calls: Sequence[_ObservedCall]
+    anti_tests: Sequence[AntiTest]
+    notes: Sequence[str]
     """Why there are none of a kind."""
 
     def for_task(self, functions: Iterable[Function], failing: Set[str], *, seed: str) -> HeldOutChecks:
@@ -84,27 +86,9 @@ class HiddenBook:
         new = [call for call in ordered if not call.seen][:_NEW_PER_FUNCTION]
         return new + [call for call in ordered if call.seen][:_SEEN_PER_FUNCTION]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        calls = [
-            {"target": c.held_out.target, "arguments": c.held_out.arguments, "expected": c.held_out.expected}
-            | {"seen": c.held_out.seen, "entered": sorted(c.entered)}
-            for c in self.calls
-        ]
-        tests = [{"test": test.test, "expectation": test.expectation} for test in self.anti_tests]
-        return {"calls": calls, "anti_tests": tests, "notes": list(self.notes)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> HiddenBook:
-        """Invert `to_json`. Raises KeyError or TypeError on a record of another shape."""
-        calls = [
-            _ObservedCall(
-                held_out=HeldOutCall(**{name: value for name, value in call.items() if name != "entered"}),
-                entered=frozenset(call["entered"]),
-            )
-            for call in data["calls"]
-        ]
-        return cls(calls=calls, anti_tests=[AntiTest(**test) for test in data["anti_tests"]], notes=data["notes"])
+HIDDEN_BOOK = TypeAdapter(HiddenBook)
+"""Writes a book as plain data, and reads it back."""
 
 
 def _in_turns(calls: Iterable[_ObservedCall]) -> list[_ObservedCall]:
@@ -132,53 +116,36 @@ def numbers_of(checks: HeldOutChecks) -> dict[str, int]:
     return {"held_out_calls": len(checks.calls), "held_out_new": new, "anti_tests": len(checks.anti_tests)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Project:
-    sandbox: Sandbox
-    tree: Path
-    python: Path
-    layout: RepositoryLayout
-    limits: Limits
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {"python": self.python, "python_path": self.layout.python_path, "limits": self.limits}
-
-
-def make_hidden_book(
-    sandbox: Sandbox, tree: Path, *, python: Path, layout: RepositoryLayout, passing: Set[str], timeout_s: float, seed: int
-) -> HiddenBook:
+def make_hidden_book(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout, passing: Set[str], seed: int) -> HiddenBook:
     """Record the calls that the tests make, try new ones, and invert expectations; all on the gold code.
 
     Args:
+        runner: its limits are those of each of the five runs. One that needs more gives no checks, and a note.
         passing: ids of the tests that pass.
-        timeout_s: limit of each of the five runs, in seconds. One that needs more gives no checks, and a note.
 
     Raises:
         SandboxError: the sandbox broke.
     """
-    project = _Project(sandbox=sandbox, tree=tree, python=python, layout=layout, limits=Limits(wall_s=timeout_s, cpu_s=timeout_s))
     rng = random.Random(seed)
-    calls, why_no_calls = _calls(project, rng)
-    tests, why_no_tests = _anti_tests(project, passing, rng)
+    calls, why_no_calls = _calls(runner, Tree(base=tree), layout, rng)
+    tests, why_no_tests = _anti_tests(runner, tree, passing, rng)
     return HiddenBook(calls=calls, anti_tests=tests, notes=[why for why in (why_no_calls, why_no_tests) if why])
 
 
-def _calls(project: _Project, rng: random.Random) -> tuple[list[_ObservedCall], str]:
-    tree, layout = Tree(base=project.tree), project.layout
-    run, recorded = record_calls(project.sandbox, tree, sources=layout.sources, extra_args=layout.tests, **project.place)
+def _calls(runner: CodeRunner, tree: Tree, layout: RepositoryLayout, rng: random.Random) -> tuple[list[_ObservedCall], str]:
+    run, recorded = record_calls(runner, tree, sources=layout.sources, extra_args=layout.tests)
     if run.ending is not Ending.EXITED:
         return [], f"no held-out calls: recording the tests' calls ended early ({run.ending})"
     tried = _tried(recorded, rng)[:_MOST_CALLS]
     made = [(target, arguments) for target, arguments, _ in tried]
-    first = examine_calls(project.sandbox, tree, made, **project.place)
-    again = examine_calls(project.sandbox, tree, made[::-1], hash_seed=1, **project.place)
+    first = examine_calls(runner, tree, made)
+    again = examine_calls(runner, tree, made[::-1], hash_seed=1)
     if first is None or again is None:
         return [], "no held-out calls: the gold code does not get through them"
     steady = [
         (*call, answer) for call, answer, other in zip(tried, first, reversed(again), strict=True) if _is_steady(answer, other)
     ]
-    expected_errors = {path: _expected_errors(project.tree / path) for path in {file for _, _, file in tried if file}}
+    expected_errors = {path: _expected_errors(tree.base / path) for path in {file for _, _, file in tried if file}}
     return _kept(steady, recorded, expected_errors), ""
 
 
@@ -261,7 +228,7 @@ def _expected_errors(test_file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tuple[list[AntiTest], str]:
+def _anti_tests(runner: CodeRunner, tree: Path, passing: Set[str], rng: random.Random) -> tuple[list[AntiTest], str]:
     """Make one anti-test per test function, as far as its copies behave as they should together, in any order."""
     cases: dict[str, int] = {}
     for test_id in passing:
@@ -271,7 +238,7 @@ def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tup
         f"{path}::{name}": count
         for path in sorted({name.partition("::")[0] for name in cases})
         if path.endswith(".py")
-        for name, count in expectations((project.tree / path).read_bytes()).items()
+        for name, count in expectations((tree / path).read_bytes()).items()
     }
     chosen = [
         AntiTest(test=test, expectation=rng.randrange(count))
@@ -282,18 +249,17 @@ def _anti_tests(project: _Project, passing: Set[str], rng: random.Random) -> tup
         return [], "no anti-tests: no test has an expectation to turn around"
     broken: set[int] = set()
     for opposite_first in (False, True):
-        laid_out = lay_out(chosen, project.tree, opposite_first=[opposite_first] * len(chosen))
-        tree = Tree(base=project.tree, changes=laid_out.files)
-        run = run_pytest(project.sandbox, tree, test_ids=laid_out.wanted, **project.place)
+        laid_out = lay_out(chosen, tree, opposite_first=[opposite_first] * len(chosen))
+        run = runner.run(Tree(base=tree, changes=laid_out.files), laid_out.wanted)
         if run.ending is not Ending.EXITED or run.tampered:
             return [], f"no anti-tests: their run ended early ({run.ending})"
         broken |= {number for number, _ in laid_out.broken(run.outcomes)}
     return [test for number, test in enumerate(chosen) if number not in broken], ""
 
 
-def prove_calls(
-    checks: HeldOutChecks, sandbox: Sandbox, tree: Tree, *, python: Path, python_path: Sequence[str], limits: Limits
-) -> HeldOutChecks:
+def prove_calls(checks: HeldOutChecks, runner: CodeRunner, tree: Tree) -> HeldOutChecks:
     """Keep the checks whose calls fail on a task's own tree. Raises SandboxError."""
-    wrong, _ = wrong_calls(sandbox, tree, checks.calls, python=python, python_path=python_path, limits=limits)
+    if not checks.calls:
+        return checks
+    wrong, _ = wrong_calls(runner, tree, checks.calls)
     return replace(checks, calls=tuple(checks.calls[number] for number in wrong))

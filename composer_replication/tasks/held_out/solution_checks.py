@@ -9,10 +9,10 @@ from pathlib import Path
 from composer_replication.languages.python.delete import body_of
 from composer_replication.languages.python.functions import Function, find_functions
 from composer_replication.sandbox.grading.grade import grade
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
-from composer_replication.sandbox.scratch import scratch_folder
-from composer_replication.tasks.files import copy_tree, storage_errors
+from composer_replication.tasks.files import solved_tree
 from composer_replication.tasks.held_out.checks import make_hidden_book, prove_calls, without_broken
 from composer_replication.tasks.sources.layout import RepositoryLayout, guess_layout
 from composer_replication.types import TaskSpec, Unscored
@@ -37,26 +37,17 @@ def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *,
         SandboxError: the sandbox broke.
         StorageError: the solved tree cannot be written.
     """
-    with scratch_folder() as scratch:
-        solved = scratch / "solved"
-        copy_tree(repo, solved)
-        with storage_errors(solved):
-            for path, content in gold.items():
-                (solved / path).parent.mkdir(parents=True, exist_ok=True)
-                (solved / path).write_bytes(content)
+    with solved_tree(repo, gold) as solved:
         try:
             layout = _layout(spec, solved)
         except SourceError:
             return HeldOutChecks()
+        limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
+        runner = CodeRunner(sandbox=sandbox, python=python, python_path=spec.python_path, limits=limits)
         tests = frozenset({*spec.fail_to_pass, *spec.pass_to_pass})
-        book = make_hidden_book(
-            sandbox, solved, python=python, layout=layout, passing=tests, timeout_s=spec.test_timeout_s, seed=0
-        )
+        book = make_hidden_book(runner, solved, layout=layout, passing=tests, seed=0)
     checks = book.for_task(_changed(repo, gold), frozenset(spec.fail_to_pass), seed=spec.task_id)
-    limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
-    if checks.calls:
-        tree = Tree(base=repo)
-        checks = prove_calls(checks, sandbox, tree, python=python, python_path=spec.python_path, limits=limits)
+    checks = prove_calls(checks, runner, Tree(base=repo))
     while checks != HeldOutChecks():
         report = grade(replace(spec, hidden=checks), repo, dict(gold), sandbox=sandbox, python=python)
         if isinstance(report.reward, Unscored):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.sandbox.grading.pytest_run import CoverageByTest, TestRun, run_pytest, run_pytest_with_coverage
-from composer_replication.sandbox.protocol import Command, Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, CoverageByTest, TestRun
+from composer_replication.sandbox.protocol import Command, Ending, Limits, Tree
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SourceError
@@ -37,32 +37,24 @@ class Baseline:
     """Coverage of the sources only."""
 
 
-def measure_baseline(
-    sandbox: Sandbox, tree: Path, *, python: Path, layout: RepositoryLayout, timeout_s: float, installed: bool = False
-) -> Baseline:
+def measure_baseline(runner: CodeRunner, tree: Path, *, layout: RepositoryLayout, installed: bool) -> Baseline:
     """Run all tests twice, once with coverage per test.
 
     Args:
-        timeout_s: wall-clock and CPU limit of each run, in seconds.
         installed: the project's dependencies were installed for this build, so that is no longer the advice.
 
     Raises:
         SourceError: the tests hang, are absent, or fewer than half of them pass.
         SandboxError: the sandbox broke.
-        TaskError: `python` has no pytest or no coverage.
+        TaskError: the interpreter has no pytest or no coverage.
     """
-    limits = Limits(wall_s=timeout_s, cpu_s=timeout_s)
     whole = Tree(base=tree)
-    first, coverage = run_pytest_with_coverage(
-        sandbox, whole, python=python, python_path=layout.python_path, limits=limits, extra_args=layout.tests
-    )
-    _check_ending(first, limits)
+    first, coverage = runner.run_with_coverage(whole, layout.tests)
+    _check_ending(first, runner.limits)
     if not first.outcomes and not first.collect_errors:
-        raise _nothing_ran(sandbox, whole, python, layout)
-    second = run_pytest(
-        sandbox, whole, python=python, test_ids=(), python_path=layout.python_path, limits=limits, extra_args=layout.tests
-    )
-    _check_ending(second, limits)
+        raise _nothing_ran(runner, whole, layout)
+    second = runner.run(whole, (), layout.tests)
+    _check_ending(second, runner.limits)
     ids = {test_id for test_id in (*first.outcomes, *second.outcomes) if _is_usable(test_id, layout)}
     passed = [{i for i in ids if run.outcomes.get(i) is Outcome.PASSED} for run in (first, second)]
     failing = [f"{i}: {first.failures.get(i, o)}" for i, o in first.outcomes.items() if o not in (Outcome.PASSED, *_NEUTRAL)]
@@ -73,7 +65,7 @@ def measure_baseline(
         skipped=sum(outcome in _NEUTRAL for outcome in first.outcomes.values()),
         coverage={path: lines for path, lines in coverage.items() if path in layout.sources},
     )
-    _check_health(baseline, python, installed)
+    _check_health(baseline, runner.python, installed)
     return baseline
 
 
@@ -99,10 +91,11 @@ def _check_ending(run: TestRun, limits: Limits) -> None:
     raise SourceError(message, fix=fix)
 
 
-def _nothing_ran(sandbox: Sandbox, tree: Tree, python: Path, layout: RepositoryLayout) -> SourceError:
+def _nothing_ran(runner: CodeRunner, tree: Tree, layout: RepositoryLayout) -> SourceError:
     """Ask pytest itself, in plain words, why there is not a single outcome."""
+    python = runner.python
     argv = (str(python), "-s", "-B", "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *layout.tests)
-    result = sandbox.run(tree, Command(argv=argv, python=python, env={"PYTHONPATH": ":".join(layout.python_path)}))
+    result = runner.sandbox.run(tree, Command(argv=argv, python=python, env={"PYTHONPATH": ":".join(layout.python_path)}))
     lines = [line.strip() for line in (result.stdout + b"\n" + result.stderr).decode(errors="replace").splitlines()]
     said = [line for line in lines if line]
     if result.returncode in (0, _PYTEST_FOUND_NOTHING) or not said:

@@ -12,10 +12,11 @@ import io
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from composer_replication.sandbox.grading.pytest_run import plugins_of
-from composer_replication.sandbox.protocol import Command, Limits, Sandbox, Tree
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, plugins_of
+from composer_replication.sandbox.protocol import Command, Tree
 from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.tasks.files import copy_tree, storage_errors
 from composer_replication.tasks.sources.layout import RepositoryLayout
@@ -57,9 +58,7 @@ os._exit(0)
 """
 
 
-def compile_tree(
-    sandbox: Sandbox, tree: Path, compiled: Path, *, python: Path, layout: RepositoryLayout, timeout_s: float
-) -> Path:
+def compile_tree(runner: CodeRunner, tree: Path, compiled: Path, *, layout: RepositoryLayout) -> Path:
     """Copy `tree` to `compiled`, replacing what is there, and add what compiling its modules and collecting its tests gives.
 
     What the project's code does to the bytecode while it is collected is its own affair: a file that is not bytecode is not
@@ -71,18 +70,18 @@ def compile_tree(
     """
     request = {
         "python_path": layout.python_path,
-        "plugins": plugins_of(sandbox, python),
+        "plugins": plugins_of(runner.sandbox, runner.python),
         "tests": layout.tests,
         "sources": layout.sources,
     }
     command = Command(
-        argv=(str(python), *WARM_FLAGS, _PROGRAM),
-        python=python,
+        argv=(str(runner.python), *WARM_FLAGS, _PROGRAM),
+        python=runner.python,
         stdin=json.dumps(request).encode(),
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": "1"},
-        limits=Limits(wall_s=timeout_s, cpu_s=timeout_s, output_bytes=_MOST_BYTES),
+        limits=replace(runner.limits, output_bytes=_MOST_BYTES),
     )
-    result = sandbox.run(Tree(base=tree), command)
+    result = runner.sandbox.run(Tree(base=tree), command)
     with storage_errors(compiled.parent):
         shutil.rmtree(compiled, ignore_errors=True)
     copy_tree(tree, compiled)

@@ -136,23 +136,19 @@ def gives_away(text: str, bodies: Iterable[str], *, shown: str = "") -> bool:
     for body in bodies:
         tokens = _tokens(body)
         length = min(_SHINGLE, len(tokens))
-        given, known = _runs(_tokens(text), length), _runs(_tokens(shown), length)
-        if tokens and (_runs(tokens, length) & given) - known:
+        given, known = (set(_runs(_tokens(said), length)) for said in (text, shown))
+        if tokens and not given.isdisjoint(set(_runs(tokens, length)) - known):
             return True
     return False
 
 
-def _runs(tokens: Sequence[str], length: int) -> set[tuple[str, ...]]:
-    return {tuple(tokens[n : n + length]) for n in range(len(tokens) - length + 1)}
+def _runs(tokens: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(tokens[n : n + length]) for n in range(len(tokens) - length + 1))
 
 
 def _shingles(texts: Iterable[str]) -> set[int]:
     """Return hashes of every run of `_SHINGLE` tokens."""
-    found: set[int] = set()
-    for text in texts:
-        tokens = _tokens(text)
-        found.update(hash(tuple(tokens[n : n + _SHINGLE])) for n in range(len(tokens) - _SHINGLE + 1))
-    return found
+    return {hash(run) for text in texts for run in _runs(_tokens(text), _SHINGLE)}
 
 
 def _texts(path: str, content: bytes) -> Iterator[str]:

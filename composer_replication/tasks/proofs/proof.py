@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from composer_replication.languages.python.delete import delete_bodies
+from composer_replication.languages.python.functions import Function
 from composer_replication.sandbox.grading.grade import grade, judge
-from composer_replication.sandbox.grading.pytest_run import TestRun, run_pytest_twice
-from composer_replication.sandbox.protocol import Ending, Limits, Sandbox, Tree
+from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
+from composer_replication.sandbox.grading.submission import is_editable
+from composer_replication.sandbox.protocol import Ending, Limits, Tree
+from composer_replication.tasks.held_out.checks import without_broken
 from composer_replication.types import Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError
+from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["NoTaskError", "Without", "grade_both_ways", "refuse_without_imports", "run_without"]
+__all__ = ["NoTaskError", "Proven", "Without", "prove", "refuse_without_imports", "run_without", "without_functions"]
 
 
 class NoTaskError(Exception):
@@ -31,23 +36,21 @@ class Without:
     second: TestRun
 
 
-def run_without(
-    tree: Tree, ids: Set[str], *, sandbox: Sandbox, python: Path, python_path: tuple[str, ...], seconds: float
-) -> Without:
+def run_without(tree: Tree, ids: Set[str], runner: CodeRunner) -> Without:
     """Run the tests `ids` twice over the tree without the feature.
 
     Args:
-        seconds: limit of one run.
+        runner: its limits are those of one run.
 
     Raises:
         NoTaskError: they do not get to their end.
         SandboxError: the sandbox broke.
     """
-    limits = Limits(wall_s=2 * seconds, cpu_s=2 * seconds)
-    first, second = run_pytest_twice(sandbox, tree, python=python, test_ids=sorted(ids), python_path=python_path, limits=limits)
+    limits = replace(runner.limits, wall_s=2 * runner.limits.wall_s, cpu_s=2 * runner.limits.cpu_s)
+    first, second = replace(runner, limits=limits).run_twice(tree, sorted(ids))
     match second.ending:
         case Ending.TIMEOUT:
-            raise NoTaskError(f"its tests do not finish within {seconds:g} s (--task-timeout)")
+            raise NoTaskError(f"its tests do not finish within {runner.limits.wall_s:g} s (--task-timeout)")
         case Ending.OUT_OF_MEMORY:
             raise NoTaskError(f"its tests need more than {limits.memory_mb} MB of memory")
         case Ending.OUTPUT_LIMIT:
@@ -70,9 +73,79 @@ def refuse_without_imports(without: Without) -> None:
         raise NoTaskError("no test file can be imported without it")
 
 
-def grade_both_ways(
-    spec: TaskSpec, gold: Path, without: TestRun, *, sandbox: Sandbox, python: Path
-) -> tuple[frozenset[str], tuple[int, ...]]:
+def without_functions(
+    files: Mapping[str, bytes], functions: Sequence[Function], mode: str, python_path: Sequence[str]
+) -> Mapping[str, bytes]:
+    """Return the files that change when `functions` are deleted: their bodies in the mode `stub`, else all of them.
+
+    Args:
+        files: every source of the project, by POSIX path.
+
+    Raises:
+        NoTaskError: a file that has to change cannot be read.
+    """
+    if mode == "stub":
+        paths = dict.fromkeys(function.path for function in functions)
+        return {path: delete_bodies(files[path], [f for f in functions if f.path == path]) for path in paths}
+    from composer_replication.languages.python.remove import remove_functions
+
+    try:
+        return remove_functions(files, functions, python_path)
+    except SyntaxError as error:
+        raise NoTaskError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proven:
+    """A task that holds, and what was left out of it."""
+
+    spec: TaskSpec
+    failing: frozenset[str]
+    passing: frozenset[str]
+    flaky: frozenset[str]
+    """Tests left out because equal runs differed."""
+    hidden_dropped: int
+    """Hidden checks that the gold code does not satisfy."""
+
+
+def prove(
+    spec_of: Callable[[Set[str], Set[str], HeldOutChecks], TaskSpec],
+    without: Without,
+    hidden: HeldOutChecks,
+    gold: Path,
+    deleted: Collection[str],
+    runner: CodeRunner,
+    *,
+    covering: Set[str],
+) -> Proven:
+    """Grade the tree with and without the feature; leave out what does not hold, and prove what remains again.
+
+    Args:
+        spec_of: makes the task of failing tests, passing tests and hidden checks, or raises NoTaskError.
+        gold: the tree with the feature.
+        deleted: paths of the files that change.
+        covering: tests that run the deleted functions.
+
+    Raises:
+        NoTaskError: nothing remains, or the code lies where no submission may write.
+        SandboxError: the sandbox broke.
+    """
+    failing, passing, flaky, dropped = without.failing, without.passing, without.unsteady, 0
+    while failing:
+        spec = spec_of(failing, passing, hidden)
+        if not all(is_editable(spec, path) for path in deleted):
+            raise NoTaskError("its code lies where no submission may write")
+        unsteady, broken = _grade_both_ways(spec, gold, without.second, runner)
+        if broken:
+            hidden, dropped = without_broken(hidden, broken), dropped + len(broken)
+        elif unsteady:
+            flaky, failing, passing = flaky | unsteady, failing - unsteady, passing - unsteady
+        else:
+            return Proven(spec=spec, failing=failing, passing=passing, flaky=flaky, hidden_dropped=dropped)
+    raise NoTaskError("its tests are flaky" if flaky & covering else "no test fails without it")
+
+
+def _grade_both_ways(spec: TaskSpec, gold: Path, without: TestRun, runner: CodeRunner) -> tuple[frozenset[str], tuple[int, ...]]:
     """Check that the gold code gets reward 1 and the tree without it 0.
 
     The gold code is graded as the tree `gold` without a change, the other tree by the run `without`.
@@ -84,7 +157,7 @@ def grade_both_ways(
         NoTaskError: it is otherwise.
         SandboxError: the sandbox broke.
     """
-    report = grade(spec, gold, {}, sandbox=sandbox, python=python)
+    report = grade(spec, gold, {}, sandbox=runner.sandbox, python=runner.python)
     if isinstance(report.reward, Unscored):
         raise SandboxError(f"task {spec.task_id} could not be graded: {report.reward.reason}")
     if report.hidden_broken:

@@ -7,22 +7,27 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from composer_replication.languages.python.delete import body_of, delete_bodies
+from composer_replication.languages.python.delete import body_of
 from composer_replication.languages.python.mutate import mutants_of
-from composer_replication.sandbox.grading.pytest_run import run_pytest
-from composer_replication.sandbox.grading.submission import is_editable
-from composer_replication.sandbox.protocol import Limits, Sandbox, Tree
+from composer_replication.sandbox.grading.pytest_run import CodeRunner
+from composer_replication.sandbox.protocol import Tree
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.tasks.features.select import Candidate
-from composer_replication.tasks.held_out.checks import HiddenBook, numbers_of, prove_calls, without_broken
+from composer_replication.tasks.held_out.checks import HiddenBook, numbers_of, prove_calls
 from composer_replication.tasks.held_out.impossible import make_impossible
 from composer_replication.tasks.proofs.baseline import Baseline
 from composer_replication.tasks.proofs.leak import LeakScanner
-from composer_replication.tasks.proofs.proof import NoTaskError, Without, grade_both_ways, refuse_without_imports, run_without
+from composer_replication.tasks.proofs.proof import (
+    NoTaskError,
+    Without,
+    prove,
+    refuse_without_imports,
+    run_without,
+    without_functions,
+)
 from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.sources.benchmarks import Benchmarks
 from composer_replication.tasks.sources.credentials import Credential
@@ -50,10 +55,6 @@ class CandidateVerdict:
     """Tests left out because two equal runs differed."""
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data, the keyword arguments of this class."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Validator:
@@ -77,8 +78,8 @@ class Validator:
     credentials: tuple[Credential, ...]
     """Credentials in the source's tree."""
     scanner: LeakScanner
-    sandbox: Sandbox
-    python: Path
+    runner: CodeRunner
+    """Its limits are those of one run of a task's tests."""
     staging: Path
 
     def validate(self, candidate: Candidate) -> CandidateVerdict:
@@ -106,34 +107,30 @@ class Validator:
 
     def _build(self, candidate: Candidate, task_id: str) -> tuple[int, int]:
         """Prove a task and write it, or raise; return the numbers of flaky tests left out and of held-out calls."""
-        deleted = self._delete(candidate)
+        deleted = without_functions(self.files, candidate.functions, self.options.mode, self.layout.python_path)
         bodies = [body_of(self.files[f.path], f) for f in candidate.functions]
         self._refuse(candidate, bodies)
         leak = self.scanner.find(bodies, deleted)
         if leak is not None:
             raise NoTaskError(leak)
         without = self._run_without(candidate, deleted)
-        failing, passing, flaky = without.failing, without.passing, set(without.unsteady)
-        hidden, dropped = self._hidden_checks(candidate, deleted, failing), 0
-        while failing:
+        hidden = self._hidden_checks(candidate, deleted, without.failing)
+
+        def spec_of(failing: Set[str], passing: Set[str], hidden: HeldOutChecks) -> TaskSpec:
             if self.options.held_out_only and not hidden.calls:
                 raise NoTaskError("it has no held-out calls (--held-out-only)")
             kept = sorted(passing, key=lambda i: (i not in candidate.tests, i))[: self.options.pass_to_pass_cap]
-            spec = replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
-            if not all(is_editable(spec, path) for path in deleted):
-                raise NoTaskError("its code lies where no submission may write")
-            unsteady, broken = grade_both_ways(spec, self.compiled, without.second, sandbox=self.sandbox, python=self.python)
-            if broken:
-                hidden, dropped = without_broken(hidden, broken), dropped + len(broken)
-                continue
-            if not unsteady:
-                facts = {"pass_to_pass_found": len(passing), "flaky_tests": len(flaky), "hidden_dropped": dropped}
-                task = self._write(spec, candidate, deleted, {**facts, **self._check_strength(candidate, spec)})
-                self._perhaps_impossible(task, candidate, deleted)
-                return len(flaky), len(hidden.calls)
-            flaky |= unsteady
-            failing, passing = failing - flaky, passing - flaky
-        raise NoTaskError("its tests are flaky" if flaky & candidate.tests else "no test fails without it")
+            return replace(self._spec(candidate, task_id, failing, kept), hidden=hidden)
+
+        proven = prove(spec_of, without, hidden, self.compiled, deleted, self.runner, covering=candidate.tests)
+        facts = {
+            "pass_to_pass_found": len(proven.passing),
+            "flaky_tests": len(proven.flaky),
+            "hidden_dropped": proven.hidden_dropped,
+        }
+        task = self._write(proven.spec, candidate, deleted, {**facts, **self._check_strength(candidate, proven.spec)})
+        self._perhaps_impossible(task, candidate, deleted)
+        return len(proven.flaky), len(proven.spec.hidden.calls)
 
     def _refuse(self, candidate: Candidate, bodies: Sequence[bytes]) -> None:
         """Drop what no model should learn, before anything runs."""
@@ -149,23 +146,7 @@ class Validator:
     def _hidden_checks(self, candidate: Candidate, deleted: Mapping[str, bytes], failing: Set[str]) -> HeldOutChecks:
         """Return the project's checks that concern the candidate; the calls fail on its tree."""
         checks = self.hidden.for_task(candidate.functions, failing, seed=f"{self.options.seed} {candidate.key}")
-        if not checks.calls:
-            return checks
-        limits = Limits(wall_s=self.options.task_timeout_s, cpu_s=self.options.task_timeout_s)
-        tree = Tree(base=self.compiled, changes=deleted)
-        return prove_calls(checks, self.sandbox, tree, python=self.python, python_path=self.layout.python_path, limits=limits)
-
-    def _delete(self, candidate: Candidate) -> dict[str, bytes]:
-        """Return the files without the feature."""
-        if self.options.mode == "stub":
-            by_file = {f.path: [g for g in candidate.functions if g.path == f.path] for f in candidate.functions}
-            return {path: delete_bodies(self.files[path], functions) for path, functions in by_file.items()}
-        from composer_replication.languages.python.remove import remove_functions
-
-        try:
-            return remove_functions(self.files, candidate.functions, self.layout.python_path)
-        except SyntaxError as error:
-            raise NoTaskError(str(error)) from error
+        return prove_calls(checks, self.runner, Tree(base=self.compiled, changes=deleted))
 
     def _check_strength(self, candidate: Candidate, spec: TaskSpec) -> dict[str, int]:
         """Count the mutants of the gold code and how many the fail-to-pass tests kill; drop a candidate that kills too few."""
@@ -174,24 +155,12 @@ class Validator:
         path = candidate.functions[0].path
         functions = [f for f in candidate.functions if f.path == path]
         mutants = mutants_of(self.files[path], functions, self.options.mutants, f"{self.options.seed} {candidate.key}")
-        killed = sum(self._is_killed(Tree(base=self.compiled, changes={path: mutant}), spec) for mutant in mutants)
+        trees = (Tree(base=self.compiled, changes={path: mutant}) for mutant in mutants)
+        # the first test that fails ends the run
+        killed = sum(not self.runner.run(tree, spec.fail_to_pass, ("-x",)).passed for tree in trees)
         if killed < self.options.kill_rate * len(mutants):
             raise NoTaskError("its tests are weak (--mutants, --kill-rate)")
         return {"mutants": len(mutants), "mutants_killed": killed}
-
-    def _is_killed(self, tree: Tree, spec: TaskSpec) -> bool:
-        """Return whether a fail-to-pass test does not pass; the first that fails ends the run."""
-        limits = Limits(wall_s=spec.test_timeout_s, cpu_s=spec.test_timeout_s)
-        run = run_pytest(
-            self.sandbox,
-            tree,
-            python=self.python,
-            test_ids=spec.fail_to_pass,
-            python_path=spec.python_path,
-            limits=limits,
-            extra_args=("-x",),
-        )
-        return not run.passed
 
     def _write(self, spec: TaskSpec, candidate: Candidate, deleted: Mapping[str, bytes], facts: Mapping[str, int]) -> Task:
         provenance = {
@@ -212,7 +181,7 @@ class Validator:
         """Turn the requested share of the tasks into impossible ones."""
         if random.Random(f"{self.options.seed} impossible {candidate.key}").random() < self.options.impossible:
             seed = f"{self.options.seed} {task.spec.task_id}"
-            make_impossible(task, self.source.tree, deleted, sandbox=self.sandbox, python=self.python, seed=seed)
+            make_impossible(task, self.source.tree, deleted, sandbox=self.runner.sandbox, python=self.runner.python, seed=seed)
 
     def _feature(self, candidate: Candidate, fail_to_pass: tuple[str, ...]) -> Feature:
         return Feature(
@@ -246,24 +215,14 @@ class Validator:
         tree = Tree(base=self.compiled, changes=deleted)
         pool = self._tests_of_files(deleted) - candidate.tests
         ids = candidate.tests | self._sample(pool, candidate)
-        without = self._run(tree, ids)
+        without = run_without(tree, ids, self.runner)
         broken_files = {error.partition(": ")[0].partition("::")[0] for error in without.second.collect_errors}
         lost = {i for i in self.baseline.passing if i.partition("::")[0] in broken_files}
         if lost - ids:
-            without = self._run(tree, ids | lost)
+            without = run_without(tree, ids | lost, self.runner)
         if self.options.mode != "stub":
             refuse_without_imports(without)
         return without
-
-    def _run(self, tree: Tree, ids: Set[str]) -> Without:
-        return run_without(
-            tree,
-            ids,
-            sandbox=self.sandbox,
-            python=self.python,
-            python_path=self.layout.python_path,
-            seconds=self.options.task_timeout_s,
-        )
 
     def _tests_of_files(self, paths: Mapping[str, bytes]) -> frozenset[str]:
         """Return the passing tests that run a line of any of these files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -35,7 +36,8 @@ def test_output_goes_to_both_and_the_result_to_the_store(tmp_path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "replica 1 of 2\n", "")
     records = Records.of({"rendezvous_uri": str(tmp_path), "job": "test"}, 1)
     assert records.log() == "replica 1 of 2\n"
-    assert records.started()["function"] == "replicas:report"
+    started = json.loads((tmp_path / "replicas/test/00001/started.json").read_text())
+    assert started["function"] == "replicas:report"
     outcome = records.outcome()
     assert (outcome.status, outcome.value["x"], outcome.value["rank"]) == (ReplicaStatus.SUCCEEDED, 1, 1)
 
