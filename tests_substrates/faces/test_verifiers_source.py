@@ -227,5 +227,11 @@ def test_a_call_that_bypasses_the_harness_is_no_tool(hangman):
 def test_the_example_trains_three_steps_and_a_killed_run_resumes(tmp_path, resumes):
     folder = tmp_path / "example"
     shutil.copytree(ROOT / "examples" / "verifiers", folder)
-    shorter = {"rollout.turn_tokens": 8, "rollout.max_turns": 2, "rollout.group_size": 2, "eval.samples": 1, "env.options.held_out": 1}
+    shorter = {
+        "rollout.turn_tokens": 8,
+        "rollout.max_turns": 2,
+        "rollout.group_size": 2,
+        "eval.samples": 1,
+        "env.options.held_out": 1,
+    }
     resumes(folder / "run.toml", *(f"--{name}={value}" for name, value in shorter.items()))
