@@ -4,7 +4,8 @@ An adapter is a module `composer_replication.recipes.<type>.substrate` with
 
 - `check(config)`: raises ConfigError for an option of the run file that cannot be expressed there, naming the field and the
   substrates that can. It imports nothing of the framework.
-- `async train(config, run_dir, terminal, *, start_label) -> list[SummaryRow]`: trains every arm, as `trainer.report.train` does.
+- `async train_arm(context, config, arm, shown) -> SummaryRow`: trains one arm (`trainer.report.TrainArm`). An adapter that
+  reads no `RunContext` has `async train(config, run_dir, terminal, *, start_label) -> list[SummaryRow]` for all arms instead.
 """
 
 from __future__ import annotations
@@ -183,10 +184,10 @@ async def train_on(
         MissingExtraError: what the substrate needs is not installed.
         ComposerError: whatever a part of the recipe has to say.
     """
+    from composer_replication.trainer.report import train
+
     kind = config.substrate.type
     if kind == "local":
-        from composer_replication.trainer.report import train
-
         return await train(config, run_dir, terminal, start_label=start_label, env=env, reward=reward, callbacks=callbacks)
     if env is not None or reward is not None or callbacks:
         raise ConfigError(
@@ -196,7 +197,10 @@ async def train_on(
     check_substrate(config)
     if missing := SUBSTRATES[kind].missing():
         raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=SUBSTRATES[kind].fix)
-    rows: list[SummaryRow] = await _adapter(kind).train(config, run_dir, terminal, start_label=start_label)
+    adapter = _adapter(kind)
+    if hasattr(adapter, "train_arm"):
+        return await train(config, run_dir, terminal, one=adapter.train_arm, start_label=start_label)
+    rows: list[SummaryRow] = await adapter.train(config, run_dir, terminal, start_label=start_label)
     return rows
 
 

@@ -18,7 +18,7 @@ from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, save_checkpoint
 from composer_replication.loss.forward.models import load_policy, resolve_device
-from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe import Phase, RunDir
 from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.short_folder import short_folder
@@ -37,32 +37,24 @@ from composer_replication.trainer.journal import RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
 from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair
 from composer_replication.types.errors import BackendError, CheckpointError
 
-__all__ = ["check", "train"]
+__all__ = ["check", "train_arm"]
 
 _MADE_OF = "made_of.json"
 """In an arm's folder: the fingerprint of what it started from."""
 
 
-async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
-    """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
+async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    """Train one arm from verl's last checkpoint of it, or from the start.
 
     Raises:
-        ConfigError: something is wrong with the run (`RunContext.open`).
         CheckpointError: an arm goes on, and its starting weights, tasks or pairs were others.
-        BackendError: verl died, broke or stands still; its log is named.
-        ComposerError: whatever a part of the recipe has to say.
+        BackendError: verl died, broke or stopped making progress; the message names its log.
+        ComposerError: any other error of a part of the recipe.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_arm)
-
-
-async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     run_dir = context.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
     done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
