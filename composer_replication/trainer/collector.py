@@ -183,12 +183,7 @@ class RolloutCollector:
                 make_env=partial(self._make_env, training=step > 0),
                 engine=self.engine,
                 renderer=self.renderer,
-                budgets=Budgets(
-                    turn_tokens=rollout.turn_tokens,
-                    trajectory_tokens=rollout.trajectory_tokens,
-                    context_tokens=rollout.context_tokens,
-                    max_turns=rollout.max_turns,
-                ),
+                budgets=Budgets.of(rollout),
                 group_size=siblings,
                 seed=self.config.seed,
                 step=step,

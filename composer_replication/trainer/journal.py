@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,21 @@ from typing import Any, Protocol
 
 from composer_replication.observe import RunDir, Terminal, mean_and_se, pass_at_1
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.sandbox import Sandbox
 from composer_replication.types import Group, Hint, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["ArmJournal", "Meter", "RolloutMeter", "evaluated", "flat", "refuse_unscored", "rollout_metrics", "unscored"]
+__all__ = [
+    "ArmJournal",
+    "Meter",
+    "RolloutMeter",
+    "cpu_clock",
+    "evaluated",
+    "flat",
+    "refuse_unscored",
+    "rollout_metrics",
+    "unscored",
+]
 
 
 class Meter(Protocol):
@@ -36,6 +48,20 @@ class Meter(Protocol):
     def count(self, trajectories: Iterable[Trajectory], /) -> None:
         """Add rollouts that are done."""
         ...
+
+
+def cpu_clock(sandbox: Sandbox | None) -> Callable[[], float]:
+    """Return a clock of the CPU-seconds, user and system, spent since this call.
+
+    It counts this process, every process it has waited for, and the programs in the sandbox. It does not count the launcher
+    that makes sandboxes, nor processes elsewhere, such as local teachers.
+    """
+
+    def spent() -> float:
+        return sum(os.times()[:4]) + (0.0 if sandbox is None else sandbox.cpu_s)
+
+    start = spent()
+    return lambda: spent() - start
 
 
 @dataclass(slots=True)

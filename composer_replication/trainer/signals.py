@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from composer_replication.config import RunConfig
-from composer_replication.hints import Detector, HintContext, HintGenerator, find_hints, insert_hints, shuffle_hints
+from composer_replication.config import HintConfig, RunConfig
+from composer_replication.envs.source import AnyTask
+from composer_replication.hints import (
+    Detector,
+    HintContext,
+    HintGenerator,
+    detectors_named,
+    find_hints,
+    generators_named,
+    insert_hints,
+    shuffle_hints,
+)
 from composer_replication.loss.batch import Batch, collate
 from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.rewards import taking_part, weigh
-from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
+from composer_replication.types import Group, Hint, HintedTurn, Pair, ToolSchema, Trajectory
 
-__all__ = ["HintSources", "SignalMaker", "Signals"]
+__all__ = ["HintSources", "SignalMaker", "Signals", "hint_context"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +43,26 @@ class HintSources:
     """By task id: the deleted code, which no hint may give away."""
     detectors: Sequence[Detector]
     generators: Sequence[HintGenerator]
+
+    @classmethod
+    def of(cls, hint: HintConfig, tasks: Iterable[AnyTask], tools: tuple[ToolSchema, ...] = ()) -> HintSources:
+        """Return the sources that hints about `tasks` may use when no teacher can be asked.
+
+        Raises:
+            ConfigError: `hint` names an unknown detector or generator, or `judge`.
+        """
+        known = {task.spec.task_id: task for task in tasks}
+        return cls(
+            contexts={name: hint_context(task, tools) for name, task in known.items()},
+            gold={name: task.deleted_code() for name, task in known.items()},
+            detectors=detectors_named(hint.detectors),
+            generators=generators_named(hint.generators),
+        )
+
+
+def hint_context(task: AnyTask, tools: tuple[ToolSchema, ...]) -> HintContext:
+    """Return the material that hints about a task may use."""
+    return HintContext(tools=tools, documentation=task.docs(), instruction=task.spec.instruction)
 
 
 @dataclass(frozen=True, slots=True)

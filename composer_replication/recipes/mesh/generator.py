@@ -81,12 +81,7 @@ class Generator(Member):
                     make_env=make_env,
                     engine=self.engine,
                     renderer=self.renderer,
-                    budgets=Budgets(
-                        turn_tokens=rollout.turn_tokens,
-                        trajectory_tokens=rollout.trajectory_tokens,
-                        context_tokens=rollout.context_tokens,
-                        max_turns=rollout.max_turns,
-                    ),
+                    budgets=Budgets.of(rollout),
                     group_size=order.siblings,
                     seed=self.config.seed,
                     step=order.step,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +26,9 @@ from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandl
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, trained_on
-from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types import Group, Hint, Pair, Trajectory
 
 __all__ = ["Stepped", "TeacherActor", "Trainer"]
@@ -81,19 +76,10 @@ class Trainer(Member):
         self.context = _open_context(config, run, Terminal(Console(quiet=True)))
         self.arm = arm
         model, tokenizer = load_policy(config.model)
-        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs) | prm_digest(config)
+        self._made_of = self.context.fingerprint(config, model)
         self.learner = Learner(model, config, LogprobCache(self.context.run_dir.ckpt_path / "reference.sqlite"))
-        renderer = ChatRenderer(tokenizer)
-        self.signals = SignalMaker(
-            config=config,
-            sources=self.context.hint_sources(config),
-            renderer=renderer,
-            context_window=TransformersEngine(self.learner.policy, tokenizer).context_window,
-            kl=self.learner.kl_to_reference,
-            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
-            useful=partial(only_useful, learner=self.learner),
-        )
+        window = TransformersEngine(self.learner.policy, tokenizer).context_window
+        self.signals = self.context.signal_maker(config, ChatRenderer(tokenizer), window, self.learner)
         self._pairs: list[Pair] | None = None
         self._first = self.learner.accelerator.is_main_process
         self._resumed = restore(self._folder, self.learner, fingerprint=self._made_of, pairs=pairs_digest(self.context, arm))
@@ -137,12 +123,12 @@ class Trainer(Member):
         save_checkpoint(self._folder, self.learner.version, self.learner, self.signals.renderer.tokenizer, kept)
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        """As `Learner.with_reference_logprobs`."""
-        return self.learner.with_reference_logprobs(pairs) if self._first else []
+        """Score as `PolicyScorer.with_reference_logprobs`."""
+        return self.learner.scorer.with_reference_logprobs(pairs) if self._first else []
 
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-        """As `Learner.action_entropies`."""
-        return self.learner.action_entropies(trajectories) if self._first else {}
+        """Read as `PolicyScorer.action_entropies`."""
+        return self.learner.scorer.action_entropies(trajectories) if self._first else {}
 
     def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
         """Teachers may be asked for it, so one process makes it for all."""

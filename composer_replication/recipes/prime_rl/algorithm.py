@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
 from composer_replication.policy_gradient import group_advantages, has_signal
-from composer_replication.recipes.prime_rl.scoring import Hints, Pairs, Score, hints_of, shared_pairs
+from composer_replication.recipes.prime_rl.scoring import Pairs, Score, hint_maker, select_hints, shared_pairs
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, needs_frozen, read_run_file
 from composer_replication.recipes.prime_rl.traces import trajectory_of
+from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import HintedTurn, Trajectory
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
@@ -102,7 +104,7 @@ class _Channels:
     stock_credit: Callable[[list[Any]], Awaitable[None]]
     """Reward minus the group's mean, less PRIME-RL's penalty on length where it is asked for one."""
     length_penalty: Any
-    hints: Hints | None = None
+    hints: SignalMaker | None = None
     pairs: Pairs | None = None
     frozen: Any = None
     """The starting policy, where a server of its own serves it."""
@@ -114,7 +116,7 @@ class _Channels:
 
         Raises:
             ConfigError: the frozen policy is needed and nothing serves it; a penalty is asked for that nothing reads; or as
-                `scoring.hints_of` and `scoring.shared_pairs`.
+                `scoring.hint_maker` and `scoring.shared_pairs`.
         """
         loss, url = self.run_config.loss, os.environ.get(FROZEN_URL)
         if self.length_penalty is not None and loss.rlvr.advantage != "dr_grpo":
@@ -129,7 +131,7 @@ class _Channels:
             raise ConfigError(
                 f"the frozen policy is read, and {FROZEN_URL} is not set", fix="serve it and name its address there"
             )
-        self.hints = await asyncio.to_thread(hints_of, self.run_config)
+        self.hints = await asyncio.to_thread(hint_maker, self.run_config)
         if loss.replay.weight > 0:
             self.pairs = await asyncio.to_thread(shared_pairs, self.run_config, self.folder)
         if self.pairs is not None:
@@ -179,9 +181,10 @@ class _Channels:
                 trajectories.append(found)
         readable = {owner for owner, _ in placed.values()}
         self._check_read(len(readable), sum(missed > 0 and owner not in readable for owner, missed in enumerate(unread)))
-        told = await asyncio.to_thread(self.hints.tell, trajectories)
+        selected = await asyncio.to_thread(select_hints, self.hints, trajectories)
+        dropped = dict(Counter(str(hint.dropped) for hint in selected.dropped))
         # a turn that several branches share is trained on in the first of them only
-        turns = [turn for turn in told.turns if placed[turn.trajectory_id][1].mask[turn.student_start]]
+        turns = [turn for turn in selected.hinted if placed[turn.trajectory_id][1].mask[turn.student_start]]
         await asyncio.gather(*(self._teach(placed[turn.trajectory_id][1], turn) for turn in turns))
         counts = [0] * len(group)
         tokens = [0] * len(group)
@@ -191,7 +194,7 @@ class _Channels:
             tokens[owner] += len(turn.action_ids)
         for rollout, count, size, missed in zip(group, counts, tokens, unread, strict=True):
             rollout.record_metrics({"hint/turns": float(count), "hint/tokens": float(size), "hint/unread": float(missed)})
-            rollout.info[DROPPED] = told.dropped
+            rollout.info[DROPPED] = dropped
         return counts
 
     def _check_read(self, read: int, unread: int) -> None:

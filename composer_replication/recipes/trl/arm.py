@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from composer_replication.config import LossConfig, ReplayConfig, RunConfig
-from composer_replication.loss.forward import LogprobCache, action_entropies
+from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
@@ -37,12 +37,11 @@ from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.learning.learner import make_optimizer
-from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.rewards import taking_part, verdict
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.signals import SignalMaker, Signals
+from composer_replication.trainer.signals import Signals
 from composer_replication.types import Group, Pair, Trajectory
 from composer_replication.types.errors import ConfigError, ModelError
 
@@ -72,20 +71,14 @@ class TrlArm:
         self.folder = context.run_dir.ckpt_path / arm
         self.args = make_grpo_config(config, self.folder, cpu=model.device.type == "cpu")
         self.lora = _peft(config)
-        pairs_file = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self.fingerprint = fingerprint(model, [*context.train, *context.held_out], pairs_file)
+        self.fingerprint = context.fingerprint(config, model)
         self.model = model
         self.renderer = ChatRenderer(tokenizer)
         self.engine = TransformersEngine(model, tokenizer)
         self.meter = context.meter()
         self.journal = context.journal(config, arm, self.meter)
         self.collector = RolloutCollector(context, config, self.engine, self.renderer, self.journal)
-        self.signals = SignalMaker(
-            config=config,
-            sources=context.hint_sources(config),
-            renderer=self.renderer,
-            context_window=self.engine.context_window,
-        )
+        self.signals = context.signal_maker(config, self.renderer, self.engine.context_window)
         self.pairs: list[Pair] = []
         self.step = _Step()
         self.resumed: Path | None = None
@@ -110,7 +103,7 @@ class TrlArm:
             self.journal.rewind(-1)
             self.journal.log(0, await self.collector.evaluate(0))
             if wants_replay(config):
-                self.pairs = await collect_pairs(context, config, self.collector, _TrlScorer(model, pair_logprobs))
+                self.pairs = await collect_pairs(context, config, self.collector, PolicyScorer(model, pair_logprobs))
             self.engine.reset()
         else:
             self._restore(read_checkpoint(self.resumed))
@@ -272,17 +265,6 @@ class _JournalCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         self.arm.adopt(state.global_step)
-
-
-class _TrlScorer:
-    def __init__(self, model: Any, cache: LogprobCache) -> None:
-        self._model, self._cache = model, cache
-
-    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        return with_reference_logprobs(self._model, pairs, self._cache)
-
-    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-        return action_entropies(self._model, trajectories)
 
 
 def _verdicts(completions: list[Any], verdict: list[float | None], **_: Any) -> list[float | None]:

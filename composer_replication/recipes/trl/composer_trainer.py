@@ -33,7 +33,7 @@ from composer_replication.policy_gradient import importance_weights
 from composer_replication.recipes.trl.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.recipes.trl.step_signals import SignalSource, StepSignals
 from composer_replication.recipes.trl.trainer_callback import TeacherCallback, state_path
-from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import pairs_of_step
 from composer_replication.types import Pair
 from composer_replication.types.errors import ConfigError, MissingExtraError
@@ -112,7 +112,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.channels.replay.variant == "dpo" and any(
             p.ref_chosen_logprob is None or p.ref_rejected_logprob is None for p in pairs
         ):
-            self.pairs = with_reference_logprobs(self.model, self.pairs, LogprobCache())
+            self.pairs = PolicyScorer(self.model, LogprobCache()).with_reference_logprobs(self.pairs)
         self.add_callback(TeacherCallback(self))
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any) -> Any:

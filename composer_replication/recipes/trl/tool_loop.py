@@ -16,7 +16,6 @@ from torch import Tensor
 
 from composer_replication.config import HintConfig, LossConfig, ModelConfig, ReplayConfig, RunConfig, TasksConfig
 from composer_replication.envs.tools import TOOLSETS
-from composer_replication.hints import HintContext, detectors_named, generators_named
 from composer_replication.integrations.trl import CodingEnvironment, CodingEnvironmentFactory
 from composer_replication.loss.batch import collate
 from composer_replication.recipes.trl.step_signals import StepSignals
@@ -40,23 +39,14 @@ class ToolLoopHints:
         hint = hint or HintConfig()
         if hint.useful_only:
             raise ConfigError("loss.hint.useful_only is not for TRL's tool loop", fix="set it to false")
-        suite, self._tools = factory.suite, TOOLSETS[factory.toolset]
-        contexts = {
-            task.spec.task_id: HintContext(tools=self._tools, documentation=task.docs(), instruction=task.spec.instruction)
-            for task in suite.tasks
-        }
+        self._tools = TOOLSETS[factory.toolset]
         self._maker = SignalMaker(
             config=RunConfig(
                 model=ModelConfig(path="TRL's"),
                 tasks=TasksConfig(train=factory.folder),
                 loss=LossConfig(hint=hint, replay=ReplayConfig(weight=0.0)),
             ),
-            sources=HintSources(
-                contexts=contexts,
-                gold={task.spec.task_id: task.deleted_code() for task in suite.tasks},
-                detectors=detectors_named(hint.detectors),
-                generators=generators_named(hint.generators, None),
-            ),
+            sources=HintSources.of(hint, factory.suite.tasks, self._tools),
             renderer=ChatRenderer(tokenizer),
             context_window=1 << 30,
         )

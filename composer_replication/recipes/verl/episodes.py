@@ -22,7 +22,6 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import EVAL_STEP
 from composer_replication.trainer.rewards import penalties_of
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
 
 __all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]
@@ -66,12 +65,7 @@ class Episodes:
         self.plan, self.config, self.renderer = plan, plan.config, renderer
         self.folder = plan.folder / f"agents-{os.uname().nodename}-{os.getpid()}"
         self.context = RunContext.open(plan.config, RunDir.create(self.folder), Terminal())
-        self.maker = SignalMaker(
-            config=plan.config,
-            sources=self.context.hint_sources(plan.config),
-            renderer=renderer,
-            context_window=plan.context_window,
-        )
+        self.maker = self.context.signal_maker(plan.config, renderer, plan.context_window)
         self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
         """Tools, tests and grades."""
         self.stop_ids = stop_ids_of(generation_config_of(plan.config.model.path), renderer.tokenizer)
@@ -81,17 +75,11 @@ class Episodes:
         """A rollout that has not begun. Its draws are those it would have under the local trainer."""
         config, named = self.config.rollout, EVAL_STEP if evaluation else step
         env = self.context.coding.make(task_id)
-        budgets = Budgets(
-            turn_tokens=config.turn_tokens,
-            trajectory_tokens=config.trajectory_tokens,
-            context_tokens=config.context_tokens,
-            max_turns=config.max_turns,
-        )
         return Rollout(
             f"{named}/{task_id}/{sibling}",
             env,
             self.renderer,
-            budgets,
+            Budgets.of(config),
             seed=derive_seed(self.config.seed, named, task_id, sibling),
             context_tokens=min(config.context_tokens, self.plan.context_window),
         )

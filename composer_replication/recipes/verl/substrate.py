@@ -34,9 +34,8 @@ from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
-from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair
 from composer_replication.types.errors import BackendError, CheckpointError
@@ -87,8 +86,7 @@ async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Pa
     wanted = wants_replay(config)
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model)
-    given = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-    made_of = fingerprint(model, [*context.train, *context.held_out], given)
+    made_of = context.fingerprint(config, model)
     pairs_there = pairs_digest(context, arm)
     if done or pairs_there is not None:
         _refuse_others(folder / _MADE_OF, made_of, pairs_there, store, done)
@@ -97,10 +95,9 @@ async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Pa
     if not wanted or store.is_file():
         return (stored_pairs(context, arm) if wanted else []), engine.context_window
     with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as known:
-        learner = Learner(model, config, known)
-        own, journal = TransformersEngine(learner.policy, tokenizer), context.journal(config, arm, RolloutMeter())
-        collector = RolloutCollector(context, config, own, ChatRenderer(tokenizer), journal)
-        pairs = await collect_pairs(context, config, collector, learner)
+        journal = context.journal(config, arm, RolloutMeter())
+        collector = RolloutCollector(context, config, engine, ChatRenderer(tokenizer), journal)
+        pairs = await collect_pairs(context, config, collector, PolicyScorer(model, known))
     _note(folder / _MADE_OF, made_of, pairs_digest(context, arm))
     return pairs, engine.context_window
 

@@ -22,7 +22,6 @@ from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import Batch, collate, split
 from composer_replication.loss.forward import (
     LogprobCache,
-    action_entropies,
     enable_checkpointing,
     evaluating,
     fallbacks,
@@ -32,9 +31,9 @@ from composer_replication.loss.forward import (
 )
 from composer_replication.policy_gradient import kl_k1_penalty
 from composer_replication.trainer.learning.optimizers import make_muon
-from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
-from composer_replication.types import Pair, Trajectory
+from composer_replication.types import Trajectory
 from composer_replication.types.errors import ModelError
 
 __all__ = ["Learner", "StepResult", "make_optimizer", "merge_metrics", "rate_share"]
@@ -139,13 +138,10 @@ class Learner:
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
 
-    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
-        return with_reference_logprobs(self.policy, pairs, self.pair_logprobs)  # whose passes no other process waits for
-
-    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-        """Return the mean entropy in nats of each turn's action under the present policy, by trajectory id."""
-        return action_entropies(self.policy, trajectories)
+    @property
+    def scorer(self) -> PolicyScorer:
+        """Readings of pairs and trajectories by the present policy; no other process waits for its passes."""
+        return PolicyScorer(self.policy, self.pair_logprobs)
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the policy's weights on the CPU, whole: every rank has to ask at the same time."""

@@ -70,12 +70,12 @@ class TraceRecorder(Protocol):
 
 
 class Scorer(EntropyReader, Protocol):
-    """Reads traces, and knows the reference's log-probs (`Learner`)."""
+    """A reader of traces that can also score pairs (`PolicyScorer`)."""
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
 
 
-async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
+async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, scorer: Scorer) -> list[Pair]:
     """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
 
     Raises:
@@ -83,24 +83,24 @@ async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceReco
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
     given = file_pairs(config, actor.renderer, actor.context_window)
-    pairs = await _pairs_of_teachers(context, config, actor, learner) if config.teachers else []
+    pairs = await _pairs_of_teachers(context, config, actor, scorer) if config.teachers else []
     if given is not None:
         pairs = shuffled([*pairs, *given.pairs], config.seed)
         read = pairs[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
         context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(pairs)} pairs are read in {config.steps} steps")
         pairs = read
-    pairs = learner.with_reference_logprobs(pairs)
+    pairs = scorer.with_reference_logprobs(pairs)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
 
 
-async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
+async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: TraceRecorder, reader: Scorer) -> list[Pair]:
     """Replay the starting policy's traces through the teachers, and return the pairs of the disagreements."""
     ours = isinstance(context.source, CodingTasks)
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, learner)
+    answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, reader)
     with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
         found = await asyncio.to_thread(
             find_disagreements,
