@@ -113,62 +113,40 @@ class Generator(Member):
         self.version = ticket.version
 
 
+@dataclass(slots=True)
 class _RemoteEnv:
-    """An `Env` whose episode lives in a host. For threads beside the event loop `loop`.
+    """An `Env` whose episode lives in a host. Its methods are called in threads other than that of `loop`."""
 
-    In `asked` are the names of those whose answers are awaited, oldest first.
-    """
-
-    def __init__(
-        self,
-        task_id: str,
-        episode: str,
-        host: Handle,
-        rewarder: Handle,
-        loop: asyncio.AbstractEventLoop,
-        asked: list[str],
-    ) -> None:
-        self._task_id = task_id
-        self._episode = episode
-        self._host = host
-        self._rewarder = rewarder
-        self._loop = loop
-        self._asked = asked
-        self._tools: tuple[ToolSchema, ...] = ()
-        self._done = False
-
-    @property
-    def task_id(self) -> str:
-        return self._task_id
-
-    @property
-    def tools(self) -> tuple[ToolSchema, ...]:
-        return self._tools
-
-    @property
-    def done(self) -> bool:
-        return self._done
+    task_id: str
+    episode: str
+    host: Handle
+    rewarder: Handle
+    loop: asyncio.AbstractEventLoop
+    asked: list[str]
+    """Names of the actors whose answers are awaited, oldest first."""
+    tools: tuple[ToolSchema, ...] = ()
+    done: bool = False
 
     def reset(self) -> tuple[Message, ...]:
-        messages, self._tools = self._ask(self._host, "reset", self._episode, self._task_id)
-        self._done = False
+        messages, self.tools = self._ask(self.host, "reset", self.episode, self.task_id)
+        self.done = False
         return tuple(messages)
 
     def step(self, call: ToolCall) -> ToolResult:
-        result, self._done = self._ask(self._host, "step", self._episode, call)
+        result, self.done = self._ask(self.host, "step", self.episode, call)
         assert isinstance(result, ToolResult)
         return result
 
     def grade(self) -> GradeReport:
-        submission = self._ask(self._host, "end", self._episode)
-        report = self._ask(self._rewarder, "grade", self._task_id, submission)
+        submission = self._ask(self.host, "end", self.episode)
+        report = self._ask(self.rewarder, "grade", self.task_id, submission)
         assert isinstance(report, GradeReport)
         return report
 
     def _ask(self, whom: Handle, method: str, *args: Any) -> Any:
         work: Coroutine[Any, Any, Any] = whom.call(method, *args)
-        self._asked.append(whom.name)
+        self.asked.append(whom.name)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result()
         finally:
-            self._asked.remove(whom.name)
+            self.asked.remove(whom.name)

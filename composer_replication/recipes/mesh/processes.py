@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "end", "is_gone", "watch"]
+__all__ = ["Process", "is_gone", "watch"]
 
 _ENDING_S = 10.0
 """The most that the kernel is given to end a process that it has killed."""
@@ -28,9 +28,10 @@ class Process(NamedTuple):
 
 
 def watch(process: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends; None when it is on another machine.
+    """Open a descriptor that becomes readable when the process ends; return None for a process on another machine.
 
-    Raises ProcessLookupError when it has ended and was waited for.
+    Raises:
+        ProcessLookupError: it has ended, and its parent has collected its status.
     """
     if process.machine != _machine():
         return None
@@ -41,17 +42,11 @@ def watch(process: Process) -> int | None:
     return descriptor
 
 
-def is_gone(process: Process) -> bool:
-    """Return whether it has ended; one on another machine is never known to have."""
-    return _ended(process)
+def is_gone(process: Process, *, kill: bool = False) -> bool:
+    """Return whether a process has ended; one on another machine is never known to have.
 
-
-def end(process: Process) -> bool:
-    """Kill it, stopped or not, where it is on this machine. Whether it is gone; one on another machine is never known to be."""
-    return _ended(process, killed=True)
-
-
-def _ended(process: Process, *, killed: bool = False) -> bool:
+    With `kill`, kill it first where it is on this machine, stopped or not.
+    """
     try:
         descriptor = watch(process)
     except ProcessLookupError:
@@ -59,9 +54,9 @@ def _ended(process: Process, *, killed: bool = False) -> bool:
     if descriptor is None:
         return False
     try:
-        if killed:
+        if kill:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        return bool(select.select([descriptor], [], [], _ENDING_S if killed else 0)[0])  # it may not have been waited for
+        return bool(select.select([descriptor], [], [], _ENDING_S if kill else 0)[0])  # it may not have been waited for
     except ProcessLookupError:
         return True
     finally:

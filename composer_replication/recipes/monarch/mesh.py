@@ -15,7 +15,7 @@ from typing import Any
 
 from composer_replication.recipes.mesh.actor_shell import CallResult, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError
-from composer_replication.recipes.mesh.processes import Process, end, is_gone
+from composer_replication.recipes.mesh.processes import Process, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle
 from composer_replication.recipes.monarch.actors import actor_for
 from composer_replication.recipes.monarch.host import Host
@@ -124,7 +124,9 @@ class MonarchMesh:
         old = self._spawned.get(handle.number)
         if old is None:
             raise BackendError(f"this mesh has no such actor {handle.name}, or has replaced it already")
-        killed = [end(process) for process in old.processes]  # Monarch asks first, and waits 20 s for one that is stopped
+        killed = [
+            is_gone(process, kill=True) for process in old.processes
+        ]  # Monarch asks first, and waits 20 s for one that is stopped
         ending = asyncio.ensure_future(old.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)

@@ -11,11 +11,12 @@ import socket
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.recipes.mesh.actor_shell import ActorShell, CallResult, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
-from composer_replication.recipes.mesh.processes import Process, end
+from composer_replication.recipes.mesh.processes import Process, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle, WeightHandle
 from composer_replication.recipes.short_folder import short_folder
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
@@ -85,35 +86,33 @@ class _RayActor:
         return Process.this()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RayHandle:
-    """One actor."""
+    """One actor, and what the driver needs to build it again."""
 
-    def __init__(self, name: str, actor: Any, process: Process, build: Build, args: tuple[Any, ...]) -> None:
-        self._name, self._actor, self._process = name, actor, process
-        self.build, self.args = build, args
-        """What it was made of."""
-
-    @property
-    def name(self) -> str:
-        return self._name
+    name: str
+    actor: Any
+    process: Process
+    build: Build | None = None
+    args: tuple[Any, ...] = ()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     async def call(self, method: str, *args: Any) -> Any:
-        return opened(await _answer(self._name, self._actor.run.remote(method, args)))
+        return opened(await _answer(self.name, self.actor.run.remote(method, args)))
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
         return [await self.call(method, *args)]
 
     def kill(self) -> None:
         """End its process at once, stopped or not."""
-        ray.kill(self._actor, no_restart=True)
-        end(self._process)  # Ray asks a process to end itself, and one that is stopped does not hear it
+        ray.kill(self.actor, no_restart=True)
+        is_gone(self.process, kill=True)  # Ray asks a process to end itself, and one that is stopped does not hear it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayHandle, (self._name, self._actor, self._process, None, ())  # only the driver builds it again
+        return RayHandle, (self.name, self.actor, self.process)  # only the driver builds it again
 
 
 class RayMesh:
@@ -159,6 +158,7 @@ class RayMesh:
         """As `Mesh.replace`."""
         assert isinstance(handle, RayHandle)
         handle.kill()
+        assert handle.build is not None
         return await self.spawn(handle.name, handle.build, *handle.args)
 
     async def close(self) -> None:
