@@ -25,8 +25,7 @@ from packaging.requirements import Requirement
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.trl.unsupported import CANNOT as TRL_CANNOT
-from composer_replication.recipes.verl.unsupported import CANNOT as VERL_CANNOT
+from composer_replication.recipes.limits import LIMITS
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -106,30 +105,35 @@ class Substrate:
 
 
 _IN_A_MESH = (
-    "rollout.engine = vllm and sglang: each generator samples with a policy of its own (local can)",
-    "curriculum.enabled, rollout.refills: groups are issued before the verdicts are in that would choose them (local can)",
+    *map(str, LIMITS["ray"]),
+    "rollout.engine = vllm and sglang: each generator samples with its own policy (local can)",
 )
 
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
     "trl": Substrate(
-        about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss", extra="trl", cannot=TRL_CANNOT
+        about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss",
+        extra="trl",
+        cannot=(
+            *map(str, LIMITS["trl"]),
+            "rollout.engine = vllm and sglang: TRL's vLLM server mode is for ComposerReplicationTrainer (local can)",
+            "optimizer.micro_batch_size that does not divide the rollouts of a step: one optimizer step is one generation batch",
+            "several processes: use ComposerReplicationTrainer in a script of yours",
+        ),
     ),
     "verl": Substrate(
-        about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step", extra="verl", cannot=VERL_CANNOT
+        about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step",
+        extra="verl",
+        cannot=(
+            *map(str, LIMITS["verl"]),
+            "rollout.engine = vllm and sglang: its own servers sample (local can)",
+            "SGLang as its own server: it takes no list of ending tokens beside ignore_eos (vLLM does)",
+            "LoRA: the hint channel's self-teacher and what is saved are of whole weights (trl can)",
+        ),
     ),
     "prime_rl": Substrate(
         about="PRIME-RL's asynchronous trainer on two GPUs or more, the channels as its per-token loss components",
-        cannot=(
-            "loss.hint.form other than sampled_token: one log-prob per token travels, no distribution",
-            "loss.hint.self_teacher ema and trust_region: it serves the present policy alone (frozen needs a server of its own)",
-            "loss.rlvr.objective grpo, dr_grpo and gspo, loss.hint.reduction turn: each component is divided by its tokens",
-            "loss.hint.shuffle and useful_only: it finishes one group at a time; generators judge and consensus: it asks nobody",
-            "loss.rlvr.kl_beta with hints: one reference log-prob travels per token; without, it needs a server of its own",
-            "rollout.temperature other than 1 with hints or kl_beta: its reference log-probs are those of temperature 1",
-            "[[teachers]]: pairs come from a file; reward penalties, the curriculum: its orchestrator has none of them",
-            "tasks.instruction, tasks.held_out_share, rollout.engine, a CPU: its own environments, servers and GPUs are used",
-        ),
+        cannot=(*map(str, LIMITS["prime_rl"]), "rollout.engine: its own environments, servers and GPUs are used"),
         checkout="COMPOSER_PRIME_RL_SRC",
         module="prime_rl",
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
 from composer_replication.policy_gradient import thresholds
+from composer_replication.recipes.limits import refuse
 from composer_replication.types.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "grpo_options", "make_grpo_config"]
 
-_OTHERS = "substrate.type = local, monarch or ray"
 _LOSS_TYPES = {"bnpo": "dapo", "gspo": "grpo"}
 """Where TRL says it otherwise: its `bnpo` depends on how a batch is cut, and its GSPO is a level of importance sampling."""
 _OURS = frozenset(
@@ -43,27 +43,13 @@ _CHOICES = {
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError for what GRPOTrainer cannot express; names the field and who can."""
-    rlvr, rollout = config.loss.rlvr, config.rollout
-    rollouts, micro = rollout.groups * rollout.group_size, config.optimizer.micro_batch_size
-    refused = {
-        "loss.rlvr.objective = dppo": rlvr.objective == "dppo",
-        f"loss.rlvr.epsilon_low = {rlvr.epsilon_low} with cispo": rlvr.objective == "cispo"
-        and rlvr.epsilon_low is not None
-        and rlvr.epsilon_low < 1.0,
-        f"rollout.refills = {rollout.refills}": rollout.refills > 0,
-        f"rollout.timeout_s = {rollout.timeout_s}": rollout.timeout_s is not None,
-        f"reward.kl_weight = {config.reward.kl_weight}": config.reward.kl_weight > 0,
-        f"reward.prm.weight = {config.reward.prm.weight}": config.reward.prm.weight > 0,
-        "loss.hint.useful_only = true": config.loss.hint.weight > 0 and config.loss.hint.useful_only,
-    }
-    for what, wanted in refused.items():
-        if wanted:
-            raise ConfigError(f"{what} cannot be expressed on substrate trl", fix=f"leave it out, or use {_OTHERS}")
+    """Raise ConfigError when an arm asks for what GRPOTrainer cannot express, or sets an option that is not free."""
+    refuse(config, "trl")
+    rollouts, micro = config.rollout.groups * config.rollout.group_size, config.optimizer.micro_batch_size
     if rollouts % micro:
         raise ConfigError(
             f"optimizer.micro_batch_size = {micro} does not divide the {rollouts} rollouts of a step, as substrate trl needs",
-            fix=f"take a divisor of {rollouts}, or use {_OTHERS}",
+            fix=f"take a divisor of {rollouts}, or set substrate.type = local, monarch or ray",
         )
     for name, value in config.substrate.options.items():
         if name in _OURS or name.startswith("vllm_"):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.forward.models import resolve_device
 from composer_replication.policy_gradient import Objective
+from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
 from composer_replication.types.errors import ConfigError
 
@@ -121,34 +121,8 @@ class Files:
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError when an arm asks for what verl cannot express, ModelError for CUDA where there is none."""
-    hint = config.loss.hint
-    if config.optimizer.type == "muon":
-        raise ConfigError(
-            "optimizer.type = muon cannot be expressed on verl: it builds its own AdamW",
-            fix='set optimizer.type = "adamw", or substrate.type = "local", "trl", "monarch" or "ray"',
-        )
-    _refuse(config.curriculum.enabled, "curriculum.enabled = true", "verl reads its data set in one order")
-    _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
-    _refuse(config.rollout.timeout_s is not None, "rollout.timeout_s", "verl's agent loops wait for every rollout")
-    _refuse(config.reward.kl_weight > 0, "reward.kl_weight above 0", "verl's advantage estimators see no verdict apart from it")
-    _refuse(config.reward.prm.weight > 0, "reward.prm.weight above 0", "verl's agent loops have no process reward model")
-    if hint.weight > 0:
-        _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")
-        _refuse(hint.shuffle, "loss.hint.shuffle = true", "verl's agent loops see one task's trajectories")
-    _refuse(config.model.device.startswith("cuda:"), f"model.device = {config.model.device}", "Ray places verl's workers")
-    cpu = resolve_device(config.model.device).type == "cpu"
-    _refuse(
-        cpu and config.loss.rlvr.kl_beta > 0, "loss.rlvr.kl_beta above 0 without CUDA", "its reference policy wants pinned memory"
-    )
-    if not cpu and config.loss.rlvr.importance == "none":
-        raise ConfigError(
-            "loss.rlvr.importance = none on verl with CUDA: the log-probs of its rollout server are not the trainer's, and the "
-            "ratio of the two would be clipped as if the policy had moved",
-            fix="set loss.rlvr.importance = tis or icepop",
-        )
-    asked = [name for name in ("judge", "consensus") if hint.weight > 0 and name in hint.generators]
-    _refuse(bool(asked), f"loss.hint.generators: {', '.join(asked)}", "verl's agent loops are processes without the run's ledger")
+    """Raise ConfigError when an arm asks for what verl cannot express, ModelError for CUDA where there is none."""
+    refuse(config, "verl")
     _check_options(config)
     rows, ranks = config.rollout.groups * config.rollout.group_size, _ranks(config)
     if rows % ranks:
@@ -174,11 +148,6 @@ def _check_options(config: RunConfig) -> None:
                 f"substrate.options.{name} follows from the run file, or the channels rest on it",
                 fix="leave it out, and set what it follows from",
             )
-
-
-def _refuse(asked: bool, what: str, why: str) -> None:
-    if asked:
-        raise ConfigError(f"{what} cannot be expressed on verl: {why}", fix='leave it out, or set substrate.type = "local"')
 
 
 def _ranks(config: RunConfig) -> int:

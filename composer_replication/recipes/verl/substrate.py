@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, save_checkpoint
-from composer_replication.loss.forward.models import load_policy, resolve_device
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import Phase, RunDir
 from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.recipes.limits import on_cpu
 from composer_replication.recipes.short_folder import short_folder
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
@@ -123,7 +124,7 @@ def _refuse_others(path: Path, made_of: Mapping[str, str], pairs: str | None, st
 
 async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], imported: VerlMetrics, shown: Phase) -> None:
     """From the last checkpoint to the end."""
-    config, cpu = plan.config, resolve_device(plan.config.model.device).type == "cpu"
+    config, cpu = plan.config, on_cpu(plan.config)
     forget_groups(plan)
     for old in (plan.fault_path, plan.metrics_path):
         old.unlink(missing_ok=True)
