@@ -19,8 +19,9 @@ from composer_replication.observe import usd
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import RateLimiter
-from composer_replication.teachers.reply import Price, Reply, parse_call, price_of
+from composer_replication.teachers.reply import Price, Reply, price_of
 from composer_replication.teachers.teacher import Question, Teacher
+from composer_replication.traces.recorder import native_call
 from composer_replication.types import ToolCall
 from composer_replication.types.errors import BudgetExceededError, ConfigError, TeacherError
 
@@ -382,5 +383,5 @@ def _record(reply: Reply, *, usd: float, latency_s: float) -> dict[str, Any]:
 
 
 def _from_record(blank: TeacherAnswer, record: Mapping[str, Any], *, cached: bool) -> TeacherAnswer:
-    calls = tuple(parse_call(c["id"], c["name"], c["arguments"]) for c in record["tool_calls"])
+    calls = tuple(native_call(c["id"], c["name"], c["arguments"])[0] for c in record["tool_calls"])
     return dataclasses.replace(blank, **{**record, "tool_calls": calls}, cached=cached)
