@@ -281,10 +281,10 @@ def plan(tmp_path):
 
 def test_a_plan_is_read_as_it_was_written(plan, monkeypatch):
     monkeypatch.setenv(PLAN, str(plan.path))
-    assert ArmPlan.current() == plan
+    assert ArmPlan.required() == plan
     monkeypatch.setenv(PLAN, str(plan.folder / "none.json"))
     with pytest.raises(ConfigError, match=r"none\.json: No such file"):
-        ArmPlan.current()
+        ArmPlan.required()
     monkeypatch.delenv(PLAN)
     with pytest.raises(ConfigError, match=f"{PLAN} is not set"):
         ArmPlan.required()

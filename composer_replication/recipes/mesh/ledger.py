@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe import files
-from composer_replication.types import Group, to_json, trajectory_from_json
+from composer_replication.types import Group, group_from_json, to_json
 from composer_replication.types.errors import CheckpointError
 
 __all__ = ["GroupLedger"]
@@ -148,4 +148,4 @@ class GroupLedger:
             raise CheckpointError(
                 f"{path}: the trajectories of group {number} are gone", fix="give the new run another name"
             ) from error
-        return Group(**{**data, "trajectories": tuple(map(trajectory_from_json, data["trajectories"]))})
+        return group_from_json(data)

@@ -7,6 +7,7 @@ saw, and one training sample of PRIME-RL. Read by attribute: neither framework i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
@@ -48,7 +49,7 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
         start, stop = span
         between += node.token_ids[:start]
         if turns:
-            turns[-1] = _observed(turns[-1], between)
+            turns[-1] = replace(turns[-1], observation_ids=tuple(between))
         else:
             prompt = tuple(between)
         logprobs = tuple(node.logprobs)
@@ -66,7 +67,7 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
         between = list(node.token_ids[stop:])
     if not turns or not prompt:
         return None
-    turns[-1] = _observed(turns[-1], between)
+    turns[-1] = replace(turns[-1], observation_ids=tuple(between))
     found = Trajectory(
         trajectory_id=f"{trace.id}/{number}",
         task_id=task_id_of(trace),
@@ -92,17 +93,6 @@ def _sampled_span(node: Any) -> tuple[int, int] | None:
     """Where the sampled tokens of a node stand; None where there are none."""
     marked = [i for i, sampled in enumerate(node.mask) if sampled]
     return (marked[0], marked[-1] + 1) if marked else None
-
-
-def _observed(turn: Turn, ids: Sequence[int]) -> Turn:
-    return Turn(
-        action_ids=turn.action_ids,
-        logprobs=turn.logprobs,
-        text=turn.text,
-        tool_calls=turn.tool_calls,
-        results=turn.results,
-        observation_ids=tuple(ids),
-    )
 
 
 def _calls(message: Any) -> tuple[ToolCall, ...]:

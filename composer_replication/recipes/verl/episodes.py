@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
@@ -22,7 +22,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import EVAL_STEP
 from composer_replication.trainer.rewards import penalties_of
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
+from composer_replication.types import Group, Hint, HintedTurn, Trajectory, group_from_json, to_json
 
 __all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]
 
@@ -45,8 +45,12 @@ class GroupRecord:
     """Of each trajectory, by the penalty's name."""
 
     def penalty(self, number: int) -> float:
-        """All that is taken off the verdict of trajectory `number`."""
+        """Return all that is taken off the verdict of trajectory `number`."""
         return sum(values[number] for values in self.penalties.values())
+
+    def line(self) -> str:
+        """Return the record as a line of JSON, without the hinted turns."""
+        return json.dumps(to_json(replace(self, hinted=())), default=str)
 
 
 def generation_config_of(path: str) -> GenerationConfig:
@@ -89,7 +93,7 @@ class Episodes:
         first = trajectories[0]
         group = Group(group_id=first.trajectory_id.rpartition("/")[0], task_id=first.task_id, trajectories=tuple(trajectories))
         record = GroupRecord(step, evaluation, group) if evaluation else self._taught(step, group)
-        append_line(self.folder / _file(step, evaluation), json.dumps(_to_json(record), default=str), durable=False)
+        append_line(self.folder / _file(step, evaluation), record.line(), durable=False)
         return record
 
     def _taught(self, step: int, group: Group) -> GroupRecord:
@@ -105,21 +109,8 @@ class Episodes:
         replace_file(self.plan.fault_path, f"{type(error).__name__}: {error}".encode())
 
 
-def _to_json(record: GroupRecord) -> dict[str, Any]:
-    return {
-        "step": record.step,
-        "evaluation": record.evaluation,
-        "group_id": record.group.group_id,
-        "task_id": record.group.task_id,
-        "trajectories": to_json(record.group.trajectories),
-        "hints": to_json(record.hints),
-        "hinted": len(record.hinted),
-        "penalties": record.penalties,
-    }
-
-
 def read_groups(plan: ArmPlan, step: int, *, evaluation: bool) -> list[GroupRecord]:
-    """Those recorded at a step, in the order of their tasks. Hinted turns are not kept: their number is that of told hints."""
+    """Return the groups recorded at a step, in the order of their tasks. Hinted turns are not kept."""
     paths = sorted(plan.folder.glob(f"{_FOLDERS}/{_file(step, evaluation)}"))
     found = [_from_json(line) for path in paths for line in read_lines(path)]
     return sorted(found, key=lambda record: record.group.group_id)
@@ -136,11 +127,5 @@ def _file(step: int, evaluation: bool) -> str:
 
 
 def _from_json(data: dict[str, Any]) -> GroupRecord:
-    trajectories = tuple(map(trajectory_from_json, data["trajectories"]))
-    return GroupRecord(
-        step=data["step"],
-        evaluation=data["evaluation"],
-        group=Group(group_id=data["group_id"], task_id=data["task_id"], trajectories=trajectories),
-        hints=tuple(Hint(**hint) for hint in data["hints"]),
-        penalties=data["penalties"],
-    )
+    hints = tuple(Hint(**hint) for hint in data["hints"])
+    return GroupRecord(**{**data, "group": group_from_json(data["group"]), "hints": hints, "hinted": ()})

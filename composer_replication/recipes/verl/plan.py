@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from composer_replication.config import RunConfig
 from composer_replication.observe import files
@@ -54,43 +53,34 @@ class ArmPlan:
         return self.folder / "verl.log"
 
     def write(self) -> None:
-        """Raises StorageError when the disk refuses."""
-        data: dict[str, Any] = {"arm": self.arm, "config": self.config.model_dump(mode="json"), "folder": str(self.folder)}
-        data["context_window"] = self.context_window
-        with files.storage_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        files.replace_file(self.path, json.dumps(data).encode())
-
-    @classmethod
-    def read(cls, path: Path) -> ArmPlan:
-        """Raises ConfigError when there is none."""
-        try:
-            data: Mapping[str, Any] = json.loads(path.read_bytes())
-        except OSError as error:
-            raise ConfigError(
-                f"{PLAN}: {path}: {error.strerror}", fix="start the run with `composer train`, on a folder that all machines see"
-            ) from error
-        config = RunConfig.model_validate(data["config"])
-        return cls(data["arm"], config, data["context_window"], Path(data["folder"]))
-
-    @classmethod
-    def current(cls) -> ArmPlan | None:
-        """That of the run this process is part of; None in a process of somebody else's. Raises ConfigError as `read`."""
-        return _once(Path(os.environ[PLAN])) if os.environ.get(PLAN) else None
+        """Write the plan where `required` finds it. Raises StorageError."""
+        files.replace_file(self.path, _PLANS.dump_json(self))
 
     @classmethod
     def required(cls) -> ArmPlan:
-        """The same, where there must be one. Raises ConfigError when there is none."""
-        found = cls.current()
-        if found is None:
+        """Return the plan of the run that this process is part of.
+
+        Raises:
+            ConfigError: the process is part of no run, or cannot read the plan.
+        """
+        path = os.environ.get(PLAN)
+        if not path:
             raise ConfigError(f"{PLAN} is not set", fix="start the run with `composer train`")
-        return found
+        return _read(Path(path))
+
+
+_PLANS = TypeAdapter(ArmPlan)
 
 
 @cache
-def _once(path: Path) -> ArmPlan:
-    """A plan does not change while its run lasts."""
-    return ArmPlan.read(path)
+def _read(path: Path) -> ArmPlan:
+    """Read a plan, which does not change while its run lasts."""
+    try:
+        return _PLANS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{PLAN}: {path}: {error.strerror}", fix="start the run with `composer train`, on a folder that all machines see"
+        ) from error
 
 
 def on_cpu() -> bool:
