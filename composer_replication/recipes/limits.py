@@ -12,11 +12,11 @@ from composer_replication.config import RunConfig, SubstrateType
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["LIMITS", "Limit", "on_cpu", "refuse"]
+__all__ = ["LIMITS", "SubstrateLimit", "on_cpu", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class SubstrateLimit:
     """One field of a run file that a substrate cannot follow, or not with every value."""
 
     field: str
@@ -73,8 +73,8 @@ def _unserved(config: RunConfig) -> bool:
 
 
 _MESH = (
-    Limit("curriculum.enabled", "groups are issued before the verdicts are in that a curriculum chooses by"),
-    Limit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
+    SubstrateLimit("curriculum.enabled", "groups are issued before the verdicts are in that a curriculum chooses by"),
+    SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
 )
 _FULL = "local, monarch or ray"
 _ADAMW = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
@@ -87,12 +87,12 @@ _UNREAD = (
     *("reward.effort.weight", "reward.overlong_tokens", "reward.kl_weight", "reward.prm.weight"),
     *("curriculum.enabled", "rollout.timeout_s", "tasks.instruction", "tasks.held_out_share"),
 )
-LIMITS: dict[SubstrateType, tuple[Limit, ...]] = {
+LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
     "ray": _MESH,
     "monarch": _MESH,
     "trl": (
-        Limit("loss.rlvr.objective", "TRL has no such surrogate", ("dppo",), _FULL),
-        Limit(
+        SubstrateLimit("loss.rlvr.objective", "TRL has no such surrogate", ("dppo",), _FULL),
+        SubstrateLimit(
             "loss.rlvr.objective",
             "TRL has no lower limit for its ratios, and loss.rlvr.epsilon_low sets one",
             ("cispo",),
@@ -101,25 +101,29 @@ LIMITS: dict[SubstrateType, tuple[Limit, ...]] = {
             lambda c: c.loss.rlvr.epsilon_low is not None and c.loss.rlvr.epsilon_low < 1.0,
             "with epsilon_low below 1",
         ),
-        Limit("rollout.refills", "a step takes a fixed number of rollouts"),
-        Limit("rollout.timeout_s", "TRL samples the turns of all rollouts together"),
-        Limit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
-        Limit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
-        Limit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
+        SubstrateLimit("rollout.refills", "a step takes a fixed number of rollouts"),
+        SubstrateLimit("rollout.timeout_s", "TRL samples the turns of all rollouts together"),
+        SubstrateLimit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
+        SubstrateLimit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
+        SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
     ),
     "verl": (
-        Limit("optimizer.type", "verl builds its own AdamW", **_ADAMW),
-        Limit("curriculum.enabled", "its data set is in order before the run begins"),
-        Limit("rollout.refills", "its own filter throws groups away with their hints"),
-        Limit("rollout.timeout_s", "its agent loops wait for every rollout"),
-        Limit("reward.kl_weight", "its advantage estimators see rewards, and no verdict apart from them"),
-        Limit("reward.prm.weight", "its agent loops have no process reward model", can=_FULL),
-        Limit("loss.hint.useful_only", "its agent loops have no weights to ask"),
-        Limit("loss.hint.shuffle", "its agent loops see one task's trajectories, and the control needs other tasks' hints"),
-        Limit("loss.hint.generators", "its agent loops are processes without the run's ledger", _ASKING),
-        Limit("model.device", "Ray places its workers", when=lambda c: c.model.device.startswith("cuda:"), condition="= cuda:N"),
-        Limit("loss.rlvr.kl_beta", "its reference policy needs pinned memory", when=on_cpu, condition="without CUDA"),
-        Limit(
+        SubstrateLimit("optimizer.type", "verl builds its own AdamW", **_ADAMW),
+        SubstrateLimit("curriculum.enabled", "its data set is in order before the run begins"),
+        SubstrateLimit("rollout.refills", "its own filter throws groups away with their hints"),
+        SubstrateLimit("rollout.timeout_s", "its agent loops wait for every rollout"),
+        SubstrateLimit("reward.kl_weight", "its advantage estimators see rewards, and no verdict apart from them"),
+        SubstrateLimit("reward.prm.weight", "its agent loops have no process reward model", can=_FULL),
+        SubstrateLimit("loss.hint.useful_only", "its agent loops have no weights to ask"),
+        SubstrateLimit(
+            "loss.hint.shuffle", "its agent loops see one task's trajectories, and the control needs other tasks' hints"
+        ),
+        SubstrateLimit("loss.hint.generators", "its agent loops are processes without the run's ledger", _ASKING),
+        SubstrateLimit(
+            "model.device", "Ray places its workers", when=lambda c: c.model.device.startswith("cuda:"), condition="= cuda:N"
+        ),
+        SubstrateLimit("loss.rlvr.kl_beta", "its reference policy needs pinned memory", when=on_cpu, condition="without CUDA"),
+        SubstrateLimit(
             "loss.rlvr.importance",
             "the log-probs of its server are not the trainer's, and their ratio would be clipped as if the policy had moved",
             ("none",),
@@ -129,14 +133,14 @@ LIMITS: dict[SubstrateType, tuple[Limit, ...]] = {
         ),
     ),
     "prime_rl": (
-        Limit(
+        SubstrateLimit(
             "loss.rlvr.objective",
             "it averages over sequences, and PRIME-RL divides by tokens",
             ("grpo", "dr_grpo", "gspo"),
             _ANY,
             "choose bnpo, dapo, cispo or dppo",
         ),
-        Limit(
+        SubstrateLimit(
             "loss.hint.form",
             "it compares distributions, and PRIME-RL sends one log-prob per token",
             can=_ANY,
@@ -144,24 +148,24 @@ LIMITS: dict[SubstrateType, tuple[Limit, ...]] = {
             when=lambda c: c.loss.hint.form != "sampled_token",
             condition="other than sampled_token",
         ),
-        Limit(
+        SubstrateLimit(
             "loss.hint.self_teacher",
             "PRIME-RL serves the present policy and nothing in between",
             ("ema", "trust_region"),
             _ANY,
             "choose live or frozen",
         ),
-        Limit(
+        SubstrateLimit(
             "loss.hint.reduction",
             "it divides by hinted turns, and PRIME-RL by their tokens",
             ("turn",),
             _ANY,
             "choose token, with a weight that is larger by the tokens of a turn",
         ),
-        Limit("loss.hint.shuffle", _WHOLE_STEP, can=_ANY, fix="set it to false"),
-        Limit("loss.hint.useful_only", _WHOLE_STEP, can=_ANY, fix="set it to false"),
-        Limit("loss.hint.generators", "they ask teachers, and PRIME-RL's orchestrator asks nobody", _ASKING, _ANY),
-        Limit(
+        SubstrateLimit("loss.hint.shuffle", _WHOLE_STEP, can=_ANY, fix="set it to false"),
+        SubstrateLimit("loss.hint.useful_only", _WHOLE_STEP, can=_ANY, fix="set it to false"),
+        SubstrateLimit("loss.hint.generators", "they ask teachers, and PRIME-RL's orchestrator asks nobody", _ASKING, _ANY),
+        SubstrateLimit(
             "loss.rlvr.kl_beta",
             "PRIME-RL sends one reference log-prob per token, and loss.hint.weight is above 0 too",
             can=_ANY,
@@ -169,9 +173,11 @@ LIMITS: dict[SubstrateType, tuple[Limit, ...]] = {
             when=lambda c: c.loss.hint.weight > 0,
             condition="with hints",
         ),
-        Limit("loss.hint.self_teacher", _PRESENT, ("frozen",), _ANY, f"{_SERVE}, choose live", _unserved, "unless it is served"),
-        Limit("loss.rlvr.kl_beta", _PRESENT, can=_ANY, fix=_SERVE, when=_unserved, condition="unless it is served"),
-        Limit(
+        SubstrateLimit(
+            "loss.hint.self_teacher", _PRESENT, ("frozen",), _ANY, f"{_SERVE}, choose live", _unserved, "unless it is served"
+        ),
+        SubstrateLimit("loss.rlvr.kl_beta", _PRESENT, can=_ANY, fix=_SERVE, when=_unserved, condition="unless it is served"),
+        SubstrateLimit(
             "rollout.temperature",
             "PRIME-RL's reference log-probs are those of temperature 1",
             can=_ANY,
@@ -179,16 +185,18 @@ LIMITS: dict[SubstrateType, tuple[Limit, ...]] = {
             when=lambda c: c.rollout.temperature != 1.0 and (c.loss.hint.weight > 0 or c.loss.rlvr.kl_beta > 0),
             condition="other than 1 with hints or kl_beta",
         ),
-        Limit(
+        SubstrateLimit(
             "teachers",
             "teachers would be asked while it trains, and PRIME-RL's orchestrator asks nobody",
             can=_ANY,
             fix="ask them before: `composer replay`, `composer pairs extract`, and loss.replay.pairs names the file",
             when=lambda c: c.loss.replay.weight > 0,
         ),
-        *(Limit(field, "PRIME-RL does not read it", can=_ANY) for field in _UNREAD),
-        Limit("optimizer.type", "PRIME-RL builds its own optimizer, and its Muon follows other rules than this one", **_ADAMW),
-        Limit("model.device", "PRIME-RL's trainer runs on GPUs alone", ("cpu",), _ANY),
+        *(SubstrateLimit(field, "PRIME-RL does not read it", can=_ANY) for field in _UNREAD),
+        SubstrateLimit(
+            "optimizer.type", "PRIME-RL builds its own optimizer, and its Muon follows other rules than this one", **_ADAMW
+        ),
+        SubstrateLimit("model.device", "PRIME-RL's trainer runs on GPUs alone", ("cpu",), _ANY),
     ),
 }
 """By substrate; `local` has none."""
