@@ -1,4 +1,4 @@
-"""What a run file can ask for and a substrate cannot do, with the reason. `composer doctor` lists it, and `refuse` checks it."""
+"""Limits of substrates: fields of a run file that they cannot follow. `composer doctor` lists them, and `refuse` checks them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LIMITS", "SubstrateLimit", "on_cpu", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class SubstrateLimit:
-    """One field of a run file that a substrate cannot follow, or not with every value."""
+    """A field of a run file that a substrate cannot follow, or not with every value."""
 
     field: str
     why: str
@@ -77,7 +77,7 @@ _MESH = (
     SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
 )
 _FULL = "local, monarch or ray"
-_ADAMW = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
+_ADAMW: Any = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
 _ASKING = ("judge", "consensus")
 _ANY = "local, trl, verl, monarch or ray"
 _WHOLE_STEP = "it needs the hints of a whole step at once, and PRIME-RL finishes one group at a time"

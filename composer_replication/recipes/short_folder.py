@@ -17,7 +17,7 @@ _MARK = "ray-of-run-"
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """It is gone afterwards; that of a process which was killed, when the next one is made. Raises OSError."""
+    """Make the folder, and delete it afterwards. What a killed process has left is deleted by the next call. Raises OSError."""
     _sweep()
     made = Path(tempfile.mkdtemp(prefix="ray-"))
     lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""The substrates a run can be trained on: what each needs, what it cannot express, and who trains there.
+"""The substrates that a run can be trained on: their requirements, their limits and their adapters.
 
 An adapter is a module `composer_replication.recipes.<type>.substrate` with
 
@@ -38,7 +38,7 @@ __all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A distribution that a substrate needs, and what of it is here."""
+    """A distribution that a substrate needs, and the version that is installed."""
 
     requirement: str
     """As pip takes it: `trl<2,>=1.16`."""
@@ -47,13 +47,13 @@ class Need:
 
     @property
     def met(self) -> bool:
-        """True when that version is one that is asked for."""
+        """True when the installed version is one that is asked for."""
         return self.found is not None and Requirement(self.requirement).specifier.contains(self.found, prereleases=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substrate:
-    """What is known of a substrate without importing it."""
+    """The facts about a substrate that are known without importing it."""
 
     about: str
     extra: str | None = None
@@ -66,7 +66,7 @@ class Substrate:
     """What is imported of it: in `src` of the checkout, unless it is installed."""
 
     def needs(self) -> list[Need]:
-        """Every distribution that its extra names, as this package's metadata has it."""
+        """Return every distribution that its extra names, from this package's metadata."""
         found = []
         for line in (requires("composer-replication") or ()) if self.extra else ():
             requirement = Requirement(line)
@@ -81,7 +81,7 @@ class Substrate:
         return found
 
     def missing(self) -> list[str]:
-        """What would keep a run from starting, in a few words each; empty when all is there."""
+        """Return what keeps a run from starting, in a few words each; empty when nothing does."""
         lacking = [
             f"{need.requirement} (not installed)" if need.found is None else f"{need.requirement} (found {need.found})"
             for need in self.needs()
@@ -98,7 +98,7 @@ class Substrate:
 
     @property
     def fix(self) -> str:
-        """How to get what is missing."""
+        """The command or setting that supplies what is missing."""
         steps = [f"pip install 'composer-replication[{self.extra}]'"] if self.extra else []
         steps += [f"set {self.checkout} to the folder of a checkout"] if self.checkout else []
         return " and ".join(steps)
@@ -149,7 +149,7 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
 
 
 def check_substrate(config: RunConfig) -> None:
-    """Raises ConfigError when an arm asks for what the run's substrate cannot express."""
+    """Raise ConfigError when an arm asks for what the run's substrate cannot express."""
     kind = config.substrate.type
     if kind == "local":
         return

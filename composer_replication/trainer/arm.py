@@ -1,4 +1,4 @@
-"""Put one arm together: policy, engine, collector, signals and journal, and resume them from a checkpoint."""
+"""One arm in training: policy, engine, collector, signals and journal, put together and resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SLOW_PATHS = {
 
 @dataclass(slots=True)
 class ArmTrainer:
-    """One arm in training."""
+    """The parts of one arm in training."""
 
     context: RunContext
     config: RunConfig

@@ -25,7 +25,7 @@ __all__ = ["EntropyReader", "ask_teachers", "teacher_totals"]
 
 
 class EntropyReader(Protocol):
-    """Read trajectories with the policy that sampled them (`PolicyScorer`)."""
+    """A reader of trajectories with the policy that sampled them (`PolicyScorer`)."""
 
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> Mapping[str, Sequence[float | None]]:
         """Return the mean entropy in nats of each turn's action, by trajectory id."""

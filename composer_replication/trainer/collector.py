@@ -31,7 +31,7 @@ EVAL_STEP, TRACE_STEP = -1, -2
 
 
 class RolloutCollector:
-    """Collects groups for one arm and counts them in its journal's meter.
+    """The collector of one arm's groups, which counts them in the journal's meter.
 
     Args:
         share: the tasks of this replica, where others train on the rest; None for all.
@@ -135,7 +135,7 @@ class RolloutCollector:
             self._train.append(task)
 
     def _choose(self, step: int) -> tuple[list[AnyTask], list[AnyTask]]:
-        """The tasks of a step, and all that a refill may turn to."""
+        """Return the tasks of a step, and all tasks that a refill may use."""
         train, seed, count = self._train, self.config.seed, self.config.rollout.groups
         if self.curriculum is not None:
             if self._share is not None:
@@ -152,8 +152,10 @@ class RolloutCollector:
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
     async def record_traces(self) -> list[Group]:
-        """Trajectories of the starting policy on every training task (of this replica's share, if it has one), to be frozen for
-        replay; kept in the run directory."""
+        """Roll out the starting policy on every training task, keep the trajectories for replay, and return their groups.
+
+        A replica takes the tasks of its own share. The trajectories are in the run directory.
+        """
         count = self.config.loss.replay.traces_per_task
         tasks = self.context.train if self._share is None else self._share.of_round(self.context.train, 1)
         groups = await self._roll_out(tasks, count, step=TRACE_STEP, version=0, phase="record traces")
@@ -161,7 +163,7 @@ class RolloutCollector:
         return groups
 
     async def evaluate(self, version: int) -> dict[str, float]:
-        """pass@1 on the held-out tasks, by the same draws every time; the trajectories are kept in the run directory.
+        """Return pass@1 on the held-out tasks, with the same draws every time; keep the trajectories in the run directory.
 
         Empty when there are no such tasks.
         """

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Meter(Protocol):
-    """Count what an arm has spent."""
+    """A count of what an arm has spent."""
 
     @property
     def rollouts(self) -> int:
@@ -66,7 +66,7 @@ def cpu_clock(sandbox: Sandbox | None) -> Callable[[], float]:
 
 @dataclass(slots=True)
 class RolloutMeter:
-    """Count rollouts as they are collected. `clock` gives the CPU-seconds, None where another program does the work."""
+    """A count of rollouts. `clock` gives the CPU-seconds; None where another program does the work."""
 
     clock: Callable[[], float] | None = None
     rollouts: int = 0
@@ -95,7 +95,7 @@ class RolloutMeter:
 
 @dataclass(slots=True)
 class ArmJournal:
-    """Write one arm's files and show its steps. Files come first, then the terminal."""
+    """The writer of one arm's files, which also shows its steps. Files come first, then the terminal."""
 
     run_dir: RunDir
     terminal: Terminal

@@ -1,4 +1,4 @@
-"""Everything about a run that can be known before it starts: its arms, tasks, interpreter and teachers."""
+"""Checks of a run before it starts: its arms, tasks, interpreter and teachers."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _check_arms(config: RunConfig, tasks: int, where: str) -> None:
 
 
 def _check_teachers(arm: str, config: RunConfig) -> None:
-    """That they can be asked, paid, and agree."""
+    """Check that the teachers can be asked and paid, and can agree."""
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
     check_teachers(teachers, replay.max_total_usd)
     split_teachers(teachers, replay.gate)
@@ -123,7 +123,7 @@ def _check_teachers(arm: str, config: RunConfig) -> None:
 
 
 def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
-    """Training and held-out tasks: the latter are those whose ids hash lowest, so more tasks move few. Impossible ones stay."""
+    """Split tasks into training and held-out ones; the ids that hash lowest are held out, so that new tasks move few."""
     possible = [task for task in tasks if not task.spec.impossible]
     by_hash = sorted(possible, key=lambda task: hashlib.sha256(task.spec.task_id.encode()).hexdigest())
     kept = {task.spec.task_id for task in by_hash[: math.ceil(share * len(tasks))]}
@@ -131,7 +131,7 @@ def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]
 
 
 def limits_of(config: SandboxConfig, task: Task) -> Limits:
-    """What one box of a task may use."""
+    """Return the limits of one sandbox of a task."""
     return Limits(
         wall_s=task.spec.test_timeout_s,
         cpu_s=task.spec.test_timeout_s,
@@ -150,8 +150,7 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
 
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[AnyTask], pairs: Path | None = None) -> dict[str, str]:
-    """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights, of the tasks and of the
-    file of pairs that is trained on."""
+    """Return SHA-256 digests of the starting weights, of the tasks and of the file of pairs that is trained on, by name."""
     manifests = hashlib.sha256()
     for task in tasks:
         manifests.update(task.digest())

@@ -1,4 +1,4 @@
-"""Train every arm of a run in turn, and print and write what they reached."""
+"""Training of every arm of a run in turn, and the report of what they reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share among the arms of a run: where their environments come from, the run directory, and what hints may be made of."""
+"""The state that the arms of a run share: their environments, the run directory, and the material of hints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["RunContext", "open_configured_source"]
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """Opened once per run."""
+    """The tasks, the sandbox and the records of a run, opened once."""
 
     config: RunConfig
     run_dir: RunDir

@@ -1,4 +1,4 @@
-"""Make the learning signals of a step: advantages over groups, hints at error turns, and the batch made of both and of pairs.
+"""The learning signals of a step: advantages over groups, hints at error turns, and the batch of both and of pairs.
 
 It is the same on every substrate. What it needs of the policy's weights it is given as functions: they may be in another process.
 """
@@ -35,7 +35,7 @@ __all__ = ["HintSources", "SignalMaker", "Signals", "hint_context"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintSources:
-    """Detectors and sources of hints."""
+    """Detectors, generators and the material of hints."""
 
     contexts: Mapping[str, HintContext]
     """By task id: tools, the project's documentation and the instruction."""
@@ -83,7 +83,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalMaker:
-    """Makes the signals and the batch of a step, as one arm's configuration has it."""
+    """The maker of a step's signals and batch, by one arm's configuration."""
 
     config: RunConfig
     sources: HintSources
@@ -137,7 +137,7 @@ class SignalMaker:
         return self.useful(selected, trajectories)
 
     def batch(self, groups: Sequence[Group], signals: Signals, pairs: Sequence[Pair]) -> Batch:
-        """The tensors of all three channels."""
+        """Return the tensors of all three channels."""
         trajectories = [t for g in groups for t in g.trajectories]
         trajectories, advantages = taking_part(trajectories, signals.advantages, signals.hinted)
         return collate(
@@ -153,7 +153,7 @@ class SignalMaker:
         )
 
     def why_off(self, pairs: Sequence[Pair], signals: Signals) -> dict[str, str]:
-        """Reasons the loss cannot know: why a channel got no inputs."""
+        """Return why a channel got no inputs, where the loss cannot know."""
         loss, off = self.config.loss, {}
         if not any(signals.advantages) and not any(map(any, signals.turn_advantages.values())):
             off["rlvr"] = "every advantage is 0: no group has rewards that differ"

@@ -1,4 +1,4 @@
-"""The replicas of a job, a handle for each rank: watched, and launched again where they are lost."""
+"""The replicas of a job, with a handle for each rank: they are watched, and launched again when they are lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Told = Callable[[str], None]
 
 
 class Fleet:
-    """What one start of a job has running."""
+    """The replicas of one start of a job."""
 
     def __init__(self, config: RunConfig, uri: str, executor: ServerlessExecutor, kept: LearnerState, told: Told) -> None:
         self._options, self._executor, self._kept, self._told = config.diloco, executor, kept, told
@@ -61,7 +61,7 @@ class Fleet:
         self._kept.put(self._handles)
 
     def run(self, seen: Seen) -> list[Any]:
-        """Until all have ended: what each returned, in the order of ranks.
+        """Wait until all replicas have ended, and return each one's result, in the order of ranks.
 
         Raises:
             ReplicaError: replicas failed that are launched again no more.
@@ -108,7 +108,7 @@ class Fleet:
         return self._executor.launch_replicas(options.replicas, ENTRY, self._arguments, timeout=timeout, ranks=ranks)
 
     def _look(self, seen: Seen) -> None:
-        """Where every replica is; of one that cannot be seen for now, what was last known."""
+        """Poll every replica and pass its state on; for a replica that cannot be polled, the last known state."""
         for rank, handle in enumerate(self._handles):
             found = self._patience.ask(handle.metadata["id"], partial(self._executor.poll, handle))
             self._states[rank] = self._states[rank] if found is None else found

@@ -1,4 +1,4 @@
-"""A job of replicas: started through an executor, watched through the store, resumed as a whole."""
+"""A job of replicas: started through an executor, watched through the store and resumed as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["check_job", "rendezvous_of", "run_job"]
 
 
 def rendezvous_of(config: RunConfig) -> str:
-    """The address of the job's store."""
+    """Return the address of the job's store."""
     return config.diloco.rendezvous or str((config.out / config.name / "store").absolute())
 
 

@@ -26,7 +26,7 @@ _REMADE = ("optimizer", "reference")
 
 
 class DiLoCoCallback(StepCallback):
-    """Average a replica's steps with those of the others, through an object store.
+    """A callback that averages a replica's steps with those of the others, through an object store.
 
     Args:
         store: the job's.
@@ -174,7 +174,7 @@ class DiLoCoCallback(StepCallback):
 
 
 def _fingerprint(config: RunConfig) -> str:
-    """Of what all replicas must have in common, wherever they run."""
+    """Return a digest of the options that all replicas must share."""
     same = config.model_dump(mode="json", include={"steps", "loss", "reward", "optimizer", "diloco"})
     for field in ("rendezvous", "quorum", "deadline_s", "timeout_s", "state_every", "executor"):
         del same["diloco"][field]

@@ -1,4 +1,4 @@
-"""The policy that a job ends with: rank 0 puts it into the store, and whoever started the job has it from there."""
+"""The policy that a job ends with: rank 0 puts it into the store, and the process that started the job fetches it."""
 
 from __future__ import annotations
 
@@ -65,8 +65,11 @@ def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
 
 
 def _read(manifest: bytes, where: str) -> tuple[str, dict[str, str]]:
-    """The folder's name and the files' digests. Raises ObjectStoreError, also for a name that leads out of the folder: whoever
-    can write to the bucket must not write elsewhere on this machine."""
+    """Return the folder's name and the files' digests.
+
+    Raises ObjectStoreError, also for a name that leads out of the folder: write access to the bucket must not become write access
+    to other folders of this machine.
+    """
     try:
         told = json.loads(manifest)
         step, digests = str(told["folder"]), {str(name): str(digest) for name, digest in told["sha256"].items()}

@@ -1,4 +1,4 @@
-"""What a replica says of itself while it trains, for whoever watches the job."""
+"""A replica's report of its progress, for the process that watches the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Status", "read_status", "write_status"]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One replica after a step."""
+    """The progress of one replica after a step."""
 
     rank: int
     arm: str
@@ -45,7 +45,9 @@ def write_status(store: Store, status: Status) -> None:
 
 
 def read_status(store: Store, rank: int) -> Status | None:
-    """The last one; None before the first, and for what is none: a job does not end because of what is only looked at.
+    """Return a replica's last status, or None where it has written none or it cannot be parsed.
+
+    A damaged status does not end the job: it is only shown.
 
     Raises:
         ObjectStoreError: the store cannot be read.

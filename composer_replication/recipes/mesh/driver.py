@@ -1,4 +1,4 @@
-"""The driver of one arm: it issues groups to generators, hands finished ones to the trainer, and keeps the ledger.
+"""The driver of one arm: it issues groups to generators, hands finished groups to the trainer, and keeps the ledger.
 
 The driver computes nothing and holds no weights. Whatever it decides is in the ledger before it is done, so it can be killed too.
 """
@@ -42,7 +42,7 @@ __all__ = ["Driver", "Roles"]
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What actors are built by; all take a port, then what `Driver` gives the classes named here."""
+    """The functions that build the actors. Each takes a port, then what `Driver` passes to the class named here."""
 
     generator: Build = Generator
     trainer: Build = Trainer
@@ -53,7 +53,7 @@ class Roles:
 
 @dataclass(slots=True)
 class _MeshMeter:
-    """Count an arm's groups in the ledger, where a group that an earlier driver got counts once, and all else beside it."""
+    """A meter of an arm's groups in the ledger and of everything outside it. A group that an earlier driver received counts once."""
 
     ledger: GroupLedger
     outside: RolloutMeter = field(default_factory=RolloutMeter)
@@ -82,7 +82,7 @@ class _MeshMeter:
 
 
 class Driver:
-    """Trains one arm on a mesh.
+    """The process that trains one arm on a mesh.
 
     Raises (`run`):
         ComposerError: as the local recipe, and BackendError for what the mesh has to say.
@@ -238,7 +238,7 @@ class Driver:
                 continue  # and its episodes with it
 
     async def _sample(self, task_ids: Sequence[str], siblings: int, step: int) -> list[Group]:
-        """Groups outside training, in the tasks' order, by the present policy; before all practice."""
+        """Sample groups outside training with the present policy, before any training group; return them in the tasks' order."""
         async with self._changed:
             jobs = self.work.outside(task_ids, siblings, step)
             self._changed.notify_all()
@@ -278,7 +278,7 @@ class Driver:
             await self._save()
 
     async def _take(self, step: int) -> tuple[int, ...]:
-        """The groups of a step: those of the ledger where it was begun before, else the first that are there and fresh."""
+        """Return the numbers of a step's groups: those in the ledger where the step was begun before, else the first fresh ones."""
         ledger = self.ledger
         async with self._changed:
             while step not in ledger.trained:

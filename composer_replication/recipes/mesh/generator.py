@@ -1,4 +1,4 @@
-"""The actor that samples: an engine of its own, weights of the version it is told, environments and grader in other actors."""
+"""The actor that samples: it holds an engine and weights of the requested version; environments and grader are other actors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Order:
 
 
 class Generator(Member):
-    """Samples one order at a time."""
+    """The actor that samples one order at a time."""
 
     role = "generator"
 
@@ -57,7 +57,7 @@ class Generator(Member):
         """Of the loaded weights; None: those the run starts from, before any were fetched."""
 
     async def roll_out(self, order: Order, ticket: WeightHandle, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
-        """The order's groups, in its order, sampled by the ticket's weights.
+        """Return the order's groups, in its order, sampled with the ticket's weights.
 
         Raises:
             ActorDiedError: a host or the rewarder died; nothing of the order counts.
@@ -115,7 +115,7 @@ class Generator(Member):
 
 @dataclass(slots=True)
 class _RemoteEnv:
-    """An `Env` whose episode lives in a host. Its methods are called in threads other than that of `loop`."""
+    """An `Env` whose episode runs in another actor. Its methods are called in threads other than that of `loop`."""
 
     task_id: str
     episode: str

@@ -1,4 +1,4 @@
-"""Processes by number, not to be taken for a later one that has the same number."""
+"""Identities of processes that a later process with the same number cannot be mistaken for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDING_S = 10.0
 
 
 class Process(NamedTuple):
-    """One process."""
+    """The identity of one process."""
 
     pid: int
     began: int
@@ -71,5 +71,5 @@ def _began(pid: int) -> int:
 
 
 def _machine() -> str:
-    """Equal for processes that know each other by number: the same boot, and no container between them."""
+    """Return a text that is equal for processes that can reach each other by number: same boot, no container between them."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/pid').st_ino}"

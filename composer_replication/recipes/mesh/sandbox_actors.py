@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPool:
-    """What runs in boxes, and how."""
+    """The tasks that run in sandboxes, and the settings of the sandboxes."""
 
     tasks: Mapping[str, Task]
     """By task id, as `pythons` and `limits` are."""
@@ -52,7 +52,7 @@ class _SandboxMember(Member):
         self._threads = ThreadPoolExecutor(boxes.workers, "box")
 
     async def cpu_s(self) -> float:
-        """Those in boxes too."""
+        """Return the CPU-seconds of this process and of the programs in its sandbox."""
         return await Member.cpu_s(self) + self.sandbox.cpu_s
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
@@ -60,7 +60,7 @@ class _SandboxMember(Member):
 
 
 class EnvHost(_SandboxMember):
-    """Episodes of coding tasks. One call at a time for each episode; episodes may overlap."""
+    """Episodes of coding tasks. Each episode takes one call at a time; episodes may overlap."""
 
     role = "env"
 
@@ -98,7 +98,7 @@ class EnvHost(_SandboxMember):
 
 
 class Rewarder(_SandboxMember):
-    """Gives verdicts. An infrastructure fault is `Unscored`, never a zero."""
+    """The grader. An infrastructure fault is `Unscored`, never a zero."""
 
     role = "rewarder"
 

@@ -1,4 +1,4 @@
-"""The actors of a run and their supervision: whoever dies or stands still is replaced, also while it is idle."""
+"""The actors of a run and their supervision: an actor that dies or stalls is replaced, even while it is idle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_DEATHS = 5
 
 @dataclass(slots=True)
 class Supervisor:
-    """Hires actors and keeps their present handles.
+    """The actors of a run and their present handles.
 
     Raises (all methods that wait):
         BackendError: an actor dies again and again, or cannot be built any more.
@@ -56,13 +56,13 @@ class Supervisor:
                 group.create_task(self._watch(name))
 
     async def get(self, name: str) -> Handle:
-        """The living actor of this name; waits while it is being replaced."""
+        """Return the living actor of this name; wait while it is being replaced."""
         async with self._changed:
             await self._changed.wait_for(lambda: name not in self.gone)
             return self.handles[name]
 
     async def call(self, handle: Handle, method: str, *args: Any) -> Any:
-        """As `Handle.call`. Raises ActorStalledError too, after `stall_s`."""
+        """Call an actor as `Handle.call` does, for at most `stall_s` seconds. Raises ActorStalledError after that."""
         return await in_time(
             handle.call(method, *args), self.stall_s, f"{handle.name} did not finish `{method}`", actor=handle.name
         )
@@ -79,11 +79,11 @@ class Supervisor:
             await self._changed.wait_for(lambda: self.handles[dead.actor] is not used[dead.actor])
 
     def progress(self) -> None:
-        """A step was taken: whoever died until now has been worth replacing."""
+        """Note that a step was taken, and forget the deaths before it."""
         self._deaths.clear()
 
     async def cpu_s(self) -> float:
-        """CPU-seconds of all actors, the dead ones as far as they were asked."""
+        """Return the CPU-seconds of all actors, those of dead ones as last reported."""
         await asyncio.gather(*(self._ask_cpu(name) for name in self.handles))
         return sum(self._cpu.values())
 
@@ -100,7 +100,7 @@ class Supervisor:
                 await self._replace(name, dead)
 
     async def _until_dead(self, handle: Handle) -> None:
-        """Raises ActorDiedError when it has died, does not answer, or was found to stand still."""
+        """Wait until the actor dies, does not answer or is reported as stalled. Raises ActorDiedError then."""
         ways = [asyncio.ensure_future(way) for way in (handle.call("watch"), self._feel(handle), self._told(handle.name))]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

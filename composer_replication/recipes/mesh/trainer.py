@@ -1,4 +1,4 @@
-"""The actors that learn and that ask teachers: the trainer, which owns the policy, and the pool of teachers."""
+"""The trainer, which owns the policy, and the actor that asks teachers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["Stepped", "TeacherActor", "Trainer"]
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What one optimizer step did."""
+    """The result of one optimizer step."""
 
     metrics: Mapping[str, float]
     off: Mapping[str, str]
@@ -46,7 +46,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedStep:
-    """What a step trains on, and what there is to say of it."""
+    """The batch of a step, and the metrics and hints that go with it."""
 
     batch: Batch
     metrics: Mapping[str, float]
@@ -55,7 +55,7 @@ class _PreparedStep:
 
 
 class Trainer(Member):
-    """Owns the policy of an arm. It is built from the arm's newest checkpoint, where there is one.
+    """The actor that owns the policy of an arm. It is built from the arm's newest checkpoint, if there is one.
 
     It may be several processes that torch.distributed knows as one group, each with the whole policy (DDP) and all of which are
     called at once. They share a step's micro-batches; the first alone makes the batch, scores pairs and writes.
@@ -86,19 +86,19 @@ class Trainer(Member):
         self._keep_weights()
 
     async def at(self) -> int:
-        """Optimizer steps taken."""
+        """Return the number of optimizer steps taken."""
         return self.learner.version
 
     async def resumed(self) -> dict[str, Any] | None:
-        """The loop's state in the checkpoint that it was built from; None when there was none."""
+        """Return the loop's state in the checkpoint that the trainer was built from; None when there was none."""
         return self._resumed
 
     async def fallbacks(self) -> dict[str, str]:
-        """What the policy cannot be spared in an update, and why."""
+        """Return the slow paths that the policy has to take in an update, and why."""
         return dict(self.learner.fallbacks)
 
     async def tokenizer(self) -> tuple[PreTrainedTokenizerBase, int]:
-        """The policy's, and its context window."""
+        """Return the policy's tokenizer and its context window."""
         return self.signals.renderer.tokenizer, self.signals.context_window
 
     def step(self, step: int, groups: Sequence[Group]) -> Stepped:
@@ -116,7 +116,7 @@ class Trainer(Member):
         return await self.port.publish("trainer", version, weights)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """A checkpoint: all that the next step depends on, and the driver's `state`. Raises StorageError."""
+        """Write a checkpoint: everything that the next step depends on, and the driver's `state`. Raises StorageError."""
         if not self._first:
             return
         kept = {**state, **trained_on(self._made_of, pairs_digest(self.context, self.arm))}
@@ -131,7 +131,7 @@ class Trainer(Member):
         return self.learner.scorer.action_entropies(trajectories) if self._first else {}
 
     def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
-        """Teachers may be asked for it, so one process makes it for all."""
+        """Make the batch of a step. It may ask teachers, so one rank makes it for all."""
         signals = self.signals.make(step, groups)
         pairs = self._pairs_of_run()
         taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
@@ -153,7 +153,7 @@ class Trainer(Member):
 
 
 def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy on the CPU in which tied weights are one tensor, as a `Port` sends them."""
+    """Copy weights to the CPU; tied weights stay one tensor, as a `Port` sends them."""
     copies: dict[tuple[Any, ...], Tensor] = {}
     copied = {}
     for name, tensor in state.items():
@@ -165,7 +165,7 @@ def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class TeacherActor(Member):
-    """Turns frozen traces into preference pairs: asks the teachers, compares, verifies. Generators sample meanwhile."""
+    """The actor that turns frozen traces into preference pairs: it asks the teachers, compares and verifies."""
 
     role = "teachers"
 
@@ -201,7 +201,7 @@ class TeacherActor(Member):
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Traces that are there already."""
+    """Traces that were recorded before."""
 
     arm: str
     renderer: ChatRenderer
@@ -217,7 +217,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _LearnerScorer:
-    """Score pairs and traces with the trainer's policy, from a thread beside the event loop."""
+    """A scorer that asks the trainer's policy, from a thread other than that of the event loop."""
 
     trainer: Handle
     loop: asyncio.AbstractEventLoop

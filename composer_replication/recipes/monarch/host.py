@@ -23,7 +23,7 @@ __all__ = ["Host"]
 
 
 class Host(Actor):
-    """Builds an object in its process and runs the methods that are called.
+    """A Monarch actor that builds an object in its process and runs the methods that are called.
 
     Monarch lets an actor do one thing at a time, so every endpoint here only begins something; the answer, a `CallResult`, comes
     when it is done.
@@ -60,12 +60,12 @@ class Host(Actor):
 
     @endpoint
     async def process(self) -> Process:
-        """Where it all happens."""
+        """Return the identity of this process."""
         return Process.this()
 
     @endpoint
     async def holds(self, slot: int, stamp: int) -> bool:
-        """`MonarchPort.holds`."""
+        """Return `MonarchPort.holds`."""
         return self._port is not None and self._port.holds(slot, stamp)
 
     @endpoint
@@ -74,7 +74,7 @@ class Host(Actor):
         os._exit(1)
 
     def _handle_undeliverable_message(self, _message: Any) -> bool:
-        """Whoever asked is gone: that is no failure of this actor, as Monarch would have it."""
+        """Ignore an answer whose caller is gone; Monarch would count it as a failure of this actor."""
         return True
 
     def _run(self, reply: Port, method: str, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""`Mesh` on Monarch: every actor in a process of its own, or in several that train as one."""
+"""`Mesh` on Monarch: every actor in one process, or in several that train as one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ECHO_S, _ECHO_LOOKS = 1.0, 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MonarchHandle:
-    """`Handle` of an actor: one process, or the ranks of a group, of which the first one answers."""
+    """A `Handle` of an actor: one process, or the ranks of a group, of which the first one answers."""
 
     name: str
     processes: tuple[Process, ...]
@@ -67,21 +67,21 @@ class MonarchHandle:
         return tuple(process.pid for process in self.processes)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """As `Handle.call`; of a group every rank runs the method.
+        """Call a method on every rank, and return the first rank's answer; see `Handle.call`.
 
         When some ranks fail and others are then kept waiting, the whole group is ended: it would never meet again.
         """
         return (await self.call_all(method, *args))[0]
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """As `Handle.call_all`."""
+        """Call a method on every rank, and return the answers by rank."""
         own = self.actor.endpoints.get(method)
         order, letter = (own, args) if own else ("run", (method, args))
         return await at_home(_ask(self, order, [letter] * len(self.processes)))
 
 
 class MonarchMesh:
-    """`Mesh` on the machine it is made on, or on `hosts`.
+    """A `Mesh` on the machine it is made on, or on `hosts`.
 
     Args:
         ranks: how many processes an actor of that name is; one unless given. They find the environment of `torchrun`
@@ -115,11 +115,11 @@ class MonarchMesh:
         return str(get_rdma_backend())
 
     async def spawn(self, name: str, build: Build, *args: Any) -> MonarchHandle:
-        """As `Mesh.spawn`."""
+        """Start an actor; see `Mesh.spawn`."""
         return await self._start(name, next(self._next), build, args)
 
     async def replace(self, handle: Handle) -> MonarchHandle:
-        """As `Mesh.replace`. May be tried again when it fails."""
+        """Replace an actor; see `Mesh.replace`. A failed call may be repeated."""
         assert isinstance(handle, MonarchHandle)
         old = self._spawned.get(handle.number)
         if old is None:
@@ -137,7 +137,7 @@ class MonarchMesh:
         return successor
 
     async def close(self) -> None:
-        """As `Mesh.close`."""
+        """End every actor; see `Mesh.close`."""
         spawned, self._spawned = list(self._spawned.values()), {}
         self._closed = True
         await asyncio.gather(*self._ending, *(one.end() for one in spawned))
@@ -173,7 +173,7 @@ class MonarchMesh:
 
 @dataclass(slots=True)
 class _Spawned:
-    """What is needed to end an actor, and to make it again."""
+    """The facts needed to end an actor and to start it again."""
 
     procs: Any
     machine: int
@@ -190,7 +190,7 @@ class _Spawned:
 
 
 async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What the ranks answer to an order, each to a letter of its own.
+    """Call an endpoint on every rank, each with its own arguments, and return the answers.
 
     Raises:
         ActorDiedError: one of the processes is gone.
@@ -217,14 +217,17 @@ async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, .
 
 
 async def _failure(handle: MonarchHandle, failed: Sequence[BaseException]) -> BaseException:
-    """What ranks failed of: a death where there is one, else the error of the first."""
+    """Return the error to raise for failed ranks: a death where there is one, else the error of the first."""
     deaths = [error for error in failed if isinstance(error, ActorDiedError)]
     return deaths[0] if deaths else await _death_behind(handle) or failed[0]
 
 
 async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
-    """The death of a rank that had answered already, of which the error of another may be the echo: its connections break
-    a moment before the kernel tells that it has ended."""
+    """Return the death of a rank that may have caused the error of another one, or None.
+
+    When a rank dies after it has answered, the connections of the others break a moment before the kernel reports the death:
+    their errors are only an echo of it.
+    """
     for _ in range(_ECHO_LOOKS if len(handle.processes) > 1 else 0):
         for process in handle.processes:
             if is_gone(process):
@@ -255,5 +258,5 @@ def _note(failure: MeshFailure) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name that Monarch takes."""
+    """Return a name that Monarch accepts."""
     return re.sub(r"\W", "_", name)

@@ -1,4 +1,4 @@
-"""Weights that others fetch out of a process's memory: by RDMA, or Monarch's own TCP where there is none."""
+"""Weights that other processes fetch from a process's memory: by RDMA, or by Monarch's TCP transport where there is none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _READ_S = 24 * 3600
 
 
 class TensorSlot(NamedTuple):
-    """Where a tensor stands in the bytes of a publication."""
+    """The place of a tensor in the bytes of a publication."""
 
     name: str
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class TensorSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightLocation:
-    """What a ticket says besides version and publisher."""
+    """The part of a weight handle that is Monarch's own."""
 
     host: Any
     """The publisher's actor."""
@@ -60,7 +60,7 @@ class WeightLocation:
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory that others read, and the number of what stands in it."""
+    """Memory that other processes read, and the number of the publication in it."""
 
     stamp: int = 0
     flat: Tensor | None = None
@@ -68,7 +68,7 @@ class _Slot:
 
 
 class MonarchPort:
-    """`Port` of an actor in this process; `host` is the actor as others reach it.
+    """The `Port` of an actor in this process; `host` is the actor as other processes reach it.
 
     Publications take turns in two pieces of memory, so nothing is registered anew. A publication that is being overwritten is
     never taken for whole: its stamp is withdrawn before the first byte changes, and a fetch asks for the stamp after the last
@@ -83,7 +83,7 @@ class MonarchPort:
         self._published = 0
 
     async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
-        """As `Port.publish`; the weights must not change meanwhile.
+        """Publish weights; see `Port.publish`. The weights must not change meanwhile.
 
         Raises:
             BackendError: Monarch has neither RDMA nor its TCP transport here.
@@ -97,7 +97,7 @@ class MonarchPort:
         return self._slots[slot].stamp == stamp
 
     async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
-        """As `Port.fetch`."""
+        """Fetch weights; see `Port.fetch`."""
         return await at_home(self._fetch(ticket))
 
     async def _fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ async def _awaited(future: Any) -> Any:
 
 
 def _entries(weights: Mapping[str, Tensor]) -> list[TensorSlot]:
-    """A layout in which tied tensors stand once."""
+    """Return a layout in which tied tensors appear once."""
     entries: list[TensorSlot] = []
     known: dict[tuple[Any, ...], tuple[int, int]] = {}
     end = 0

@@ -57,7 +57,7 @@ def register() -> None:
 
 @cache
 def algorithm_class() -> type:
-    """`ComposerAlgorithm`, a subclass of PRIME-RL's `GRPOAlgorithm`.
+    """Return `ComposerAlgorithm`, a subclass of PRIME-RL's `GRPOAlgorithm`.
 
     Raises:
         MissingExtraError: PRIME-RL cannot be imported.
@@ -75,7 +75,7 @@ def algorithm_class() -> type:
         raise ConfigError("this PRIME-RL hands its algorithms no rollouts (finalize_rollout)", fix="use its release v0.8.0")
 
     class ComposerAlgorithm(_Channels, GRPOAlgorithm):
-        """GRPO with hints at error turns and preference pairs; options come from the run file in the environment."""
+        """GRPO with hints at error turns and preference pairs; its options come from the run file in the environment."""
 
         trainable_branches = staticmethod(iter_trainable_branches)
 
@@ -94,7 +94,7 @@ def algorithm_class() -> type:
 
 
 class _Channels:
-    """What is ours of the class."""
+    """The part of `ComposerAlgorithm` that needs no import of PRIME-RL."""
 
     policy_pool: Any
     run_config: RunConfig
@@ -112,7 +112,9 @@ class _Channels:
     """Of the present window: rollouts in which error turns were looked for, and those of which no branch is a trajectory."""
 
     async def open_channels(self) -> None:
-        """PRIME-RL calls this before any weight has changed: the policy is still the one that the run starts from.
+        """Prepare hints, pairs and the frozen policy. PRIME-RL calls this before any weight has changed.
+
+        The policy is then still the one that the run starts from.
 
         Raises:
             ConfigError: the frozen policy is needed and nothing serves it; a penalty is asked for that nothing reads; or as
@@ -138,7 +140,7 @@ class _Channels:
             await self.pairs.read_references((self.frozen or self.policy_pool).score)
 
     async def score_group(self, group: list[Any]) -> None:
-        """Advantages of a group of siblings and hints at their error turns; or the weights of pairs."""
+        """Assign advantages to a group of siblings and hints to their error turns; or weights to pairs."""
         if any(PAIR in rollout.info for rollout in group):
             await asyncio.gather(*(self._weigh_pair(rollout) for rollout in group))
             return
@@ -148,8 +150,11 @@ class _Channels:
         await self._credit(group, hinted)
 
     async def _credit(self, group: list[Any], hinted: list[int]) -> None:
-        """Advantages. A group without signal takes no part where `rollout.refills` asks for others: PRIME-RL's filter drops what
-        has advantages that are all 0, and what has hints gets none and stays for their sake."""
+        """Assign advantages. A group without signal takes no part where `rollout.refills` asks for others.
+
+        PRIME-RL's filter drops a rollout whose advantages are all 0. One with hints gets no advantages instead, and so stays for
+        the sake of its hints.
+        """
         rewards = [float(rollout.reward) for rollout in group]
         kind = self.run_config.loss.rlvr.advantage
         if kind == "dr_grpo":
@@ -165,7 +170,7 @@ class _Channels:
                         sample.rl_weights = [0.0] * len(sample.token_ids)
 
     async def _hint(self, group: list[Any]) -> list[int]:
-        """The number of hinted turns of each rollout. Raises BackendError as `_check_read`."""
+        """Return the number of hinted turns of each rollout. Raises BackendError as `_check_read`."""
         assert self.hints is not None
         placed: dict[str, tuple[int, Any]] = {}
         trajectories: list[Trajectory] = []
@@ -198,8 +203,10 @@ class _Channels:
         return counts
 
     def _check_read(self, read: int, unread: int) -> None:
-        """Raises BackendError when none of the last rollouts, as many as a step has, could be read: the channel would be silent.
-        A few are only counted."""
+        """Raise BackendError when none of a step's worth of rollouts could be read; a few unreadable ones are only counted.
+
+        Otherwise the channel would be off without a word.
+        """
         self.read, self.unread = self.read + read, self.unread + unread
         if self.read + self.unread < self.run_config.rollout.groups * self.run_config.rollout.group_size:
             return
@@ -212,7 +219,7 @@ class _Channels:
         self.read, self.unread = 0, 0
 
     async def _teach(self, sample: Any, turn: HintedTurn) -> None:
-        """The self-teacher's log-probs of one turn, and the channel's weight on its tokens."""
+        """Read one turn with the self-teacher, and set its log-probs and the channel's weight on the turn's tokens."""
         frozen = self.run_config.loss.hint.self_teacher == "frozen"
         scored = await (self.frozen if frozen else self.policy_pool).score(list(turn.teacher_ids))
         size = len(turn.action_ids)
@@ -256,7 +263,7 @@ async def _read(sample: Any, score: Score) -> None:
 
 
 def _filled(sample: Any, stream: Sequence[float] | None, start: int, values: Sequence[float]) -> list[float]:
-    """A stream of a sample, 0 where nothing was written, with `values` from `start` on."""
+    """Return a stream of a sample, 0 where nothing was written, with `values` from `start` on."""
     filled = list(stream) if stream is not None else [0.0] * len(sample.token_ids)
     filled[start : start + len(values)] = values
     return filled

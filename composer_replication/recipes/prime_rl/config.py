@@ -37,8 +37,10 @@ def check(config: RunConfig) -> None:
 
 
 def write_configs(config: RunConfig, out: Path, *, gpus: int = 2, resume: bool = False) -> list[Path]:
-    """One `rl.toml` per arm, with the arm's own run file beside it: in `out`, or in a folder of each arm's name where there are
-    several. `composer_replication.recipes.prime_rl.launcher rl @ rl.toml` runs it.
+    """Write one `rl.toml` per arm, with the arm's run file next to it.
+
+    They are in `out`, or in a folder named after each arm where there are several.
+    `composer_replication.recipes.prime_rl.launcher rl @ rl.toml` runs one.
 
     Args:
         gpus: GPUs of the machine: half of them train, the others sample; PRIME-RL needs two.
@@ -84,7 +86,7 @@ def validate(toml: Path) -> bool:
 
 
 def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[str, Any]:
-    """The content of `rl.toml` for one arm whose run file is `folder/run.toml`; what `substrate.options` sets comes last."""
+    """Return the content of `rl.toml` for one arm whose run file is `folder/run.toml`; `substrate.options` are applied last."""
     made = _made(config, folder, gpus=gpus)
     for key, value in config.substrate.options.items():
         *tables, last = key.split(".")
@@ -100,7 +102,7 @@ def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[s
 
 
 def _made(config: RunConfig, folder: Path, *, gpus: int) -> dict[str, Any]:
-    """What follows from the run file."""
+    """Return the settings that follow from the run file."""
     return {
         "output_dir": str(folder / "outputs"),
         "max_steps": config.steps,
@@ -183,7 +185,7 @@ def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
 
 
 def _coding_env(config: RunConfig, tasks: Path, run_file: Path) -> dict[str, Any]:
-    """The tasks of a folder for an agent whose calls are carried out in our sandbox: nothing of it runs in the runtime."""
+    """Return the environment of a task folder, for an agent whose calls are carried out in our sandbox and never in the runtime."""
     rollout = config.rollout
     grading: dict[str, Any] = {"sandbox": config.sandbox.kind}
     if config.tasks.python is not None:
@@ -206,7 +208,7 @@ def _environment(run_file: Path) -> dict[str, str]:
 
 
 def _renderer(config: RunConfig) -> dict[str, str]:
-    """PRIME-RL's own for the models that it knows; the model's chat template, with Hermes markup for calls, for others."""
+    """Return PRIME-RL's renderer for models that it knows, else the chat template with Hermes markup for calls."""
     try:
         from renderers.base import MODEL_RENDERER_MAP
     except ModuleNotFoundError:
@@ -221,7 +223,7 @@ def _replays(config: RunConfig) -> bool:
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The run of one arm as a file of its own; a replay channel without pairs is off."""
+    """Return the run of one arm as a separate run; a replay channel without pairs is off."""
     replay = config.loss.replay
     weight = replay.weight if _replays(config) else 0.0
     loss = config.loss.model_copy(update={"replay": replay.model_copy(update={"weight": weight})})

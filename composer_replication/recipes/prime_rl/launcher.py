@@ -22,7 +22,7 @@ __all__ = ["main", "orchestrator_command"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit status; PRIME-RL's own commands leave by SystemExit."""
+    """Run one of PRIME-RL's commands and return the exit status; PRIME-RL's own commands leave by SystemExit."""
     words = list(sys.argv[1:] if words is None else words)
     try:
         _start(words)
@@ -56,7 +56,7 @@ def _start(words: list[str]) -> None:
 
 
 def _entry(name: str) -> Any:
-    """PRIME-RL's module of that name. Raises MissingExtraError."""
+    """Import PRIME-RL's module of that name. Raises MissingExtraError."""
     try:
         return importlib.import_module(f"prime_rl.entrypoints.{name}")
     except ModuleNotFoundError as error:

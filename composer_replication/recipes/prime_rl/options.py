@@ -1,4 +1,4 @@
-"""PRIME-RL's settings that a run may set for itself: where and how fast it goes, not what it computes or where its state is."""
+"""The PRIME-RL settings that a run may set: they change where and how fast it runs, not its result or where its state is."""
 
 from __future__ import annotations
 

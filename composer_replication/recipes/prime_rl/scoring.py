@@ -1,4 +1,4 @@
-"""What the orchestrator adds to rollouts: hints at error turns, and pairs with the weights of their tokens.
+"""Additions of the orchestrator to rollouts: hints at error turns, and pairs with the weights of their tokens.
 
 Log-probs come from `Score`, a prefill of PRIME-RL's inference server; nothing of PRIME-RL or verifiers is imported here.
 """
@@ -40,7 +40,7 @@ _AT_ONCE = 32
 
 @dataclass(slots=True)
 class Pairs:
-    """The pairs of `loss.replay.pairs`, and what the reference says of them."""
+    """The pairs of `loss.replay.pairs`, and their log-probs under the reference."""
 
     config: RunConfig
     pairs: tuple[Pair, ...]
@@ -120,7 +120,7 @@ def _opened(run: str, folder: Path) -> Pairs:
 
 
 def shared_pairs(config: RunConfig, folder: Path) -> Pairs:
-    """The pairs of a run in the policy's tokens, read once per process: every source of a run has an algorithm of its own.
+    """Return the pairs of a run in the policy's tokens, read once per process: every source of a run has a separate algorithm.
 
     Raises:
         ConfigError: the file has no pair for this policy, or there is no file.

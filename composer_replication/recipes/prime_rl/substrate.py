@@ -1,4 +1,4 @@
-"""A run on PRIME-RL: its configuration is written, its processes are started, and what they measured is kept with the run."""
+"""A run on PRIME-RL: write its configuration, start its processes, and import what they measured."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
 
 
 def _weights(outputs: Path) -> Path | None:
-    """The folder of the last weights that PRIME-RL kept; None when there is none."""
+    """Return the folder of the last weights that PRIME-RL kept; None when there is none."""
     found = {int(path.name.removeprefix("step_")): path for path in (outputs / "weights").glob("step_*")}
     return found[max(found)] if found else None
 
@@ -77,7 +77,7 @@ def _gpus() -> int:
 
 
 def _search_path() -> list[str]:
-    """What to put before PYTHONPATH so that PRIME-RL is found."""
+    """Return the folders to put before PYTHONPATH so that PRIME-RL is found."""
     checkout = os.environ.get(CHECKOUT)
     if checkout and (Path(checkout) / _SOURCES[0] / "prime_rl").is_dir():
         return [str(Path(checkout).absolute() / source) for source in _SOURCES]

@@ -29,7 +29,7 @@ _STOPS = {
 
 
 def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Trajectory | None:
-    """One path through a trace: `nodes`, from its root to a leaf; the `number`-th of the trace.
+    """Return one path through a trace as a trajectory: `nodes` run from the root to a leaf, the `number`-th of the trace.
 
     `context_ids(len(turns))` are the path's token ids, so that a position in one is the same position in the other. None where
     the path cannot be one: nothing was sampled or nothing stands before it, tokens of one answer do not follow each other, or
@@ -85,12 +85,12 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
 
 
 def task_id_of(trace: Any) -> str:
-    """The id of one of our tasks, as the taskset of this framework names it; of other tasks an empty text."""
+    """Return the id of one of our tasks, as the taskset of this framework names it; an empty text for other tasks."""
     return str(getattr(trace.task.data, "task_id", "") or "")
 
 
 def _sampled_span(node: Any) -> tuple[int, int] | None:
-    """Where the sampled tokens of a node stand; None where there are none."""
+    """Return where the sampled tokens of a node begin and end; None where there are none."""
     marked = [i for i, sampled in enumerate(node.mask) if sampled]
     return (marked[0], marked[-1] + 1) if marked else None
 
@@ -101,8 +101,10 @@ def _calls(message: Any) -> tuple[ToolCall, ...]:
 
 
 def _results(calls: Sequence[ToolCall], after: Sequence[Any], known: Mapping[str, Any]) -> tuple[ToolResult, ...]:
-    """What the calls of a turn returned: the tool messages before the next answer. Another agent's tools only say in their text
-    how a call ended."""
+    """Return the results of a turn's calls: the tool messages before the next answer.
+
+    Tools of other agents only say in their text how a call ended.
+    """
     asked = {call.call_id: call for call in calls}
     found: list[ToolResult] = []
     for node in after:
@@ -119,7 +121,7 @@ def _results(calls: Sequence[ToolCall], after: Sequence[Any], known: Mapping[str
 
 
 def _text(content: Any) -> str:
-    """Text of a message's content; pictures have none."""
+    """Return the text of a message's content; pictures have none."""
     if isinstance(content, list):
         return "\n".join(part.text for part in content if part.type == "text")
     return content or ""

@@ -1,4 +1,4 @@
-"""A mesh of Ray actors, on a Ray of the run's own or on a cluster that is there.
+"""A mesh of Ray actors, on a private Ray of the run or on an existing cluster.
 
 Ray restarts nothing by itself here: whoever supervises decides what an actor's death means. Weights go through the object store:
 the trainer's process puts them there once, and every generator reads the same copy.
@@ -49,20 +49,20 @@ _ENVIRONMENT = {
 
 
 class RayPort:
-    """Weights through Ray's object store."""
+    """Transfer of weights through Ray's object store."""
 
     def __init__(self) -> None:
         self._kept: deque[Any] = deque(maxlen=_KEPT)  # the store lets go of what nobody refers to
 
     async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
-        """As `Port.publish`."""
+        """Publish weights; see `Port.publish`."""
         packed = {id(tensor): _packed(tensor) for tensor in weights.values()}  # tied ones once
         reference = ray.put({key: packed[id(tensor)] for key, tensor in weights.items()})
         self._kept.append(reference)
         return WeightHandle(version, name, [reference])  # in a list Ray passes it on instead of what it refers to
 
     async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
-        """As `Port.fetch`."""
+        """Fetch weights; see `Port.fetch`."""
         try:
             packed = await ticket.where[0]
         except ObjectLostError as error:
@@ -71,7 +71,7 @@ class RayPort:
 
 
 class _RayActor:
-    """What Ray holds: an object of ours."""
+    """The class that Ray instantiates; it holds one of our objects."""
 
     def __init__(self, name: str) -> None:
         self._held = ActorShell(name)
@@ -116,7 +116,7 @@ class RayHandle:
 
 
 class RayMesh:
-    """One process per actor; everything it started ends with it.
+    """A mesh with one process per actor. Closing it ends everything that it started.
 
     Args:
         address: of a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it goes on when
@@ -143,7 +143,7 @@ class RayMesh:
         self._open = True
 
     async def spawn(self, name: str, build: Build, *args: Any) -> RayHandle:
-        """As `Mesh.spawn`."""
+        """Start an actor; see `Mesh.spawn`."""
         with ExitStack() as undo:
             actor = self._make.options(num_cpus=0, max_restarts=0, max_task_retries=0).remote(name)
             undo.callback(ray.kill, actor, no_restart=True)
@@ -155,14 +155,14 @@ class RayMesh:
         return RayHandle(name, actor, process, build, args)
 
     async def replace(self, handle: Handle) -> RayHandle:
-        """As `Mesh.replace`."""
+        """Replace an actor; see `Mesh.replace`."""
         assert isinstance(handle, RayHandle)
         handle.kill()
         assert handle.build is not None
         return await self.spawn(handle.name, handle.build, *handle.args)
 
     async def close(self) -> None:
-        """As `Mesh.close`."""
+        """End every actor; see `Mesh.close`."""
         if self._open:
             self._open = False
             ray.shutdown()
@@ -206,7 +206,7 @@ def _join(address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError when nobody listens there: Ray itself goes on asking for minutes."""
+    """Raise OSError when nothing listens at the address: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
@@ -224,7 +224,7 @@ async def _answer(name: str, reference: Any) -> Any:
 
 
 def _packed(tensor: Tensor) -> tuple[Any, Any, tuple[int, ...]]:
-    """Bytes, type and shape: numpy arrays lie in the store as they are, and have no bfloat16."""
+    """Return bytes, type and shape: numpy arrays are stored as they are, but numpy has no bfloat16."""
     import torch
 
     plain = tensor.detach().cpu().contiguous()
@@ -232,7 +232,7 @@ def _packed(tensor: Tensor) -> tuple[Any, Any, tuple[int, ...]]:
 
 
 def _unpacked(array: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
-    """A copy: the store's memory cannot be written."""
+    """Return a copy, as the store's memory cannot be written."""
     import torch
 
     return torch.from_numpy(array.copy()).view(dtype).view(shape)

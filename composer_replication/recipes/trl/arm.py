@@ -52,7 +52,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class _Step:
-    """What is known of the present step so far."""
+    """The state of the present step."""
 
     groups: Sequence[Group] = ()
     signals: Signals = field(default_factory=lambda: Signals(()))
@@ -62,7 +62,7 @@ class _Step:
 
 
 class TrlArm:
-    """Made by `create`; `train` once, then `summary`."""
+    """One arm in training. Make it with `create`, call `train` once, then `summary`."""
 
     def __init__(
         self, context: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
@@ -86,7 +86,7 @@ class TrlArm:
 
     @classmethod
     async def create(cls, context: RunContext, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
-        """From the configured policy; evaluated, and with its pairs collected, unless there is a checkpoint to go on from.
+        """Build an arm from the configured policy. Without a checkpoint, also evaluate the policy and collect its pairs.
 
         Raises:
             ConfigError: TRL or PEFT refuses one of `substrate.options`.
@@ -113,7 +113,7 @@ class TrlArm:
         return self
 
     def train(self) -> None:
-        """The steps that are left. TRL blocks this thread, and with it the event loop it is called from."""
+        """Take the remaining steps. TRL blocks this thread, and with it the event loop that runs in it."""
         if self.resumed is not None:
             done = int(self.resumed.name.partition("_")[2])
             self.shown.advance(done)
@@ -129,7 +129,7 @@ class TrlArm:
     # --- what TRL asks for --------------------------------------------------------------------------------------------------
 
     def rollout(self, prompts: list[Any], trainer: ComposerReplicationTrainer) -> dict[str, list[Any]]:
-        """TRL's `rollout_func`: the prompts are seats, as many as the step's tasks have siblings together."""
+        """Roll out a step, as TRL's `rollout_func`. The prompts are placeholders, one for each rollout of the step."""
         version = trainer.state.global_step
         began = time.monotonic()
         groups = _elsewhere(self.collector.collect(version + 1, version))
@@ -147,7 +147,7 @@ class TrlArm:
     def teach(
         self, trainer: ComposerReplicationTrainer, inputs: list[dict[str, Any]], outputs: Mapping[str, Tensor]
     ) -> StepSignals:
-        """Our advantages and hints for the rollouts that were just made."""
+        """Return our advantages and hints for the rollouts that were just made."""
         del inputs, outputs
         groups = self.step.groups
         signals = self.step.signals = self.signals.make(trainer.state.global_step + 1, groups)
@@ -164,7 +164,7 @@ class TrlArm:
     # --- what TRL tells -----------------------------------------------------------------------------------------------------
 
     def updated(self) -> None:
-        """The weights have changed."""
+        """Forget the engine's sessions: the weights have changed."""
         self.engine.reset()
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # Ctrl-C: TRL gives the event loop no other chance
@@ -268,13 +268,13 @@ class _JournalCallback(TrainerCallback):
 
 
 def _verdicts(completions: list[Any], verdict: list[float | None], **_: Any) -> list[float | None]:
-    """TRL wants a reward function; ours come with the rollouts."""
+    """Return the rewards that came with the rollouts, as TRL's reward function."""
     del completions
     return verdict
 
 
 def _row(trajectory: Trajectory, filler: int) -> dict[str, list[Any]]:
-    """A trajectory as TRL takes it: what is not the policy's own has 0 in `env_mask`. TRL cannot take one without tokens."""
+    """Return a trajectory in TRL's form: `env_mask` is 0 where the policy did not sample. TRL needs at least one token."""
     ids, own, logprobs = list[int](), list[int](), list[float]()
     for turn in trajectory.turns:
         ids += [*turn.action_ids, *turn.observation_ids]
@@ -301,12 +301,12 @@ _NAMES = {
 
 
 def _renamed(logs: Mapping[str, float]) -> dict[str, float]:
-    """TRL's measures under the names that ours have."""
+    """Return TRL's measures under the names that ours have."""
     return {ours: float(logs[theirs]) for theirs, ours in _NAMES.items() if logs.get(theirs) is not None}
 
 
 def _peft(config: RunConfig) -> Any:
-    """A LoraConfig of the options below `peft.`; None without any. Raises ConfigError for one that it does not have."""
+    """Return a LoraConfig of the options that begin with `peft.`; None without any. Raises ConfigError for an unknown one."""
     options: dict[str, Any] = {
         name.removeprefix("peft."): v for name, v in config.substrate.options.items() if name.startswith("peft.")
     }

@@ -1,4 +1,4 @@
-"""A run file in the words of GRPOConfig, and what of it cannot be said there."""
+"""The options of GRPOConfig that follow from a run file, and those that it cannot express."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check(config: RunConfig) -> None:
 
 
 def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """The fields of GRPOConfig that follow from an arm's configuration, `substrate.options` over them."""
+    """Return the fields of GRPOConfig that follow from an arm's configuration; `substrate.options` override them."""
     rlvr, rollout, optimizer = config.loss.rlvr, config.rollout, config.optimizer
     parts = rollout.groups * rollout.group_size // optimizer.micro_batch_size
     low, high = thresholds("cispo" if rlvr.objective == "cispo" else "ppo", rlvr.epsilon_low, rlvr.epsilon_high)
@@ -102,7 +102,10 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def make_grpo_config(config: RunConfig, folder: Path, *, cpu: bool) -> GRPOConfig:
-    """Raises ConfigError when `substrate.options` has a name that is none of GRPOConfig's, or a value that it refuses."""
+    """Make the GRPOConfig of an arm.
+
+    Raises ConfigError when `substrate.options` names no field of GRPOConfig, or has a value that GRPOConfig refuses.
+    """
     import dataclasses
 
     from trl import GRPOConfig

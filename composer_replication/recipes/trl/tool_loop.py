@@ -1,4 +1,4 @@
-"""Hints from TRL's own tool loop: its rollouts in our environments, read back as trajectories without tokenising anything again.
+"""Hints from TRL's tool loop: its rollouts in our environments, read as trajectories without tokenising anything again.
 
 Turn t of a rollout is the t-th run of ones in `tool_mask`; what is between two runs is the environment's reply. Calls and their
 results are those that the environment kept, in the order in which they were made.
@@ -28,8 +28,9 @@ __all__ = ["ToolLoopHints", "recovered_turns"]
 
 
 class ToolLoopHints:
-    """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: hints at error turns. Advantages stay TRL's,
-    but a rollout whose sandbox failed has none.
+    """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: it finds hints at error turns.
+
+    Advantages stay TRL's, but a rollout whose sandbox failed has none.
 
     Raises:
         ConfigError: `hint` names a detector or generator that there is not, or asks for what needs a run of ours.
@@ -102,7 +103,7 @@ def recovered_turns(
     renderer: ChatRenderer,
     names: Container[str],
 ) -> tuple[Turn, ...]:
-    """The turns of a completion: `own` is 1 at sampled tokens. Their log-probs are not known, and given as 0.
+    """Return the turns of a completion: `own` is 1 at sampled tokens. Their log-probs are unknown, and given as 0.
 
     A call that did not reach the environment because there is no tool of that name among `names`, or because it could not be
     parsed, has the result that it would have had there.
@@ -122,7 +123,7 @@ def recovered_turns(
 
 
 def _result(call: ToolCall, left: list[tuple[ToolCall, ToolResult]], names: Container[str]) -> ToolResult | None:
-    """What came of a call; None when it was not carried out any more."""
+    """Return the result of a call; None when it was not carried out."""
     if call.error is not None:
         return ToolResult(call_id=call.call_id, name=call.name, content=f"bad tool call: {call.error}", status="malformed_call")
     if call.name not in names:

@@ -47,14 +47,14 @@ class ComposerOutput(AgentLoopOutput):
 
 @register("composer")
 class ComposerAgentLoop(AgentLoopBase):
-    """One rollout of a task; verl makes one of these for each."""
+    """One rollout of a task; verl makes one object for each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.episodes = _episodes(self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> ComposerOutput:
-        """`row` is the prompt's of the dataset (`dataset`), with verl's `uid`, `session_id` and `global_steps`.
+        """Roll out one prompt of the data set (`dataset`): `row` is its row, with verl's `uid`, `session_id` and `global_steps`.
 
         Raises:
             ModelError: as `answer.sample_of`.
@@ -85,7 +85,7 @@ class ComposerAgentLoop(AgentLoopBase):
         return int(self.rollout_config.val_kwargs.n if evaluation else self.rollout_config.n)
 
     async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int | None]:
-        """Until the rollout ends; the versions of the weights that sampled it."""
+        """Run the rollout to its end, and return the versions of the weights that sampled it."""
         await self._in_thread(rollout.begin)
         ends, window = self.episodes.stop_ids, self.episodes.config.rollout.context_tokens
         context: list[int] = []
@@ -143,7 +143,7 @@ class ComposerAgentLoop(AgentLoopBase):
 
 
 class _Told(AbstractContextManager[None]):
-    """Whoever breaks inside tells its siblings and the run."""
+    """A guard that reports an error in its body to the siblings and to the run."""
 
     def __init__(self, siblings: Siblings[GroupRecord], episodes: Episodes, uid: str) -> None:
         self._siblings, self._episodes, self._uid = siblings, episodes, uid
@@ -157,6 +157,6 @@ class _Told(AbstractContextManager[None]):
 
 @cache
 def _episodes(tokenizer: Any) -> Episodes:
-    """This process's. Opened with the first agent loop, in the event loop's thread: nothing runs before it."""
+    """Return this process's episodes. The first agent loop opens them in the event loop's thread, before anything else runs."""
     plan = ArmPlan.required()
     return Episodes(plan, ChatRenderer(tokenizer))

@@ -1,4 +1,4 @@
-"""verl's rollout server `composer_cpu`: our transformers engine in a Ray actor, for where vLLM cannot run.
+"""verl's rollout server `composer_cpu`: our transformers engine in a Ray actor, for machines that cannot run vLLM.
 
 Requests that arrive together are sampled together. Sessions keep their keys and values over turns until new weights arrive.
 """
@@ -39,10 +39,10 @@ class _WaitingRequest:
 
 
 class CPUServer:
-    """One policy, served to the agent loops."""
+    """A policy that is served to the agent loops."""
 
     def __init__(self, path: str) -> None:
-        """Raises ModelError when no policy can be loaded from `path`."""
+        """Load the policy. Raises ModelError when none can be loaded from `path`."""
         torch.set_num_threads(1)
         self.model, tokenizer = load_policy(ModelConfig(path=path, device="cpu"))
         self.engine = TransformersEngine(self.model, tokenizer)
@@ -112,14 +112,14 @@ class CPUServer:
         self.version = version
 
     async def _nothing(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept on a device that would have to make room."""
+        """Do nothing: no memory of a device has to be freed."""
 
     wake_up = sleep = abort_all_requests = resume_generation = clear_kv_cache = _nothing
     release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
 
 class CPUReplica(RolloutReplica):
-    """Starts a server."""
+    """A replica that starts a server."""
 
     async def launch_servers(self) -> None:
         server = ray.remote(CPUServer).options(name=_name(self.replica_rank), num_cpus=0, max_concurrency=1000)
@@ -129,17 +129,17 @@ class CPUReplica(RolloutReplica):
 
 
 class CPURollout(BaseRollout):
-    """The trainer's side of it: hands over weights."""
+    """The trainer's side of the server, which sends it the weights."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+        """Do nothing: nothing was released."""
 
     async def release(self) -> None:
-        """Nothing is on a device."""
+        """Do nothing: nothing is on a device."""
 
     async def update_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any

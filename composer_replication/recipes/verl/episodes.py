@@ -1,4 +1,4 @@
-"""What the agent loops of one process share: tasks, sandbox, hints, and where groups are recorded."""
+"""The state that the agent loops of one process share: tasks, sandbox, hints, and the records of groups."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FOLDERS = "agents-*"
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group of rollouts and what was found of it."""
+    """A group of rollouts, with its hints and penalties."""
 
     step: int
     """Of an evaluation the optimizer steps before it."""
@@ -54,7 +54,7 @@ class GroupRecord:
 
 
 def generation_config_of(path: str) -> GenerationConfig:
-    """As transformers gives it to the model that it loads."""
+    """Load the generation config that transformers would give to the model."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:  # a policy need not have one; its config may name the tokens that end a turn
@@ -62,10 +62,10 @@ def generation_config_of(path: str) -> GenerationConfig:
 
 
 class Episodes:
-    """Opened once per process that runs agent loops."""
+    """The tasks and hints of one process that runs agent loops."""
 
     def __init__(self, plan: ArmPlan, renderer: ChatRenderer) -> None:
-        """Raises ConfigError, TaskError or SandboxError as `RunContext.open`."""
+        """Open the tasks. Raises ConfigError, TaskError or SandboxError as `RunContext.open`."""
         self.plan, self.config, self.renderer = plan, plan.config, renderer
         self.folder = plan.folder / f"agents-{os.uname().nodename}-{os.getpid()}"
         self.context = RunContext.open(plan.config, RunDir.create(self.folder), Terminal())
@@ -76,7 +76,7 @@ class Episodes:
         """Tokens that end a turn: those that end one wherever else the policy samples."""
 
     def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
-        """A rollout that has not begun. Its draws are those it would have under the local trainer."""
+        """Return a rollout that has not begun. Its draws are those that the local trainer would make."""
         config, named = self.config.rollout, EVAL_STEP if evaluation else step
         env = self.context.coding.make(task_id)
         return Rollout(
@@ -89,7 +89,7 @@ class Episodes:
         )
 
     def finish(self, trajectories: Sequence[Trajectory], *, step: int, evaluation: bool) -> GroupRecord:
-        """What is found of a group; written down before it is given back."""
+        """Find the hints and penalties of a group, record them, and return the record."""
         first = trajectories[0]
         group = Group(group_id=first.trajectory_id.rpartition("/")[0], task_id=first.task_id, trajectories=tuple(trajectories))
         record = GroupRecord(step, evaluation, group) if evaluation else self._taught(step, group)
@@ -117,7 +117,7 @@ def read_groups(plan: ArmPlan, step: int, *, evaluation: bool) -> list[GroupReco
 
 
 def forget_groups(plan: ArmPlan) -> None:
-    """Before a run begins or goes on: what is recorded then is all of one process."""
+    """Delete all recorded groups, before a run begins or continues."""
     for folder in plan.folder.glob(_FOLDERS):
         shutil.rmtree(folder)
 

@@ -1,4 +1,4 @@
-"""From a run file to verl's settings, and what verl cannot express."""
+"""verl's settings, made from a run file, and the settings that a run file may not override."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a run of verl reads and writes."""
+    """The files that a run of verl reads and writes."""
 
     train: Path
     held_out: Path | None
@@ -162,7 +162,7 @@ def _ranks(config: RunConfig) -> int:
 
 
 def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
-    """Arguments of `python -m verl.trainer.main_ppo`. A dotted name of the run file's `substrate.options` comes last."""
+    """Return the arguments of `python -m verl.trainer.main_ppo`. The dotted names of `substrate.options` come last."""
     words = [f"{name}={_word(value)}" for name, value in settings(config, files, cpu=cpu).items()]
     options: dict[str, Any] = dict(config.substrate.options)
     if _LOGGER in options:  # what verl writes to its file is what this run reads
@@ -171,7 +171,7 @@ def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
 
 
 def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    """verl's settings by dotted name, as hydra takes them."""
+    """Return verl's settings by dotted name, as hydra takes them."""
     rollout, optimizer = config.rollout, config.optimizer
     rows = rollout.groups * rollout.group_size // _ranks(config)
     micro = max(size for size in range(1, min(optimizer.micro_batch_size, rows) + 1) if rows % size == 0)
@@ -247,7 +247,7 @@ def _actor(config: RunConfig, micro: int, aggregation: str) -> dict[str, Any]:
 
 
 def _correction(config: RunConfig) -> dict[str, Any]:
-    """Without importance correction the sampler's log-probs are the old policy's, and are not computed again."""
+    """Return the settings of the importance correction; without it the sampler's log-probs are taken as the old policy's."""
     rlvr = config.loss.rlvr
     if rlvr.importance == "none":
         return {"algorithm.rollout_correction.bypass_mode": True}
@@ -275,7 +275,7 @@ def _device(config: RunConfig, files: Files, cpu: bool) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """A value as hydra's command line takes it."""
+    """Format a value for hydra's command line."""
     if isinstance(value, list):
         return "[" + ",".join(map(_word, value)) + "]"
     if isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""What every process of a run under verl has to know: the arm, its configuration, and where to write."""
+"""The plan that every process of a run under verl reads: the arm, its configuration, and where to write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAN = "COMPOSER_VERL_PLAN"
 
 @dataclass(frozen=True, slots=True)
 class ArmPlan:
-    """One arm of a run."""
+    """The plan of one arm."""
 
     arm: str
     config: RunConfig
@@ -39,7 +39,7 @@ class ArmPlan:
 
     @property
     def fault_path(self) -> Path:
-        """Why no rollout can go on, once that is so."""
+        """The file that says why no rollout can continue; written when that happens."""
         return self.folder / "fault.txt"
 
     @property
@@ -49,7 +49,7 @@ class ArmPlan:
 
     @property
     def log_path(self) -> Path:
-        """What verl's processes print."""
+        """The output of verl's processes."""
         return self.folder / "verl.log"
 
     def write(self) -> None:

@@ -1,4 +1,4 @@
-"""What verl loads in every process that imports it (entry point group `verl.plugins`).
+"""The module that verl loads in every process that imports it (entry point group `verl.plugins`).
 
 Outside a run of ours it does nothing. Inside one it must not fail in silence: verl notes only at DEBUG that a plugin could not be
 loaded, and would go on without our loss. So a process that cannot load it ends, with the reason on stderr.
@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 class _Loud(AbstractContextManager[None]):
-    """Ends the process (SystemExit, which verl does not catch) when its body fails."""
+    """A guard that ends the process (SystemExit, which verl does not catch) when its body fails."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):

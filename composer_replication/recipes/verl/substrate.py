@@ -1,4 +1,4 @@
-"""A run on verl: pairs first, in this process; then verl trains, and what it writes is read back step by step."""
+"""A run on verl: pairs are collected in this process; then verl trains, and its records are read step by step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
 
 
 async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
-    """The pairs of the starting policy, collected once, and its context window.
+    """Return the pairs of the starting policy, collected once, and its context window.
 
     Raises CheckpointError when `done` steps were taken, or the pairs collected, with other weights, tasks or pairs.
     """
@@ -123,7 +123,7 @@ def _refuse_others(path: Path, made_of: Mapping[str, str], pairs: str | None, st
 
 
 async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], imported: VerlMetrics, shown: Phase) -> None:
-    """From the last checkpoint to the end."""
+    """Run verl from the last checkpoint to the end."""
     config, cpu = plan.config, on_cpu(plan.config)
     forget_groups(plan)
     for old in (plan.fault_path, plan.metrics_path):
@@ -162,7 +162,7 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
 
 
 def _resume_at(checkpoints: Path, recorded: int) -> int:
-    """Steps behind the checkpoint that verl goes on from: its last of which the run has the metrics, 0 without one.
+    """Return the steps behind the checkpoint that verl continues from: its last one whose metrics the run has; 0 without one.
 
     verl saves a step before it evaluates and logs it: one that was killed in between takes that step again.
     """
@@ -184,12 +184,12 @@ def _resume_at(checkpoints: Path, recorded: int) -> int:
 
 
 def _recorded(run_dir: RunDir, arm: str) -> int:
-    """The last step that the run has the metrics of; 0 without one."""
+    """Return the last step whose metrics the run has; 0 without one."""
     return max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
 
 
 def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
-    """Rollouts and tokens of the steps that are kept."""
+    """Return the rollouts and tokens of the steps that are kept."""
     lines = [line.values for line in run_dir.read_metrics() if line.arm == arm]
     found = next((line for line in reversed(lines) if "rollout/total" in line), {})
     return int(found.get("rollout/total", 0)), int(found.get("rollout/tokens_total", 0))
@@ -197,7 +197,7 @@ def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A policy as verl left it; its optimizer is in verl's own checkpoint."""
+    """A policy as verl left it; its optimizer is in verl's checkpoint."""
 
     policy: PreTrainedModel
 
@@ -205,13 +205,13 @@ class _Trained:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor], /) -> None:
-        """There is no state but the weights."""
+        """Load the weights; there is no other state."""
         del state
         self.policy.load_state_dict(weights)
 
 
 def _keep_weights(folder: Path, checkpoints: Path, step: int) -> Path:
-    """The last weights where those of every substrate are. Raises StorageError."""
+    """Save the last weights where those of every substrate are, and return the folder. Raises StorageError."""
     saved = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
     model, tokenizer = load_policy(ModelConfig(path=str(saved), device="cpu"))
     save_checkpoint(folder, step, _Trained(model), tokenizer, {"substrate": "verl"})

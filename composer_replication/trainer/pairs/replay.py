@@ -53,7 +53,7 @@ __all__ = [
 
 
 class TraceRecorder(Protocol):
-    """Has trajectories of the starting policy to be frozen (`trainer.collector.RolloutCollector`)."""
+    """A source of trajectories of the starting policy, to be frozen (`trainer.collector.RolloutCollector`)."""
 
     @property
     def arm(self) -> str: ...
@@ -76,7 +76,7 @@ class Scorer(EntropyReader, Protocol):
 
 
 async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, scorer: Scorer) -> list[Pair]:
-    """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
+    """Return the pairs of the teachers and of the run's file, with reference log-probs; keep them for `stored_pairs`.
 
     Raises:
         ConfigError: the file gives no pair (`file_pairs`).
@@ -126,7 +126,7 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
 
 
 def _agreement(found: PairMining) -> str:
-    """How votes were compared and weighed, in a line."""
+    """Describe in a line how votes were compared and weighed."""
     weights = ", ".join(f"{family} {weight:.2f}" for family, weight in found.weights.items())
     ratio = "" if found.length_ratio is None else f"; chosen over rejected length {found.length_ratio:.2f}"
     torn = f"; {found.dissolved} clusters contradicted themselves" if found.dissolved else ""
@@ -134,8 +134,7 @@ def _agreement(found: PairMining) -> str:
 
 
 def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
-    """The student's workspace at a state of our own, and the sandbox if pairs are to be verified; opened where they are
-    needed."""
+    """Return the student's workspace at one of our states, and the sandbox if pairs are to be verified; both open on first use."""
     trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
 
     @cache
@@ -176,7 +175,7 @@ def _normalized(
 def _that_fit(
     pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: TraceRecorder, dropped: Counter[str]
 ) -> list[DPOPair]:
-    """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
+    """Return the pairs that fit into the context window: a teacher's answer may be longer than the policy's can be."""
     kept = []
     for pair, ids in zip(pairs, pairs_to_token_pairs(pairs, trajectories, actor.renderer), strict=True):
         if fits(ids, actor.context_window):
@@ -197,18 +196,18 @@ def wants_replay(config: RunConfig) -> bool:
 
 
 def stored_pairs(context: RunContext, arm: str) -> list[Pair]:
-    """The pairs an arm has collected before its first checkpoint."""
+    """Return the pairs that an arm has collected before its first checkpoint."""
     return [_pair(line) for line in files.read_lines(_store(context, arm))]
 
 
 def pairs_digest(context: RunContext, arm: str) -> str | None:
-    """SHA-256 of the stored pairs; None when nothing was collected."""
+    """Return the SHA-256 of the stored pairs; None when nothing was collected."""
     store = _store(context, arm)
     return hashlib.sha256(store.read_bytes()).hexdigest() if store.is_file() else None
 
 
 def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
-    """The pairs of a step (1-based): the list read round and round."""
+    """Return the pairs of a step (1-based): the list is read over and over."""
     count = min(count, len(pairs))
     return [pairs[((step - 1) * count + i) % len(pairs)] for i in range(count)]
 
@@ -291,7 +290,7 @@ def _store(context: RunContext, arm: str) -> Path:
 
 
 def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    """The pairs as the report shows them."""
+    """Return the pairs in the report's form."""
     votes: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for answer in answers:
         calls = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}) for c in answer.tool_calls]
