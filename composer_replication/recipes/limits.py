@@ -82,7 +82,7 @@ _ASKING = ("judge", "consensus")
 _ANY = "local, trl, verl, monarch or ray"
 _WHOLE_STEP = "it needs the hints of a whole step at once, and PRIME-RL finishes one group at a time"
 _PRESENT = "it reads the starting policy all through the run, and PRIME-RL serves only the present one"
-_SERVE = f"serve it with `inference` on a GPU of its own and set {FROZEN_URL} to its address"
+_SERVE = f"serve it with `inference` on another GPU and set {FROZEN_URL} to its address"
 _UNREAD = (
     *("reward.effort.weight", "reward.overlong_tokens", "reward.kl_weight", "reward.prm.weight"),
     *("curriculum.enabled", "rollout.timeout_s", "tasks.instruction", "tasks.held_out_share"),
@@ -164,7 +164,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         ),
         SubstrateLimit("loss.hint.shuffle", _WHOLE_STEP, can=_ANY, fix="set it to false"),
         SubstrateLimit("loss.hint.useful_only", _WHOLE_STEP, can=_ANY, fix="set it to false"),
-        SubstrateLimit("loss.hint.generators", "they ask teachers, and PRIME-RL's orchestrator asks nobody", _ASKING, _ANY),
+        SubstrateLimit("loss.hint.generators", "they ask teachers, and PRIME-RL's orchestrator cannot", _ASKING, _ANY),
         SubstrateLimit(
             "loss.rlvr.kl_beta",
             "PRIME-RL sends one reference log-prob per token, and loss.hint.weight is above 0 too",
@@ -187,7 +187,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         ),
         SubstrateLimit(
             "teachers",
-            "teachers would be asked while it trains, and PRIME-RL's orchestrator asks nobody",
+            "teachers would be asked while it trains, and PRIME-RL's orchestrator cannot ask them",
             can=_ANY,
             fix="ask them before: `composer replay`, `composer pairs extract`, and loss.replay.pairs names the file",
             when=lambda c: c.loss.replay.weight > 0,

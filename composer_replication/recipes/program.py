@@ -2,7 +2,7 @@
 
     this process -> guard (`python -m composer_replication.recipes.program`) -> the program -> whatever it starts
 
-The guard leads a session of its own and adopts every orphan below it. When the program ends, when the guard is told to or when
+The guard leads a new session and adopts every orphan below it. When the program ends, when the guard is told to or when
 this process dies, `kill -9` included, it asks all that is below it to end, and kills what does not. A `kill -9` of the guard
 itself leaves what the program has started to the system.
 """
@@ -31,9 +31,9 @@ class RunningProgram:
     """A running program. As a context manager it ends everything that the program started.
 
     Args:
-        log: what it prints is appended here.
-        folder: where it runs; here when None.
-        without: variables of this process that it must not have.
+        log: file to which its output is appended.
+        folder: its working directory; None for this process's.
+        without: variables of this process that it must not inherit.
         patience_s: seconds between being asked to end and being killed.
     """
 

@@ -23,7 +23,7 @@ def short_folder() -> Iterator[Path]:
     lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # held as long as the process lives
-        folder = made.rename(made.with_name(_MARK + made.name.removeprefix("ray-")))  # nobody sweeps it before it is held
+        folder = made.rename(made.with_name(_MARK + made.name.removeprefix("ray-")))  # it is not swept before it is locked
         try:
             yield folder
         finally:
@@ -34,7 +34,7 @@ def short_folder() -> Iterator[Path]:
 
 def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_MARK}*"):
-        with contextlib.suppress(OSError):  # held, gone already, or somebody else's
+        with contextlib.suppress(OSError):  # locked, gone already, or another user's
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

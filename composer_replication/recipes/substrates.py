@@ -41,7 +41,7 @@ class Need:
     """A distribution that a substrate needs, and the version that is installed."""
 
     requirement: str
-    """As pip takes it: `trl<2,>=1.16`."""
+    """The requirement in pip's form: `trl<2,>=1.16`."""
     found: str | None
     """The version installed; None for none."""
 
@@ -57,13 +57,13 @@ class Substrate:
 
     about: str
     extra: str | None = None
-    """Of this package, that installs it; None where nothing more is needed."""
+    """The extra of this package that installs it; None where nothing more is needed."""
     cannot: tuple[str, ...] = ()
-    """What it cannot express, and why."""
+    """Limits, each with its reason."""
     checkout: str | None = None
-    """Environment variable that names a checkout of it, where no index has it."""
+    """Environment variable that names a checkout, for a substrate that is on no index."""
     module: str = ""
-    """What is imported of it: in `src` of the checkout, unless it is installed."""
+    """The module that is imported: in `src` of the checkout, unless it is installed."""
 
     def needs(self) -> list[Need]:
         """Return every distribution that its extra names, from this package's metadata."""
@@ -112,7 +112,7 @@ _IN_A_MESH = (
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
     "trl": Substrate(
-        about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss",
+        about="TRL's GRPOTrainer, with the hint and replay channels added to its loss",
         extra="trl",
         cannot=(
             *map(str, LIMITS["trl"]),
@@ -127,7 +127,7 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         cannot=(
             *map(str, LIMITS["verl"]),
             "rollout.engine = vllm and sglang: its own servers sample (local can)",
-            "SGLang as its own server: it takes no list of ending tokens beside ignore_eos (vLLM does)",
+            "SGLang as its own server: it takes no list of stop tokens together with ignore_eos (vLLM does)",
             "LoRA: the hint channel's self-teacher and what is saved are of whole weights (trl can)",
         ),
     ),

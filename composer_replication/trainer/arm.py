@@ -107,7 +107,7 @@ class ArmTrainer:
         return True
 
     def counters(self) -> dict[str, Any]:
-        """Return what the next step depends on beside the learner, plain JSON."""
+        """Return what the next step depends on besides the learner, as plain JSON."""
         return {**self.meter.state_dict(), **self.collector.state_dict()}
 
     def continue_from(self, counters: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ class RolloutCollector:
     """The collector of one arm's groups, which counts them in the journal's meter.
 
     Args:
-        share: the tasks of this replica, where others train on the rest; None for all.
+        share: the part of the tasks that this replica trains on; None for all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RolloutCollector:
         """Chooses the tasks; None takes all in turn."""
         self._share = share
         self._train = list(context.train)
-        """The tasks trained on: those of the run, and those joined since."""
+        """The tasks trained on: the run's tasks, and tasks joined since."""
 
     @property
     def context_window(self) -> int:
@@ -98,7 +98,7 @@ class RolloutCollector:
         return groups
 
     async def _join(self, first: Task, second: Task) -> None:
-        """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken box puts it off."""
+        """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken sandbox postpones it."""
         found: Task | str = ""
         try:
             found = await asyncio.to_thread(self.context.join, first, second)
@@ -154,7 +154,7 @@ class RolloutCollector:
     async def record_traces(self) -> list[Group]:
         """Roll out the starting policy on every training task, keep the trajectories for replay, and return their groups.
 
-        A replica takes the tasks of its own share. The trajectories are in the run directory.
+        A replica takes the tasks of its share. The trajectories are in the run directory.
         """
         count = self.config.loss.replay.traces_per_task
         tasks = self.context.train if self._share is None else self._share.of_round(self.context.train, 1)
@@ -208,4 +208,4 @@ class RolloutCollector:
         """Create an episode; in training the curriculum may hide some tests."""
         if self.curriculum is None or not training:
             return self.context.make_env(task.spec.task_id)
-        return self.context.make_env(task.spec.task_id, self.curriculum.withheld(task.spec.task_id))
+        return self.context.make_env(task.spec.task_id, self.curriculum.hidden_tests(task.spec.task_id))

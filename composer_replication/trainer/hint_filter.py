@@ -28,7 +28,7 @@ class SelectedHints:
 
     hinted: Sequence[HintedTurn]
     hints: tuple[Hint, ...]
-    """Those of `hinted`."""
+    """The hints of `hinted`."""
     dropped: tuple[Hint, ...]
     """Dropped hints, each with its reason (`Hint.dropped`)."""
 
@@ -73,7 +73,7 @@ def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...]
 
     Neither context nor action may be empty.
 
-    Of a self-teacher made of several models it is the mean of theirs, weighted by their shares.
+    For a self-teacher made of several models it is their mean, weighted by their shares.
     """
     assert learner.self_teacher is not None
     size, device = learner.config.optimizer.micro_batch_size, learner.accelerator.device

@@ -23,7 +23,7 @@ _MAY_CHANGE = frozenset(
 )
 """Fields that change no result. A cap that was reached has to be raised for the run to go on."""
 _OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_million_input", ".usd_per_million_output")
-"""Likewise: where it is asked and what it costs. Answers bought at another address are asked for again."""
+"""Fields of a teacher that change no result: its address and its cost. Answers bought at another address are bought again."""
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def check_source(config: RunConfig, source: EnvSource) -> None:
     names = [t.spec.task_id for t in (*source.train, *source.held_out)]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"the environment has two tasks called {twice!r}", fix="give every task an id of its own")
+        raise ConfigError(f"the environment has two tasks called {twice!r}", fix="give every task a unique id")
     if config.substrate.type not in ("local", "trl"):
         raise ConfigError(
             f"substrate.type = {config.substrate.type} trains on the tasks of tasks.train alone",

@@ -75,7 +75,7 @@ class Signals:
     """By trajectory id: what is added to it for the tokens of each turn. Empty without process rewards."""
     hinted: Sequence[HintedTurn] = ()
     hints: Sequence[Hint] = ()
-    """Those of `hinted`, then those that are not told (`Hint.dropped`)."""
+    """The hints of `hinted`, then those that were dropped (`Hint.dropped`)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Error turns that teach nothing, by reason."""

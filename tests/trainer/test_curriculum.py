@@ -168,14 +168,14 @@ def test_a_solved_task_shows_fewer_of_its_tests_and_a_hopeless_one_more_again(tm
     curriculum = Curriculum(config, [with_tests(tmp_path, "a")], SEED)
     solved, seen = group("a", *(1.0,) * 6), []
     for step in range(1, 5):
-        seen.append(len(curriculum.withheld("a")))
+        seen.append(len(curriculum.hidden_tests("a")))
         curriculum.learn([solved], step)
         assert curriculum.metrics()["curriculum/withheld/mean"] == seen[-1] / 4, "as it was practised on"
     assert seen == [0, 2, 3, 3]
     failed = group("a", 0.0, 0.0)
     for step in range(5, 9):
         curriculum.learn([failed], step)
-        seen.append(len(curriculum.withheld("a")))
+        seen.append(len(curriculum.hidden_tests("a")))
         assert not curriculum.is_quarantined("a")
     assert seen[4:] == [3, 2, 2, 0]
     curriculum.learn([failed], 9)
@@ -192,7 +192,7 @@ def test_fewer_tests_make_a_solved_task_worth_practising_on_again(tmp_path: Path
     plain = Curriculum(CurriculumConfig(enabled=True), tasks, SEED)
     plain.learn([group("a", *(1.0,) * 8)], 1)
     assert plain.weight("a", 2) < before
-    assert plain.withheld("a") == frozenset()
+    assert plain.hidden_tests("a") == frozenset()
 
 
 def test_a_task_that_shows_fewer_tests_counts_as_solved_for_the_levels(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_what_is_withheld_survives_a_checkpoint_and_follows_from_the_seed(tmp_pa
     curriculum.learn([group("a", *(1.0,) * 8)], 1)
     restored = Curriculum(config, tasks, SEED)
     restored.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
-    assert restored.withheld("a") == curriculum.withheld("a") != frozenset()
+    assert restored.hidden_tests("a") == curriculum.hidden_tests("a") != frozenset()
     others = [Curriculum(config, tasks, seed) for seed in range(1, 9)]
     for other in others:
         other.load_state_dict(curriculum.state_dict())
-    assert {other.withheld("a") for other in others} != {curriculum.withheld("a")}
+    assert {other.hidden_tests("a") for other in others} != {curriculum.hidden_tests("a")}
 
 
 def of_source(name: str, *functions: str, source: str = "s", mode: str = "stub") -> Task:

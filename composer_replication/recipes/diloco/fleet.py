@@ -33,7 +33,7 @@ _LOOK_S, _AGAIN_S = 1.0, 30.0
 """Seconds between looks, and until a launch that the backend refused is tried again."""
 _AGAIN = "see why; what the job has reached is in the store: go on with --resume"
 _LASTING = (ConfigError, TaskError, ModelError, TeacherError, ChannelOffError, TraceError)
-"""Of a replica that ended so, another would end so too."""
+"""Errors that a replacement of the replica would meet too."""
 
 Seen = Callable[[Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]], None]
 """Told again and again where every replica is."""

@@ -14,9 +14,9 @@ from composer_replication.types.errors import ObjectStoreError, StorageError
 __all__ = ["fetch_policy", "put_policy"]
 
 _NOT_OF_THE_POLICY = ("learner.pt", "loop.json", "MANIFEST.sha256")
-"""What a checkpoint has beside it, to go on from."""
+"""Files of a checkpoint that only a resumed run reads."""
 
-_ANEW = "go on with --resume: rank 0 puts it anew"
+_ANEW = "go on with --resume: rank 0 puts it there again"
 
 
 def put_policy(store: Store, arm: str, checkpoint: Path) -> None:

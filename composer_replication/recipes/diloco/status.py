@@ -24,9 +24,9 @@ class Status:
     round: int
     """Rounds held so far in this arm."""
     members: int
-    """Of the last round."""
+    """Replicas in the last round."""
     bytes_up: int
-    """Of all its rounds since it was started."""
+    """Bytes sent in all its rounds since it was started."""
     bytes_down: int
     stall_s: float
     """Seconds it has waited for rounds since it was started."""

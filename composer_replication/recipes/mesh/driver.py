@@ -53,7 +53,7 @@ class Roles:
 
 @dataclass(slots=True)
 class _MeshMeter:
-    """A meter of an arm's groups in the ledger and of everything outside it. A group that an earlier driver received counts once."""
+    """A meter of an arm's groups in the ledger, where groups of earlier drivers count once, and of everything outside it."""
 
     ledger: GroupLedger
     outside: RolloutMeter = field(default_factory=RolloutMeter)
@@ -130,14 +130,14 @@ class Driver:
 
     def _wanted(self) -> dict[str, tuple[Build, Sequence[Any]]]:
         run = self.context.run_dir.path
-        boxes = _sandbox_pool(self.context, self.config)
+        pool = _sandbox_pool(self.context, self.config)
         actors: dict[str, tuple[Build, Sequence[Any]]] = {
             "trainer": (self.roles.trainer, (self.config, self.arm, run)),
-            "rewarder": (self.roles.rewarder, (boxes, run / "verdicts.jsonl")),
+            "rewarder": (self.roles.rewarder, (pool, run / "verdicts.jsonl")),
         }
         if wants_replay(self.config):
             actors["teachers"] = (self.roles.teachers, (self.config, self.arm, run))
-        actors |= dict.fromkeys(self._hosts, (self.roles.env, (boxes,)))
+        actors |= dict.fromkeys(self._hosts, (self.roles.env, (pool,)))
         return actors | dict.fromkeys(self._generators, (self.roles.generator, (self.config, self.arm)))
 
     async def _begin(self) -> None:
@@ -189,7 +189,7 @@ class Driver:
     # --- generators -------------------------------------------------------------------------------------------------------
 
     async def _keep_busy(self, name: str) -> None:
-        """Give a generator one order after the other, until cancelled; what it cannot finish goes to whoever is free."""
+        """Give a generator one order after the other, until cancelled; orders that it cannot finish go to another generator."""
         while True:
             job, ticket = await self._next_job()
             used = {n: await self.supervisor.get(n) for n in (name, "rewarder", *self._hosts)}
@@ -230,7 +230,7 @@ class Driver:
             self._changed.notify_all()
 
     async def _forget(self, order: str, hosts: Sequence[Handle]) -> None:
-        """End the episodes that a broken box, or a death, has left open."""
+        """End the episodes that a broken sandbox, or a death, has left open."""
         for host in hosts:
             try:
                 await self.supervisor.call(host, "forget", order)
@@ -278,7 +278,7 @@ class Driver:
             await self._save()
 
     async def _take(self, step: int) -> tuple[int, ...]:
-        """Return the numbers of a step's groups: those in the ledger where the step was begun before, else the first fresh ones."""
+        """Return the numbers of a step's groups: those in the ledger if the step was begun before, else the first fresh ones."""
         ledger = self.ledger
         async with self._changed:
             while step not in ledger.trained:

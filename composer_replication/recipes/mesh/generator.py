@@ -30,9 +30,9 @@ class Order:
     """Groups that one generator samples together."""
 
     name: str
-    """Unique among the orders of an arm's attempts."""
+    """A name that is unique among the orders of an arm's attempts."""
     task_ids: tuple[str, ...]
-    """One group each, none twice."""
+    """Tasks to sample one group of, none twice."""
     siblings: int
     step: int
     """Names the draws: with task, sibling and turn it decides every one. -1 is an evaluation, -2 the frozen traces."""
@@ -54,15 +54,15 @@ class Generator(Member):
         self.engine = TransformersEngine(model, tokenizer)
         self.renderer = ChatRenderer(tokenizer)
         self.version: int | None = None
-        """Of the loaded weights; None: those the run starts from, before any were fetched."""
+        """Version of the loaded weights; None for those that the run starts from, before any were fetched."""
 
     async def roll_out(self, order: Order, ticket: WeightHandle, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
         """Return the order's groups, in its order, sampled with the ticket's weights.
 
         Raises:
             ActorDiedError: a host or the rewarder died; nothing of the order counts.
-            ActorStalledError: one of them, or with no name this generator, did not get on for `rollout.stall_s`; likewise.
-            WeightsLostError: the ticket's weights cannot be had any more.
+            ActorStalledError: one of them, or with no name this generator, made no progress for `rollout.stall_s`; likewise.
+            WeightsLostError: the ticket's weights are gone.
             ComposerError: as `collect_groups`.
         """
         rollout, loop, numbers = self.config.rollout, asyncio.get_running_loop(), count()
@@ -95,7 +95,7 @@ class Generator(Member):
                 )
             )
 
-        # on a loop of its own: when it fails it waits for its threads, and they for answers that come over this one
+        # on a second event loop: when it fails it waits for its threads, and they for answers that come over this one
         try:
             return await asyncio.to_thread(collect)
         except StalledError as stalled:

@@ -1,8 +1,8 @@
 """Records of which groups were issued, finished, trained on or dropped, in a file that survives `kill -9` of every process.
 
 Each change is one durable line of JSON before anything acts on it, and the trajectories of a finished group are on the disk
-before its line is. A step's groups are chosen once: whoever repeats the step, after the death of the trainer or of the driver,
-repeats it with them. So no group is trained on in two steps, or dropped after it was trained on, and none that is finished is
+before its line is. A step's groups are chosen once: a step that is repeated, after the death of the trainer or of the driver,
+trains on the same ones. So no group is trained on in two steps, or dropped after it was trained on, and none that is finished is
 sampled again.
 
     mesh/ARM/ledger.jsonl         {"event": "issued" | "finished" | "dropped" | "trained", ...}
@@ -62,7 +62,7 @@ class GroupLedger:
         return sorted(self._unfinished)
 
     def issue(self, numbers: Iterable[int], version: int) -> None:
-        """Record that groups are about to be sampled by the policy of `version` or a later one; unfinished ones may be repeated."""
+        """Record that groups are to be sampled by the policy of `version` or a later one; unfinished ones may be repeated."""
         self._record({"event": "issued", "groups": list(numbers), "version": version})
 
     def finish(self, number: int, group: Group) -> None:

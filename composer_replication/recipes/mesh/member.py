@@ -13,7 +13,7 @@ class Member:
     """An actor whose death or stall is noticed, and whose CPU time is counted."""
 
     role: ClassVar[str] = ""
-    """Which of the run's it plays; empty for an actor of somebody else's."""
+    """The role of the actor in a run; empty for an actor of another program."""
 
     async def watch(self) -> None:
         """Block forever: the pending call reveals the death of the process at once."""

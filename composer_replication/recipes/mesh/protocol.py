@@ -1,7 +1,7 @@
 """The interface of a backend of the mesh: processes that hold one object each, calls to them, and transfer of weights.
 
 An actor is a plain object. Its process builds it by `build(port, *args)`; its methods may be `async`, and run in the process's
-event loop; methods that are not are run in a thread of their own, one at a time. Async methods may overlap.
+event loop; the others run in a separate thread, one at a time. Async methods may overlap.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Handle(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Number of its process."""
         ...
 
     async def call(self, method: str, *args: Any) -> Any:

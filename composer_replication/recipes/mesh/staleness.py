@@ -22,9 +22,9 @@ class StalenessRule:
     """The limit on staleness for one arm."""
 
     groups: int
-    """Per step."""
+    """Groups per step."""
     steps: int
-    """Of the arm."""
+    """Optimizer steps of the arm."""
     max_staleness: int
 
     def limit(self, dropped: int, version: int) -> int:
@@ -36,7 +36,7 @@ class StalenessRule:
         return sorted(number for number, version in waiting.items() if step - 1 - version > self.max_staleness)
 
     def choose(self, waiting: Mapping[int, int], step: int) -> list[int] | None:
-        """Return the groups that the step trains on: oldest policy first, then in order of issue. None while there are too few."""
+        """Return the groups that the step trains on: oldest policy first, then in order of issue. None while they are too few."""
         old = set(self.too_old(waiting, step))
         order = sorted((version, number) for number, version in waiting.items() if number not in old)
         return sorted(number for _, number in order[: self.groups]) if len(order) >= self.groups else None

@@ -29,18 +29,18 @@ class Supervisor:
 
     mesh: Mesh
     on_replaced: Callable[[ActorDiedError, float], None]
-    """Told of a death, and the seconds from its notice until the successor was built."""
+    """Called after a replacement with the death, and the seconds from its notice until the successor was built."""
     stall_s: float
-    """Seconds after which who does not answer counts as dead: a process that is stopped, a call that does not return."""
+    """Seconds after which an actor that does not answer counts as dead: its process is stopped, or a call does not return."""
     handles: dict[str, Handle] = field(default_factory=dict)
     replaced: Counter[str] = field(default_factory=Counter)
     """Replacements by name."""
     gone: set[str] = field(default_factory=set)
-    """Who is dead and not yet replaced."""
+    """Names of actors that are dead and not yet replaced."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _deaths: Counter[str] = field(default_factory=Counter)
     _stalled: dict[str, ActorStalledError] = field(default_factory=dict)
-    """Who was found to stand still and is not yet replaced."""
+    """Actors that were reported as stalled and are not yet replaced."""
     _cpu: dict[tuple[str, int], float] = field(default_factory=dict)
 
     async def hire(self, actors: Mapping[str, tuple[Build, Sequence[Any]]]) -> None:
@@ -50,7 +50,7 @@ class Supervisor:
                 group.create_task(self._hire(name, build, args))
 
     async def look_after(self) -> None:
-        """Replace who dies or stands still, until cancelled."""
+        """Replace actors that die or stall, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for name in self.handles:
                 group.create_task(self._watch(name))
@@ -131,8 +131,8 @@ class Supervisor:
                     fix=dead.fix or "see whether memory runs out on its machine; then continue with --resume",
                 ) from dead
             try:
-                anew = self.mesh.replace(self.handles[name])
-                successor = await in_time(anew, self.stall_s, f"{name} was not built anew", actor=name)
+                replacing = self.mesh.replace(self.handles[name])
+                successor = await in_time(replacing, self.stall_s, f"{name} was not built again", actor=name)
                 break
             except ActorDiedError as error:
                 dead = error

@@ -111,7 +111,7 @@ class Trainer(Member):
         return Stepped({**made.metrics, **result.metrics}, {**result.off, **made.off}, made.hints)
 
     async def publish(self) -> WeightHandle:
-        """Make the weights of the last finished step available to the generators, also while another step goes on."""
+        """Make the weights of the last finished step available to the generators, also during another step."""
         version, weights = self._weights
         return await self.port.publish("trainer", version, weights)
 

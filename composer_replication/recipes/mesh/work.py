@@ -25,9 +25,9 @@ class Job:
 
     order: Order
     numbers: tuple[int, ...] = ()
-    """Of its groups in the ledger; empty for an evaluation and for traces."""
+    """Numbers of its groups in the ledger; empty for an evaluation and for traces."""
     result: asyncio.Future[list[Group]] | None = None
-    """Of those."""
+    """The groups of an evaluation or of traces; None for training."""
 
 
 class Work:

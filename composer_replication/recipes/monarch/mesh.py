@@ -52,18 +52,18 @@ class MonarchHandle:
     hosts: Any
     """The Monarch actors, one a rank."""
     number: int
-    """In its mesh."""
+    """Its number in the mesh."""
     actor: type[Host]
-    """Their class."""
+    """Class of the Monarch actors."""
 
     @property
     def pid(self) -> int:
-        """Of the process that answers."""
+        """Number of the process that answers."""
         return self.processes[0].pid
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of all its processes, by rank."""
+        """Numbers of all its processes, by rank."""
         return tuple(process.pid for process in self.processes)
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -76,8 +76,8 @@ class MonarchHandle:
     async def call_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method on every rank, and return the answers by rank."""
         own = self.actor.endpoints.get(method)
-        order, letter = (own, args) if own else ("run", (method, args))
-        return await at_home(_ask(self, order, [letter] * len(self.processes)))
+        order, arguments = (own, args) if own else ("run", (method, args))
+        return await at_home(_ask(self, order, [arguments] * len(self.processes)))
 
 
 class MonarchMesh:
@@ -189,14 +189,14 @@ class _Spawned:
             _log.debug("processes that were gone were to be ended: %s", error)
 
 
-async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, ...]]) -> list[Any]:
+async def _ask(handle: MonarchHandle, order: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Call an endpoint on every rank, each with its own arguments, and return the answers.
 
     Raises:
         ActorDiedError: one of the processes is gone.
         ComposerError: one of them raised it; of several that did, the first by rank.
     """
-    asked = [asyncio.ensure_future(_ask_one(handle, rank, order, letter)) for rank, letter in enumerate(letters)]
+    asked = [asyncio.ensure_future(_ask_one(handle, rank, order, given)) for rank, given in enumerate(arguments)]
     try:
         _, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:
@@ -236,10 +236,10 @@ async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
     return None
 
 
-async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[Any, ...]) -> Any:
+async def _ask_one(handle: MonarchHandle, rank: int, order: str, arguments: tuple[Any, ...]) -> Any:
     host = handle.hosts.slice(ranks=rank)
     try:
-        reply: CallResult = await answer(handle.processes[rank], getattr(host, order).call_one(*letter))
+        reply: CallResult = await answer(handle.processes[rank], getattr(host, order).call_one(*arguments))
     except ProcessLookupError as error:
         raise ActorDiedError(f"the process of {handle.name} is gone: {error}", actor=handle.name) from error
     except ActorError as error:
@@ -248,7 +248,7 @@ async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[A
 
 
 def _survive_deaths() -> None:
-    """Let this process outlive its actors; Monarch's own hook ends it. One that somebody else has put there stays."""
+    """Let this process outlive its actors; Monarch's own hook ends it. A hook set by other code stays."""
     if hooks.unhandled_fault_hook.__module__.partition(".")[0] == "monarch":
         hooks.unhandled_fault_hook = _note
 

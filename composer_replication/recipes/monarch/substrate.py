@@ -32,7 +32,7 @@ def mesh_of(config: RunConfig) -> MonarchMesh:
 
     if resolve_device(config.model.device).type == "cuda" and torch.cuda.device_count() < config.substrate.trainers:
         raise ConfigError(
-            f"substrate.trainers = {config.substrate.trainers}: each trains on a GPU of its own, "
+            f"substrate.trainers = {config.substrate.trainers}: each trains on a separate GPU, "
             f"and this machine has {torch.cuda.device_count()}",
             fix="lower it, or set model.device = cpu",
         )

@@ -29,7 +29,7 @@ SLOTS = 2
 """The present publication and the one before it."""
 ALIGNMENT = 64
 _LOOK_S = 1.0
-"""How often a fetch that goes on looks whether there is still something to fetch."""
+"""Seconds between two checks of a fetch in progress that its publication still exists."""
 _READ_S = 24 * 3600
 """Monarch ends a read after a minute unless told otherwise; the looks above end one that has lost its other side."""
 
@@ -70,9 +70,9 @@ class _Slot:
 class MonarchPort:
     """The `Port` of an actor in this process; `host` is the actor as other processes reach it.
 
-    Publications take turns in two pieces of memory, so nothing is registered anew. A publication that is being overwritten is
+    Publications take turns in two pieces of memory, so no memory is registered again. A publication that is being overwritten is
     never taken for whole: its stamp is withdrawn before the first byte changes, and a fetch asks for the stamp after the last
-    byte has come. Of the ranks of a group only the first one publishes; the tickets of the others say nothing.
+    byte has come. Of the ranks of a group only the first one publishes; the handles of the others are empty.
     """
 
     def __init__(self, host: Any, rank: int) -> None:
@@ -135,7 +135,7 @@ class MonarchPort:
         number = self._published % SLOTS
         self._published += 1
         slot = self._slots[number]
-        slot.stamp = 0  # from here on, whoever reads it will be told
+        slot.stamp = 0  # from here on, a reader is told that it is gone
         if slot.flat is None or slot.flat.numel() != size:
             slot.flat = _memory(entries)
             slot.buffer = _shared(slot.flat)

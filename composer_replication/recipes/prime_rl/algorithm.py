@@ -107,9 +107,9 @@ class _Channels:
     hints: SignalMaker | None = None
     pairs: Pairs | None = None
     frozen: Any = None
-    """The starting policy, where a server of its own serves it."""
+    """The starting policy, where a separate server serves it."""
     read, unread = 0, 0
-    """Of the present window: rollouts in which error turns were looked for, and those of which no branch is a trajectory."""
+    """Counts of the present window: rollouts that were searched for error turns, and those without a readable branch."""
 
     async def open_channels(self) -> None:
         """Prepare hints, pairs and the frozen policy. PRIME-RL calls this before any weight has changed.

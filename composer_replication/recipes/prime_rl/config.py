@@ -44,7 +44,7 @@ def write_configs(config: RunConfig, out: Path, *, gpus: int = 2, resume: bool =
 
     Args:
         gpus: GPUs of the machine: half of them train, the others sample; PRIME-RL needs two.
-        resume: an arm that has checkpoints in its folder goes on from the last.
+        resume: an arm that has checkpoints in its folder continues from the last.
 
     Raises:
         ConfigError: an arm asks for what PRIME-RL cannot do, or its own loader, where it can be imported, refuses the file.
@@ -185,7 +185,7 @@ def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
 
 
 def _coding_env(config: RunConfig, tasks: Path, run_file: Path) -> dict[str, Any]:
-    """Return the environment of a task folder, for an agent whose calls are carried out in our sandbox and never in the runtime."""
+    """Return the environment of a task folder. The agent's calls are carried out in our sandbox, and never in the runtime."""
     rollout = config.rollout
     grading: dict[str, Any] = {"sandbox": config.sandbox.kind}
     if config.tasks.python is not None:

@@ -1,6 +1,6 @@
 """PRIME-RL's entry points with our algorithm registered: `python -m composer_replication.recipes.prime_rl.launcher rl @ rl.toml`.
 
-`orchestrator` puts `ComposerAlgorithm` in the place of GRPO and goes on as the stock command does. `rl` starts PRIME-RL's
+`orchestrator` puts `ComposerAlgorithm` in the place of GRPO and continues as the stock command does. `rl` starts PRIME-RL's
 processes by their names; for as long as it runs, the name `orchestrator` stands for ours.
 """
 

@@ -61,7 +61,7 @@ _OURS = (
     "trainer.scheduler",
     "trainer.tokenizer",
 )
-"""Settings that the channels, the resuming or the readback rest on, beside all that follow from the run file."""
+"""Settings that the channels, resuming or the import of metrics depend on, in addition to all that follow from the run file."""
 _FREE = (
     "ckpt.keep_interval",
     "ckpt.keep_last",

@@ -60,7 +60,7 @@ def signed_advantages(
 def _loss(
     chosen: Tensor, rejected: Tensor, options: ReplayConfig, reference: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """Return a pair's loss and margin. All tokens of a side have the same derivative: both losses read their sum or their mean."""
+    """Return a pair's loss and margin. All tokens of a side have one derivative: both losses read their sum or their mean."""
     if options.variant == "simpo":
         means = chosen.mean()[None], rejected.mean()[None]
         loss = simpo_loss(*means, options.simpo_beta, options.simpo_gamma)

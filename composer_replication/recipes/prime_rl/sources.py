@@ -44,7 +44,7 @@ class ComposerAgentConfig(vf.HarnessConfig):
 
 
 class ComposerAgent(vf.Harness[ComposerAgentConfig]):
-    """Our environment as a harness. It runs in the environment server, and asks the policy through verifiers' recorded endpoint."""
+    """Our environment as a harness. It runs in the environment server, and asks the policy through verifiers' endpoint."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False  # in a runtime of verifiers, that is

@@ -29,7 +29,7 @@ _TAIL = 20
 async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
     """Train every arm, one after the other; each in `run_dir/prime_rl/ARM`, with PRIME-RL's own logs and checkpoints.
 
-    An arm with checkpoints there goes on from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
+    An arm with checkpoints there continues from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
     metrics, trajectories and report when an arm is done (`import_metrics`).
 
     Raises:
@@ -98,4 +98,4 @@ async def _run(toml: Path, search: list[str]) -> None:
         status = await program.wait()
     if status != 0:
         said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
-        raise BackendError(f"PRIME-RL ended with status {status}:\n{said}", fix=f"see {log} and the logs beside it")
+        raise BackendError(f"PRIME-RL ended with status {status}:\n{said}", fix=f"see {log} and the other logs in its folder")

@@ -1,6 +1,6 @@
 """A mesh of Ray actors, on a private Ray of the run or on an existing cluster.
 
-Ray restarts nothing by itself here: whoever supervises decides what an actor's death means. Weights go through the object store:
+Ray restarts no actor by itself: the supervisor decides what an actor's death means. Weights go through the object store:
 the trainer's process puts them there once, and every generator reads the same copy.
 """
 
@@ -119,9 +119,9 @@ class RayMesh:
     """A mesh with one process per actor. Closing it ends everything that it started.
 
     Args:
-        address: of a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it goes on when
-            the mesh is closed. `local`: a Ray of its own. None: what RAY_ADDRESS says, `local` where it says nothing.
-        store_bytes: shared memory for weights of a Ray of its own: at least three times those of the policy.
+        address: of a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it runs on when
+            the mesh is closed. `local`: a private Ray. None: what RAY_ADDRESS says, `local` where it says nothing.
+        store_bytes: shared memory for weights of a private Ray: at least three times those of the policy.
 
     Raises:
         ConfigError: the address is that of a Ray client server.
@@ -196,7 +196,7 @@ def _join(address: str) -> None:
         )
     try:
         _knock(address)
-        # the cluster's processes have an environment of their own
+        # the cluster's processes do not inherit this environment
         ray.init(address=address, runtime_env={"env_vars": _ENVIRONMENT}, log_to_driver=False, logging_level="ERROR")
     except (RayError, RuntimeError, ValueError, OSError) as error:
         raise BackendError(

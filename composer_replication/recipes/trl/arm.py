@@ -226,7 +226,7 @@ class TrlArm:
             model=self.model,
             args=self.args,
             reward_funcs=[_verdicts],
-            train_dataset=Dataset.from_list([{"prompt": f"seat {i}"} for i in range(config.rollout.groups)]),
+            train_dataset=Dataset.from_list([{"prompt": f"placeholder {i}"} for i in range(config.rollout.groups)]),
             processing_class=tokenizer,
             rollout_func=self.rollout,
             peft_config=self.lora,
@@ -322,6 +322,6 @@ def _peft(config: RunConfig) -> Any:
 
 
 def _elsewhere(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine to its end in a thread of its own: this one's event loop waits for TRL."""
+    """Run a coroutine to its end in another thread: this thread's event loop waits for TRL."""
     with ThreadPoolExecutor(1, "trl-rollout") as thread:
         return thread.submit(asyncio.run, work).result()

@@ -71,7 +71,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             without reference log-probs get the starting policy's.
 
     Log-probs that a `rollout_func` returns are not ignored, as TRL does without vLLM: they are those of the policy that sampled,
-    so ratios are taken to them, or, with `channels.rlvr.importance`, tokens are weighted by how far the policy has moved.
+    so ratios are taken to them, or, with `channels.rlvr.importance`, tokens are weighted by how much the policy has changed.
 
     Raises:
         ConfigError: a channel has a weight and nothing feeds it, or an option of GRPOConfig would make it read something else.
@@ -98,9 +98,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.channel_metrics: dict[str, float] = {}
         """Metrics of the last step, merged from them."""
         self.resumed_from: str | None = None
-        """The checkpoint that `train` goes on from; None: it begins."""
+        """The checkpoint that `train` resumes from; None for a new run."""
         self.off: dict[str, str] = {}
-        """Channels that had nothing to say in it, and why."""
+        """Channels that had no input in it, and why."""
         self._refuse(pairs)
         hint = self.channels.hint
         self.self_teacher: SelfTeacher | None = None

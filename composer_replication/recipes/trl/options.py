@@ -91,7 +91,7 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "disable_dropout": True,  # with it the policy that learns would be another than the one that sampled
         "bf16": False,
         "shuffle_dataset": False,
-        "ignore_data_skip": True,  # its rows are seats: the step says which tasks are practised on
+        "ignore_data_skip": True,  # its rows are placeholders: the step decides which tasks are rolled out
         "logging_steps": 1,
         "save_strategy": "steps",
         "save_steps": config.checkpoint_every,

@@ -19,7 +19,7 @@ from composer_replication.loss.forward import Forward
 __all__ = ["PREFIX", "gathered", "spread", "unpadded", "with_students"]
 
 PREFIX = "composer_"
-"""Of the keys, so that they meet none of a trainer's own."""
+"""Prefix of the keys, so that they differ from a trainer's own."""
 _HINTS = (
     "ctx_teacher_input_ids",
     "ctx_teacher_attention_mask",
@@ -39,7 +39,7 @@ _DENOMINATORS = ("hint_denominator", "replay_denominator")
 def spread(batch: Mapping[str, Tensor], rows: int) -> Batch:
     """Return the hints and pairs of a batch of `collate` as [rows, M, ...] and [rows, S, ...], and their 0-dim denominators.
 
-    `student_row` says whose a hinted turn is; pairs, which are nobody's, are dealt out evenly. Empty for a batch without both.
+    `student_row` names the row of a hinted turn; pairs belong to no row, and are spread evenly. Empty for a batch without both.
     """
     found: Batch = {}
     if "ctx_teacher_input_ids" in batch:

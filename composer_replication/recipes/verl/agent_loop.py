@@ -119,7 +119,7 @@ class ComposerAgentLoop(AgentLoopBase):
     def _output(self, record: GroupRecord, number: int, pairs: list[Pair], version: int) -> ComposerOutput:
         trajectory = record.group.trajectories[number]
         ids, mask, logprobs = tokens_of(trajectory)
-        prompt = list(trajectory.prompt_ids) or [self.tokenizer.pad_token_id]  # the box broke before there was one
+        prompt = list(trajectory.prompt_ids) or [self.tokenizer.pad_token_id]  # the sandbox broke before there was one
         short = max(0, _LEAST - len(ids))
         verdict = 0.0 if isinstance(trajectory.reward, Unscored) else trajectory.reward
         penalty = record.penalty(number) if record.penalties else 0.0

@@ -134,5 +134,5 @@ def _init_process_group(init: Any, backend: str | None = None, *args: Any, **kwa
     return init("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
 
 
-# verl asks for "cpu:gloo" beside the device's own backend, and torch takes no device twice
+# verl asks for "cpu:gloo" in addition to the device's backend, and torch takes no device twice
 torch.distributed.init_process_group = partial(_init_process_group, torch.distributed.init_process_group)

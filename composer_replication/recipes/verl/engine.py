@@ -2,7 +2,7 @@
 
 The first channel is verl's own path: its forward pass, its log-probs, the policy loss `composer`, and the KL to the reference
 where there is one. The hint channel reads the same forward pass at the error turns and adds its loss to it; the preference pairs
-follow in passes of their own before the optimizer steps. Both are `loss.channels`' functions on tensors made of the micro-batch
+follow in separate passes before the optimizer steps. Both are `loss.channels`' functions on tensors made of the micro-batch
 (`columns`); every denominator is that of the whole batch on all ranks.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["ComposerEngine"]
 _DENOMINATOR = "composer_hint_denominator"
 """In the micro-batches of a training step: the whole batch's. Passes that only score have none, and no hint channel."""
 _PART = "composer"
-"""In a micro-batch's metrics: those of our channels."""
+"""Key of a micro-batch's metrics that holds those of our channels."""
 
 
 class _Packed(Forward):

@@ -27,7 +27,7 @@ from composer_replication.types import Group, Hint, HintedTurn, Trajectory, grou
 __all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]
 
 _FOLDERS = "agents-*"
-"""Of the processes that ran agent loops: what became of their groups, a file for each step and a line of JSON for each group."""
+"""Folders of the processes that ran agent loops: a file for each step, with a line of JSON for each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class GroupRecord:
     """A group of rollouts, with its hints and penalties."""
 
     step: int
-    """Of an evaluation the optimizer steps before it."""
+    """The step; of an evaluation, the optimizer steps taken before it."""
     evaluation: bool
     group: Group
     hints: Sequence[Hint] = ()
-    """Those that are told, then those that are not (`Hint.dropped`)."""
+    """The hints that are used, then those that were dropped (`Hint.dropped`)."""
     hinted: Sequence[HintedTurn] = ()
     penalties: dict[str, list[float]] = field(default_factory=dict)
-    """Of each trajectory, by the penalty's name."""
+    """The penalties of each trajectory, by name."""
 
     def penalty(self, number: int) -> float:
         """Return all that is taken off the verdict of trajectory `number`."""

@@ -38,10 +38,10 @@ class VerlMetrics:
     plan: ArmPlan
     journal: ArmJournal
     pairs: int
-    """Of each step."""
+    """Pairs of each step."""
     traces: Sequence[Trajectory] = ()
-    """Those of the starting policy that the pairs are of, where no step was read before: counted from the first step on, as the
-    local loop, which records them after its first evaluation, counts them."""
+    """The starting policy's traces that the pairs come from, where no step was read before. They count from the first step on,
+    as in the local loop, which records them after its first evaluation."""
     _read: int = 0
 
     def steps(self) -> Iterator[int]:

@@ -65,7 +65,7 @@ _OURS = (
     "trainer.val_only",
     "trainer.v1.",
 )
-"""Settings that the channels rest on, by their beginning, beside all that follow from the run file."""
+"""Prefixes of the settings that the channels depend on, in addition to all that follow from the run file."""
 _FREE = (
     "actor_rollout_ref.actor.use_torch_compile",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
@@ -111,13 +111,13 @@ class Files:
     held_out: Path | None
     checkpoints: Path
     outputs: Path
-    """Of hydra."""
+    """Hydra's folder."""
     ray: Path
-    """Of Ray: sockets, whose paths may not be long."""
+    """Ray's folder of sockets, whose paths must be short."""
     environment: Mapping[str, str]
-    """Variables that every process of the run has."""
+    """Environment variables of every process of the run."""
     begun: bool = False
-    """True when the run goes on from a checkpoint: where it starts from has been evaluated then."""
+    """True when the run continues from a checkpoint: its start was evaluated before."""
 
 
 def check(config: RunConfig) -> None:

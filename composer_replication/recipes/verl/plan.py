@@ -27,7 +27,7 @@ class ArmPlan:
 
     arm: str
     config: RunConfig
-    """Of the arm (`config.resolve_arm`)."""
+    """The arm's configuration (`config.resolve_arm`)."""
     context_window: int
     """Most positions the policy can attend to."""
     folder: Path

@@ -53,7 +53,7 @@ def policy_loss(
         }
         if rollout_is_weights is None:
             metrics["rlvr/kl_k3"] = kl_k3(old, new.detach()).mean().item()
-        else:  # there `old` is of the present policy, and verl measures how far the one that sampled is
+        else:  # there `old` is of the present policy, and verl measures how much the sampling policy differs
             weights = rollout_is_weights[row, column]
             metrics |= {"rlvr/importance/mean": weights.mean().item(), "rlvr/importance/max": weights.max().item()}
     return value, metrics

@@ -51,7 +51,7 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
     """Train one arm from verl's last checkpoint of it, or from the start.
 
     Raises:
-        CheckpointError: an arm goes on, and its starting weights, tasks or pairs were others.
+        CheckpointError: an arm is resumed, and its starting weights, tasks or pairs were different.
         BackendError: verl died, broke or stopped making progress; the message names its log.
         ComposerError: any other error of a part of the recipe.
     """
@@ -104,7 +104,7 @@ async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Pa
 
 
 def _note(path: Path, made_of: Mapping[str, str], pairs: str | None) -> None:
-    """Keep what the arm is made of beside verl's checkpoints, which do not say it."""
+    """Write down what the arm is made of; verl's checkpoints do not contain it."""
     with storage_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps({"fingerprint": dict(made_of), "pairs": pairs}).encode())

@@ -73,7 +73,7 @@ class Learner:
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
-        model.to(self.accelerator.device)  # before copies of it are made: of several processes each has a device of its own
+        model.to(self.accelerator.device)  # before copies of it are made: each process has its device
         self.sharded = sharded and self.accelerator.num_processes > 1
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None

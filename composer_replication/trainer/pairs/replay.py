@@ -134,7 +134,7 @@ def _agreement(found: PairMining) -> str:
 
 
 def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
-    """Return the student's workspace at one of our states, and the sandbox if pairs are to be verified; both open on first use."""
+    """Return the student's workspace at one of our states, and the sandbox if pairs are verified; both open on first use."""
     trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
 
     @cache
@@ -219,7 +219,7 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
     student's own action. One that only looks is confirmed when it can be carried out and the student's own could not.
 
     Raises:
-        SandboxError: the box broke, so there is no verdict.
+        SandboxError: the sandbox broke, so there is no verdict.
     """
     calls = [_call(c) for c in chosen.get("tool_calls", ())]
     if not calls:

@@ -35,7 +35,7 @@ class Record:
     failed_visits: int = 0
     """Visits in a row on which every sibling failed."""
     last_step: int = 0
-    """The last step that practised on it."""
+    """The last step that trained on it."""
     view: int = 0
     """How often the tests that the agent sees have become fewer; what was counted before is forgotten then."""
 
@@ -48,8 +48,8 @@ class Record:
 class Curriculum:
     """Pass rates of one arm, and the choice of tasks that follows from them.
 
-    Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is practised on; the next is added when
-    at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups
+    Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is trained on; the next is added when
+    at least half of the open tasks have been visited and their mean pass rate has reached `promote_at`. Larger groups
     of functions are estimated as harder, so a folder of several sizes is a curriculum by itself. A task on which every sibling
     failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps; no level waits for
     it.
@@ -59,7 +59,7 @@ class Curriculum:
     siblings fail with fewer tests, it shows the share before again instead of going into quarantine.
 
     Of tasks that are solved with the fewest of their tests, two of one source may be joined into a harder one (`to_join`), up to
-    `join_up_to` functions. It is practised on from then on, like a task of the last level taken up.
+    `join_up_to` functions. It is trained on from then on, like a task of the highest open level.
     """
 
     def __init__(self, config: CurriculumConfig, tasks: Sequence[Task], seed: int) -> None:
@@ -67,7 +67,7 @@ class Curriculum:
         self._tasks = {task.spec.task_id: task for task in tasks}
         self._views = {name: _views(task, config.visible_tests, seed) for name, task in self._tasks.items()}
         self._last: dict[str, float] = {}
-        """What the last step practised on: the share of the fail-to-pass tests that was withheld."""
+        """By task of the last step: the share of its fail-to-pass tests that was hidden."""
         ordered = sorted(tasks, key=lambda t: (float(t.provenance.get("difficulty", 0.0)), t.spec.task_id))
         self._level = {task.spec.task_id: number * config.levels // len(ordered) for number, task in enumerate(ordered)}
         self._seed = seed
@@ -75,7 +75,7 @@ class Curriculum:
         """Ids of two tasks that were to be joined, and of the task they became; empty when they became none."""
         self.records: dict[str, Record] = {}
         self.unlocked = 1
-        """Levels that are practised on."""
+        """Number of levels that are trained on."""
 
     def choose(self, tasks: Sequence[TaskT], seed: int, step: int, count: int, *, refill: int = 0) -> list[TaskT]:
         """Return at most `count` of `tasks` for a step, none twice, drawn by the weights of `weight`.
@@ -114,7 +114,7 @@ class Curriculum:
             if not rewards:
                 continue
             record = self.records.setdefault(group.task_id, Record())
-            self._last[group.task_id] = len(self.withheld(group.task_id)) / max(
+            self._last[group.task_id] = len(self.hidden_tests(group.task_id)) / max(
                 1, len(self._tasks[group.task_id].spec.fail_to_pass)
             )
             passed = sum(reward >= 1.0 for reward in rewards)
@@ -159,7 +159,7 @@ class Curriculum:
         record = self.records.get(task_id, Record())
         return record.rate >= self._config.promote_at and record.view + 1 == len(self._views[task_id])
 
-    def withheld(self, task_id: str) -> frozenset[str]:
+    def hidden_tests(self, task_id: str) -> frozenset[str]:
         """Return the ids of the fail-to-pass tests that the agent does not see now."""
         return self._views[task_id][self.records.get(task_id, Record()).view]
 
