@@ -22,7 +22,7 @@ from composer_replication.types.errors import CheckpointError, ConfigError
 __all__ = ["DiLoCoCallback"]
 
 _REMADE = ("optimizer", "reference")
-"""Parts of a learner's state that are kept elsewhere: the outer loop saves the optimizer, the reference is the starting policy."""
+"""Parts of a learner's state that are kept elsewhere: the outer loop saves the optimizer; the start is the reference."""
 
 
 class DiLoCoCallback(StepCallback):
