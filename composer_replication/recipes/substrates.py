@@ -5,7 +5,7 @@ An adapter is a module `composer_replication.recipes.<type>.substrate` with
 - `check(config)`: raises ConfigError for an option of the run file that cannot be expressed there, naming the field and the
   substrates that can. It imports nothing of the framework.
 - `async train_arm(context, config, arm, shown) -> SummaryRow`: trains one arm (`trainer.report.TrainArm`). An adapter that
-  reads no `RunContext` has `async train(config, run_dir, terminal, *, start_label) -> list[SummaryRow]` for all arms instead.
+  reads no `RunContext` has `async train(config, run_dir, terminal) -> list[SummaryRow]` for all arms instead.
 """
 
 from __future__ import annotations
@@ -174,7 +174,6 @@ async def train_on(
     run_dir: RunDir,
     terminal: Terminal,
     *,
-    start_label: str = "start",
     env: EnvSource | None = None,
     reward: RewardFunction | None = None,
     callbacks: Sequence[StepCallback] = (),
@@ -192,7 +191,7 @@ async def train_on(
 
     kind = config.substrate.type
     if kind == "local":
-        return await train(config, run_dir, terminal, start_label=start_label, env=env, reward=reward, callbacks=callbacks)
+        return await train(config, run_dir, terminal, env=env, reward=reward, callbacks=callbacks)
     if env is not None or reward is not None or callbacks:
         raise ConfigError(
             f"env, reward and callbacks are objects of this process, and substrate.type = {kind} trains in others",
@@ -203,8 +202,8 @@ async def train_on(
         raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=SUBSTRATES[kind].fix)
     adapter = _adapter(kind)
     if hasattr(adapter, "train_arm"):
-        return await train(config, run_dir, terminal, one=adapter.train_arm, start_label=start_label)
-    rows: list[SummaryRow] = await adapter.train(config, run_dir, terminal, start_label=start_label)
+        return await train(config, run_dir, terminal, one=adapter.train_arm)
+    rows: list[SummaryRow] = await adapter.train(config, run_dir, terminal)
     return rows
 
 

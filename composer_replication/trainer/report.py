@@ -77,7 +77,7 @@ async def train(
             rows.append(await one(context, variant, arm, shown))
         write_arms_report(config, run_dir, rows, start_label)
     weights = {arm: latest_checkpoint(run_dir.ckpt_path / arm) for arm in config.arms}
-    print_result(run_dir, terminal, rows, start_label, weights)
+    print_result(run_dir, terminal, rows, weights, start_label)
     return rows
 
 
@@ -88,19 +88,22 @@ async def _train_here(
         return await train_arm(ArmTrainer.create(context, config, arm, pair_logprobs), shown, callbacks)
 
 
-def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str) -> None:
+def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:
     """Write the report of the arms that are done."""
     notes = [*_alarms(run_dir), PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
     write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
 
 
 def print_result(
-    run_dir: RunDir, terminal: Terminal, rows: Sequence[SummaryRow], start_label: str, weights: Mapping[str, Path | None]
+    run_dir: RunDir,
+    terminal: Terminal,
+    rows: Sequence[SummaryRow],
+    weights: Mapping[str, Path | None],
+    start_label: str = "start",
 ) -> None:
     """Print the final table, the weight paths and the report path."""
-    terminal.table(
-        "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
-    )
+    cells = [row.cells() for row in _with_start(run_dir, rows, start_label)]
+    terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
     for arm, path in weights.items():
         terminal.note(f"weights of {arm}: {path}")
     for alarm in _alarms(run_dir):
@@ -124,7 +127,3 @@ def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list
     passed, se = evaluated(run_dir, rows[0].arm, first=True)
     start = SummaryRow(arm=label, pass_at_1=passed, pass_at_1_se=se, rollouts=0, tokens=0, cpu_s=0.0)
     return [start, *rows]
-
-
-def _cells(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[tuple[str, ...]]:
-    return [row.cells() for row in _with_start(run_dir, rows, label)]

@@ -26,7 +26,7 @@ _TAIL = 20
 """Lines of the log in the error of a run that failed."""
 
 
-async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
+async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal) -> list[SummaryRow]:
     """Train every arm, one after the other; each in `run_dir/prime_rl/ARM`, with PRIME-RL's own logs and checkpoints.
 
     An arm with checkpoints there continues from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
@@ -53,8 +53,8 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
         imported.record()
         rows.append(imported.journal.summary())
         weights[arm] = _weights(outputs)
-        write_arms_report(config, run_dir, rows, start_label)
-    print_result(run_dir, terminal, rows, start_label, weights)
+        write_arms_report(config, run_dir, rows)
+    print_result(run_dir, terminal, rows, weights)
     return rows
 
 

@@ -118,9 +118,10 @@ class RayHandle:
 class RayMesh:
     """A mesh with one process per actor. Closing it ends everything that it started.
 
+    RAY_ADDRESS names a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it runs on when
+    the mesh is closed. Without it, or with `local`, the mesh starts a private Ray.
+
     Args:
-        address: of a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it runs on when
-            the mesh is closed. `local`: a private Ray. None: what RAY_ADDRESS says, `local` where it says nothing.
         store_bytes: shared memory for weights of a private Ray: at least three times those of the policy.
 
     Raises:
@@ -128,13 +129,13 @@ class RayMesh:
         BackendError: Ray does not start, there is no cluster at the address, or Ray is started in this process already.
     """
 
-    def __init__(self, *, address: str | None = None, store_bytes: int = STORE_BYTES) -> None:
+    def __init__(self, *, store_bytes: int = STORE_BYTES) -> None:
         if ray.is_initialized():
             raise BackendError("Ray is started in this process already", fix="end it with ray.shutdown() first")
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._folders = ExitStack()
-        address = address or os.environ.get(_ADDRESS) or "local"
+        address = os.environ.get(_ADDRESS) or "local"
         if address == "local":
             self._start(store_bytes)
         else:

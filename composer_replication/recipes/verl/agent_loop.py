@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -64,7 +63,7 @@ class ComposerAgentLoop(AgentLoopBase):
         evaluation = row["split"] == "held_out"
         finish = partial(self.episodes.finish, step=step, evaluation=evaluation)
         siblings = _GROUPS.setdefault(uid, Siblings(self._count(evaluation), finish))
-        with _Told(siblings, self.episodes, uid):
+        with _reporting(siblings, self.episodes, uid):
             rollout = self.episodes.rollout(str(row["task_id"]), step, number, evaluation=evaluation)
             version = step if evaluation else step - 1
             versions = await self._roll_out(rollout, f"{uid}_{number}", sampling_params)
@@ -142,17 +141,17 @@ class ComposerAgentLoop(AgentLoopBase):
         )
 
 
-class _Told(AbstractContextManager[None]):
-    """A guard that reports an error in its body to the siblings and to the run."""
-
-    def __init__(self, siblings: Siblings[GroupRecord], episodes: Episodes, uid: str) -> None:
-        self._siblings, self._episodes, self._uid = siblings, episodes, uid
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _GROUPS.pop(self._uid, None)
-        if error is not None:
-            self._siblings.leave(error)
-            self._episodes.fault(error)
+@contextmanager
+def _reporting(siblings: Siblings[GroupRecord], episodes: Episodes, uid: str) -> Iterator[None]:
+    """Report an error in the body to the siblings and to the run."""
+    try:
+        yield
+    except BaseException as error:
+        siblings.leave(error)
+        episodes.fault(error)
+        raise
+    finally:
+        _GROUPS.pop(uid, None)
 
 
 @cache

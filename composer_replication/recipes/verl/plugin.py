@@ -9,22 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from contextlib import AbstractContextManager
-from types import TracebackType
 
 from composer_replication.recipes.verl.plan import PLAN, ArmPlan, on_cpu
 
 __all__: list[str] = []
-
-
-class _Loud(AbstractContextManager[None]):
-    """A guard that ends the process (SystemExit, which verl does not catch) when its body fails."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, Exception):
-            lines = "".join(traceback.format_exception(error))
-            sys.stderr.write(f"composer_replication: verl cannot load the plugin, so the run ends here:\n{lines}")
-            raise SystemExit(1) from error
 
 
 def _register() -> None:
@@ -39,5 +27,9 @@ def _register() -> None:
 
 
 if os.environ.get(PLAN):
-    with _Loud():
+    try:
         _register()
+    except Exception as error:
+        lines = traceback.format_exc()
+        sys.stderr.write(f"composer_replication: verl cannot load the plugin, so the run ends here:\n{lines}")
+        raise SystemExit(1) from error  # which verl does not catch
