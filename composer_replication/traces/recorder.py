@@ -11,7 +11,7 @@ from composer_replication.actions.calls import too_deep
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.traces.call_ids import distinct_ids
 from composer_replication.types import Message, ToolCall, ToolResult
-from composer_replication.types.transcript import TraceTurn
+from composer_replication.types.transcript import Trace, TraceTurn
 
 __all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "spoken", "tool_message", "wire_call"]
 
@@ -215,3 +215,7 @@ class ConversationRecorder:
             for turn in self._turns
         )
         return turns if self._exact else distinct_ids(turns, RAW)
+
+    def trace(self, trajectory_id: str, format: str, **facts: Any) -> Trace:  # noqa: A002
+        """Return the conversation as a trace; `facts` are its other fields."""
+        return Trace(trajectory_id=trajectory_id, format=format, turns=self.turns(), **{"messages": self.opening, **facts})

@@ -49,7 +49,8 @@ class Redactor:
                 text = alone[secret].sub(shown, text) if secret in alone else text.replace(secret, shown)
             return text
 
-        return _Copy(clean).of(trace)
+        cleaned: Trace = _Copy(clean).of(trace)
+        return cleaned
 
 
 def _fields(value: Trace | TraceTurn | ToolCall | ToolResult) -> dict[str, Any]:

@@ -115,10 +115,9 @@ def _trace(record: Mapping[str, Any], recorder: ConversationRecorder, path: Path
         usd=number(record, "final_metrics", "total_cost_usd"),
     )  # fmt: skip
     opening = ours.get("messages")
-    return Trace(
-        trajectory_id=string(record, "trajectory_id") or string(record, "session_id") or path.stem,
-        format=string(ours, "format") or READER.name,
-        turns=recorder.turns(),
+    return recorder.trace(
+        string(record, "trajectory_id") or string(record, "session_id") or path.stem,
+        string(ours, "format") or READER.name,
         messages=tuple(opening) if isinstance(opening, list) else recorder.opening,
         tools=tuple(objects_in(agent.get("tool_definitions"))),
         task_id=string(ours, "task_id"),

@@ -248,11 +248,9 @@ def _trace(path: Path, session: _ClaudeSession, way: list[_Unit], place: int, do
 def _whole(path: Path, way: list[_Unit], place: int, recorder: ConversationRecorder) -> Trace:
     last = way[-1].lines[-1]
     version = string(last, "version")
-    return Trace(
-        trajectory_id=(string(last, "sessionId") or path.stem) + (f"/branch-{place}" if place else ""),
-        format=READER.name,
-        turns=recorder.turns(),
-        messages=recorder.opening,
+    return recorder.trace(
+        (string(last, "sessionId") or path.stem) + (f"/branch-{place}" if place else ""),
+        READER.name,
         agent=f"claude-code {version}".strip(),
         model=string(last, "message", "model"),
         details=present(cwd=string(last, "cwd"), git_branch=string(last, "gitBranch")),

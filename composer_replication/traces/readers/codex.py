@@ -21,7 +21,6 @@ from composer_replication.traces.recorder import ConversationRecorder, native_ca
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, holds, objects, parse
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
-from composer_replication.types.transcript import Trace
 
 __all__ = ["READER", "CodexReader"]
 
@@ -56,11 +55,9 @@ class CodexReader:
             return
         meta = player.meta
         version = string(meta, "cli_version")
-        yield Trace(
-            trajectory_id=string(meta, "id") or path.stem,
-            format=self.name,
-            turns=player.recorder.turns(),
-            messages=player.recorder.opening,
+        yield player.recorder.trace(
+            string(meta, "id") or path.stem,
+            self.name,
             agent=f"codex {version}".strip(),
             model=player.model,
             details=present(

@@ -67,11 +67,9 @@ def _trace(path: Path, record: Mapping[str, Any], player: _MiniSweAgentPlayer) -
     info = section(record, "info")
     text_based = "textbased" in string(info, "config", "model_type").lower() or not player.native
     version = string(info, "mini_version")
-    return Trace(
-        trajectory_id=string(record, "instance_id") or path.name.removesuffix(".json").removesuffix(".traj"),
-        format=READER.name,
-        turns=player.recorder.turns(),
-        messages=player.recorder.opening,
+    return player.recorder.trace(
+        string(record, "instance_id") or path.name.removesuffix(".json").removesuffix(".traj"),
+        READER.name,
         tools=() if text_based else (BASH,),
         task_id=string(record, "instance_id"),
         agent=f"mini-swe-agent {version}".strip(),

@@ -88,11 +88,9 @@ def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Convers
         except ValueError:
             tools = []
     named = next((str(record[name]) for name in _IDS if isinstance(record.get(name), str | int)), "")
-    return Trace(
-        trajectory_id=named or f"{path.stem}:{number}",
-        format=READER.name,
-        turns=recorder.turns(),
-        messages=recorder.opening,
+    return recorder.trace(
+        named or f"{path.stem}:{number}",
+        READER.name,
         tools=tuple(objects_in(tools)),
         task_id=string(record, "instance_id") or string(record, "task_id"),
         model=string(record, "model") or string(record, "model_name"),

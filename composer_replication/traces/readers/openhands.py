@@ -113,11 +113,9 @@ def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
     if not view.recorder.turns():
         yield Problem(path, "a conversation without an answer of the model")
         return
-    yield Trace(
-        trajectory_id=_named(path),
-        format=READER.name,
-        turns=view.recorder.turns(),
-        messages=view.recorder.opening,
+    yield view.recorder.trace(
+        _named(path),
+        READER.name,
         agent="openhands",
     )
 
@@ -279,11 +277,9 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
             problem = _request(recorder, record)
             if problem:
                 yield Problem(path, problem)
-        yield Trace(
-            trajectory_id=_named(path) + (f"/{place}" if place else ""),
-            format=READER.name,
-            turns=recorder.turns(),
-            messages=recorder.opening,
+        yield recorder.trace(
+            _named(path) + (f"/{place}" if place else ""),
+            READER.name,
             agent="openhands",
             model=string(requests[0], "response", "model"),
         )

@@ -59,11 +59,9 @@ def _trace(path: Path, record: Mapping[str, Any], player: _SweAgentPlayer) -> Tr
     info = section(record, "info")
     config = record.get("replay_config")
     version = string(info, "swe_agent_version")
-    return Trace(
-        trajectory_id=path.name.removesuffix(".traj"),
-        format=READER.name,
-        turns=player.recorder.turns(),
-        messages=player.recorder.opening,
+    return player.recorder.trace(
+        path.name.removesuffix(".traj"),
+        READER.name,
         task_id=string(record, "instance_id") or path.name.removesuffix(".traj"),
         agent=f"swe-agent {version}".strip(),
         model=string(config, "agent", "model", "name") if isinstance(config, dict) else "",
