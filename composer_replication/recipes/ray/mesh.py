@@ -18,7 +18,7 @@ from composer_replication.recipes.mesh.actor_shell import ActorShell, CallResult
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
 from composer_replication.recipes.mesh.processes import Process, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle, WeightHandle
-from composer_replication.recipes.short_folder import short_folder
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 try:
@@ -170,7 +170,7 @@ class RayMesh:
             self._folders.close()
 
     def _start(self, store_bytes: int) -> None:
-        folder = self._folders.enter_context(short_folder())
+        folder = self._folders.enter_context(scratch_folder())  # its path is short, which Ray's sockets need
         try:
             ray.init(
                 address="local",

@@ -22,7 +22,6 @@ from composer_replication.observe import Phase, RunDir
 from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.limits import on_cpu
-from composer_replication.recipes.short_folder import short_folder
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
 from composer_replication.recipes.verl.import_metrics import VerlMetrics
@@ -30,6 +29,7 @@ from composer_replication.recipes.verl.overrides import Files, check, command_li
 from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.rollouts.transformers_engine import TransformersEngine
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import refuse_others
@@ -135,7 +135,7 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
     environment |= {"VERL_PLATFORM": "cpu"} if cpu else {}
     environment |= {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
     held_out = plan.folder / "held_out.parquet"
-    with short_folder() as ray:
+    with scratch_folder() as ray:  # a short path, which the sockets need
         files = Files(
             train=write_rows(plan.folder / "train.parquet", training_rows(config, context.coding.train, pairs)),
             held_out=write_rows(held_out, evaluation_rows(context.coding.held_out)) if context.held_out else None,
