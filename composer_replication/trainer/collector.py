@@ -73,9 +73,24 @@ class RolloutCollector:
         return {"curriculum": None if self.curriculum is None else self.curriculum.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint. Raises CheckpointError as `restore`."""
-        if self.curriculum is not None:
-            self.restore(state["curriculum"])
+        """Continue from a checkpoint, with the tasks that were joined until then.
+
+        Raises:
+            CheckpointError: one of them is gone and cannot be made again.
+        """
+        if self.curriculum is None:
+            return
+        curriculum = state["curriculum"]
+        for first, second, task in curriculum["joined"]:
+            pair = self.context.coding.task(first), self.context.coding.task(second)
+            found = self.context.join(*pair) if task else ""
+            if task and not isinstance(found, Task):
+                raise CheckpointError(
+                    f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
+                    fix="restore its folder below tasks/ in the run directory, or give the new run another name",
+                )
+            self._add_joined(*pair, found)
+        self.curriculum.load_state_dict(curriculum)
 
     async def collect(self, step: int, version: int) -> list[Group]:
         """Return the groups of one training step; with `rollout.refills`, further tasks' for each that taught nothing."""
@@ -108,24 +123,6 @@ class RolloutCollector:
             self._add_joined(first, second, found)
             outcome = f"joined into {found.spec.task_id}" if isinstance(found, Task) else f"not joined: {found}"
         self.journal.note(f"{first.spec.task_id} and {second.spec.task_id} are solved; {outcome}")
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a curriculum's checkpoint, with the tasks that were joined until then.
-
-        Raises:
-            CheckpointError: one of them is gone and cannot be made again.
-        """
-        assert self.curriculum is not None
-        for first, second, task in state["joined"]:
-            pair = self.context.coding.task(first), self.context.coding.task(second)
-            found = self.context.join(*pair) if task else ""
-            if task and not isinstance(found, Task):
-                raise CheckpointError(
-                    f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
-                    fix="restore its folder below tasks/ in the run directory, or give the new run another name",
-                )
-            self._add_joined(*pair, found)
-        self.curriculum.load_state_dict(state)
 
     def _add_joined(self, first: Task, second: Task, found: Task | str) -> None:
         assert self.curriculum is not None

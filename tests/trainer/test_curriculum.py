@@ -344,7 +344,7 @@ def test_the_actor_practises_on_what_was_joined_and_a_resumed_one_too() -> None:
     assert any("b and c are solved; not joined: no test fails without it" in note for note in NOTES)
     assert any("d and e are solved; joined into h" in note for note in NOTES)
     resumed = simulated(tasks, enabled=True, join_up_to=2)
-    resumed.restore(json.loads(json.dumps(actor.curriculum.state_dict())))
+    resumed.load_state_dict(json.loads(json.dumps(actor.state_dict())))
     assert resumed.curriculum is not None
     assert resumed.curriculum.state_dict() == actor.curriculum.state_dict()
     steps = [[[g.task_id for g in asyncio.run(a.collect(step, 0))] for step in range(31, 41)] for a in (actor, resumed)]
@@ -374,5 +374,5 @@ def test_a_joined_task_that_cannot_be_made_again_stops_a_resumed_run(monkeypatch
     actor = simulated([of_source(name, name) for name in "bd"], enabled=True, join_up_to=2)
     monkeypatch.setattr(actor.context, "join", lambda *_: "no test fails without it")
     with pytest.raises(CheckpointError, match="h, joined of b and d, is gone") as refused:
-        actor.restore({"unlocked": 1, "records": {}, "joined": [["b", "d", "h"]]})
+        actor.load_state_dict({"curriculum": {"unlocked": 1, "records": {}, "joined": [["b", "d", "h"]]}})
     assert "restore its folder" in str(refused.value.fix)

@@ -146,9 +146,8 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
             begun=shown.done > 0,
         )
         context.terminal.note(f"{plan.arm}: verl writes to {plan.log_path}")
-        without = (
-            ("CUDA_VISIBLE_DEVICES",) if cpu and not os.environ.get("CUDA_VISIBLE_DEVICES") else ()
-        )  # Ray counts an empty one
+        # Ray counts an empty one
+        without = ("CUDA_VISIBLE_DEVICES",) if cpu and not os.environ.get("CUDA_VISIBLE_DEVICES") else ()
         ended = False
         with Main(plan, command_line(config, files, cpu=cpu), environment, without) as main:
             while not ended:
