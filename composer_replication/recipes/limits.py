@@ -40,7 +40,7 @@ class SubstrateLimit:
         return reduce(getattr, self.field.split("."), config)
 
     def is_broken(self, config: RunConfig) -> bool:
-        """Return whether an arm asks for it."""
+        """Return whether an arm asks for what the substrate cannot do."""
         value = self.value(config)
         asked = any(one in self.values for one in ([value] if isinstance(value, str) else value)) if self.values else value
         return bool(asked) and not (self.field.startswith("loss.hint.") and config.loss.hint.weight == 0) and self.when(config)

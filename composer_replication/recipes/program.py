@@ -73,7 +73,7 @@ class RunningProgram:
         self.end()
 
     def end(self) -> None:
-        """End it and everything it started; returns when all of it is gone."""
+        """End the program and everything it started, and return when all of it has ended."""
         self._guard.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(2 * self._patience_s)

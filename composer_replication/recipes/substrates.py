@@ -163,7 +163,7 @@ def check_substrate(config: RunConfig) -> None:
         for field, given in (("env.use", variant.env.use), ("reward.function", variant.reward.function)):
             if given is not None and kind != "trl":
                 raise ConfigError(
-                    f"{field} is not read by substrate.type = {kind}, which has rollouts of its own",
+                    f"{field} is not read by substrate.type = {kind}, which makes its own rollouts",
                     fix=f"leave {field} out, or set substrate.type = local or trl",
                 )
         _adapter(kind).check(variant)

@@ -123,7 +123,7 @@ def _counts(context: RunContext, arm: str) -> Path:
 
 
 def _report_failures(context: RunContext, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
-    """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
+    """Report the calls that failed; refuse to continue when the others can never agree. Raises TeacherError."""
     failed: defaultdict[str, list[str]] = defaultdict(list)
     for answer in answers:
         if answer.error is not None:

@@ -23,7 +23,7 @@ def trained_on(fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, A
 
 
 def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any] | None:
-    """Go back to the newest checkpoint, RNG included: the loop's state, or None when there is no checkpoint.
+    """Restore the newest checkpoint, RNG included, and return the loop's state; None when there is no checkpoint.
 
     Raises:
         CheckpointError: it is damaged, or its policy, tasks or pairs were others. The learner is as it was then.

@@ -65,7 +65,7 @@ class RolloutCollector:
         return self.engine.context_window
 
     def metrics(self) -> dict[str, float]:
-        """Return what the curriculum has to say of its tasks; empty without one."""
+        """Return the curriculum's metrics; empty without one."""
         return {} if self.curriculum is None else self.curriculum.metrics()
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class RolloutCollector:
         self.curriculum.load_state_dict(curriculum)
 
     async def collect(self, step: int, version: int) -> list[Group]:
-        """Return the groups of one training step; with `rollout.refills`, further tasks' for each that taught nothing."""
+        """Return the groups of one training step; with `rollout.refills`, further tasks' for each without signal."""
         rollout = self.config.rollout
         tasks, others = self._choose(step)
         groups: list[Group] = []

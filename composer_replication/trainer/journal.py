@@ -107,7 +107,7 @@ class ArmJournal:
     """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
 
     def note(self, text: str) -> None:
-        """Say one line about the arm."""
+        """Report one line about the arm."""
         self.terminal.note(f"{self.arm}: {text}")
 
     def rewind(self, step: int, *, keep_traces: bool = False) -> None:
@@ -200,7 +200,7 @@ def unscored(groups: Sequence[Group]) -> list[str]:
 
 
 def refuse_unscored(groups: Sequence[Group], what: str) -> None:
-    """Refuse rollouts of which none has a reward: the sandbox is broken, and to continue would only look like training.
+    """Refuse rollouts of which none has a reward: the sandbox is broken, and no step would train anything.
 
     Raises:
         SandboxError: every trajectory is unscored; names the first reason.

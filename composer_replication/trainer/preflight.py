@@ -41,7 +41,7 @@ class Checked:
 
 
 def check_run(config: RunConfig) -> Checked:
-    """Check every arm, load the tasks, and look for what would fail later.
+    """Check every arm, load the tasks, and check for what would fail later.
 
     Raises:
         ConfigError: an arm sets what it cannot, asks for more tasks than there are, for a teacher that cannot be asked or for

@@ -123,7 +123,7 @@ class RunContext:
     def signal_maker(
         self, config: RunConfig, renderer: ChatRenderer, context_window: int, learner: Learner | None = None
     ) -> SignalMaker:
-        """Return what makes an arm's signals; what reads the policy's weights is asked of `learner`.
+        """Return the maker of an arm's signals; readings of the policy's weights are asked of `learner`.
 
         Raises:
             ConfigError: the arm names an unknown detector or generator, or `judge` without teachers; or as `load_step_scorer`.

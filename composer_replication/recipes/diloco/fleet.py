@@ -64,7 +64,7 @@ class Fleet:
         """Wait until all replicas have ended, and return each one's result, in the order of ranks.
 
         Raises:
-            ReplicaError: replicas failed that are launched again no more.
+            ReplicaError: replicas failed and are not launched again.
             BackendError: the backend has not answered for minutes.
         """
         while True:
@@ -84,7 +84,7 @@ class Fleet:
             raise
 
     def close(self, why: BaseException | None) -> None:
-        """End what still runs, whatever `why` ended the job; what cannot be ended is added to what is said of that.
+        """Cancel what still runs after `why` ended the job; a failure to cancel is added to the message of `why`.
 
         Raises:
             BackendError: the job was interrupted, and replicas may still run.
@@ -108,7 +108,7 @@ class Fleet:
         return self._executor.launch_replicas(options.replicas, ENTRY, self._arguments, timeout=timeout, ranks=ranks)
 
     def _look(self, seen: Seen) -> None:
-        """Poll every replica and pass its state on; for a replica that cannot be polled, the last known state."""
+        """Poll every replica and report its state; the last known state where polling fails."""
         for rank, handle in enumerate(self._handles):
             found = self._patience.ask(handle.metadata["id"], partial(self._executor.poll, handle))
             self._states[rank] = self._states[rank] if found is None else found
@@ -116,7 +116,7 @@ class Fleet:
         seen([(handle, state, read_status(self._store, handle.rank)) for handle, state in rows])
 
     def _given_up(self, rank: int) -> bool:
-        """Return whether one that has failed is launched again no more: it was ended, or another would meet the same."""
+        """Return whether a failed replica is not launched again: it was cancelled, or another would meet the same error."""
         if self._states[rank] is not ReplicaStatus.FAILED or self._restarts[rank] >= self._options.executor.restarts:
             return True
         outcome = Records.of(self._handles[rank].metadata, rank).outcome()

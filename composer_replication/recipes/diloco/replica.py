@@ -31,7 +31,7 @@ _APART = 1_000_003
 
 
 def train_replica(run: str) -> list[dict[str, Any]]:
-    """Train this process's replica of a job to its end, from wherever the job and its own folder are: a row for each arm.
+    """Train this process's replica of a job to its end, resumed where the job and its folder stand; return a row for each arm.
 
     Args:
         run: the run file's text, resolved.

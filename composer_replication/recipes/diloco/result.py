@@ -32,7 +32,7 @@ def put_policy(store: Store, arm: str, checkpoint: Path) -> None:
 
 
 def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
-    """Write it to `folder/ARM/step_NNNNN`, whole or not at all, in the format of `save_pretrained`.
+    """Write the policy to `folder/ARM/step_NNNNN`, whole or not at all, in the format of `save_pretrained`.
 
     Raises:
         ObjectStoreError: the store cannot be read, or what it has is missing or not what was put.

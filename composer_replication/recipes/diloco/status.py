@@ -40,7 +40,7 @@ _STATUS = TypeAdapter(Status)
 
 
 def write_status(store: Store, status: Status) -> None:
-    """Put it where `read_status` looks. Raises ObjectStoreError."""
+    """Store the status where `read_status` looks. Raises ObjectStoreError."""
     store.put(f"status/{status.rank:05d}.json", json.dumps(asdict(status)).encode())
 
 

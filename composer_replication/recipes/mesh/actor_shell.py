@@ -44,7 +44,7 @@ class ActorShell:
         return CallResult()
 
     async def run(self, method: str, args: Sequence[Any]) -> CallResult:
-        """Run one of its methods."""
+        """Run one of the object's methods."""
         found = getattr(self._object, method)
         try:
             return CallResult(await (found(*args) if inspect.iscoroutinefunction(found) else self._in_thread(found, *args)))

@@ -108,7 +108,7 @@ class Driver:
         self._recoveries: list[float] = []
 
     async def run(self) -> SummaryRow:
-        """Hire, train to the last step, and say what it took."""
+        """Start the actors, train to the last step, and return the arm's result."""
         try:
             await self.supervisor.hire(self._wanted())
             async with asyncio.TaskGroup() as group:
@@ -160,7 +160,7 @@ class Driver:
         self._ticket = await self._trainer(self.version, "publish")
 
     async def _prepare(self) -> None:
-        """Evaluate where the arm starts from and collect its pairs; generators sample for the first steps meanwhile."""
+        """Evaluate the starting policy and collect its pairs; generators sample for the first steps meanwhile."""
         if not self._resumed:
             start = await self._evaluate()
             await self._ask_cpu_s()

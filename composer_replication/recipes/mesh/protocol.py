@@ -92,5 +92,5 @@ class Mesh(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every process that was started. Twice is as good as once."""
+        """End every process that was started. Closing twice is harmless."""
         ...

@@ -68,8 +68,7 @@ class Supervisor:
         )
 
     async def successor(self, dead: ActorDiedError, used: Mapping[str, Handle]) -> None:
-        """Wait until the actor that a call has found dead or standing still is not the one that was `used` any more. Raises the
-        error when it names none of them."""
+        """Wait until the actor that a call found dead or stalled is replaced. Raises the error when it names none of `used`."""
         if dead.actor not in used:
             raise dead
         async with self._changed:

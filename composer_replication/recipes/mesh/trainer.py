@@ -176,7 +176,7 @@ class TeacherActor(Member):
         self.context = _open_context(config, run, Terminal(Console(quiet=True), on_event=self._heard))
 
     async def collect(self, traces: Sequence[Group], trainer: Handle) -> list[str]:
-        """Keep the run's pairs where the trainer finds them; what there is to say about them.
+        """Store the run's pairs where the trainer finds them, and return notes about them.
 
         Answers that were paid for are in the run's ledger, so that a repeated call does not pay again.
 

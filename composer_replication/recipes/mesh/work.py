@@ -51,7 +51,7 @@ class Work:
             return None
         numbers = self._in_orders(range(self.ledger.next, limit))[0]
         self.ledger.issue(numbers, version)
-        return Job(self._practice(numbers), numbers)
+        return Job(self._training_order(numbers), numbers)
 
     def again(self, job: Job, version: int) -> None:
         """Put a failed job first in the queue; none of its groups count."""
@@ -65,7 +65,7 @@ class Work:
         lost = self.ledger.unfinished
         if lost:
             self.ledger.issue(lost, version)
-        self._urgent.extend(Job(self._practice(numbers), numbers) for numbers in self._in_orders(lost))
+        self._urgent.extend(Job(self._training_order(numbers), numbers) for numbers in self._in_orders(lost))
 
     def outside(self, task_ids: Sequence[str], siblings: int, step: int) -> list[Job]:
         """Queue groups that are not trained on, before all training groups, and return their jobs in the tasks' order."""
@@ -89,7 +89,7 @@ class Work:
                 orders.append((number,))
         return orders
 
-    def _practice(self, numbers: tuple[int, ...]) -> Order:
+    def _training_order(self, numbers: tuple[int, ...]) -> Order:
         step = numbers[0] // self.pace.groups + 1
         tasks = choose_tasks(self._tasks, self.config.seed, step, self.pace.groups)
         names = tuple(tasks[number % self.pace.groups].spec.task_id for number in numbers)

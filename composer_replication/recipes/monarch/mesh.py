@@ -164,7 +164,7 @@ class MonarchMesh:
         return handle
 
     async def _meeting(self, procs: Any) -> dict[str, str]:
-        """Give the processes the environment of torchrun; what else they need."""
+        """Give the processes the environment of torchrun, and return the other variables that they need."""
         spmd = procs.spawn("torchrun", SPMDActor)
         _, port = await spmd.slice(ranks=0).get_host_port.call_one(None)
         await spmd.setup_env.call(self._master, port)
@@ -182,7 +182,7 @@ class _Spawned:
     processes: tuple[Process, ...] = ()
 
     async def end(self) -> None:
-        """End its processes, if they are there still. Monarch asks first and kills those that do not go."""
+        """End its processes if they still run. Monarch asks first and kills those that do not exit."""
         try:
             await self.procs.stop()
         except (SupervisionError, ActorError) as error:

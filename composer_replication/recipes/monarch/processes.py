@@ -24,7 +24,7 @@ _home: list[contextvars.Context] = []
 
 
 def settle() -> None:
-    """Make the present context, which knows the actor, the one of all that this process asks of others."""
+    """Make the present context, which knows the actor, the context of every call from this process to others."""
     _home[:] = [contextvars.copy_context()]
 
 

@@ -265,7 +265,7 @@ def _node(node: Mapping[str, Any]) -> Any:
 
 
 def _last_path(nodes: Sequence[Any]) -> list[Any]:
-    """Return the path from the root to the node that came last: everything that the policy had seen in the end."""
+    """Return the path from the root to the last node: everything that the policy had seen at the end."""
     path, at = [], len(nodes) - 1 if nodes else None
     while at is not None:
         path.append(nodes[at])

@@ -59,7 +59,7 @@ class Pairs:
         return sum(len(p.chosen_ids) + len(p.rejected_ids) for p in self.pairs) / len(self.pairs)
 
     async def read_references(self, score: Score) -> None:
-        """Have the reference read every pair, once: what it said is kept in `folder` and read from there by a resumed run.
+        """Score every pair once with the reference: the scores are kept in `folder`, where a resumed run reads them.
 
         `score` must be the policy that the run starts from.
         """
@@ -77,7 +77,7 @@ class Pairs:
             self.references = tuple((chosen, rejected) for chosen, rejected in kept["references"])
 
     def weigh(self, number: int, chosen: Sequence[float], rejected: Sequence[float]) -> SignedPair:
-        """Pair `number` (of the file), whose answers' tokens have these log-probs under the policy. Raises ValueError for DPO
+        """Weigh pair `number` of the file, whose answers' tokens have these log-probs under the policy. Raises ValueError for DPO
         before `read_references`."""
         reference = self.references[number] if self.references else None
         replay = self.config.loss.replay
@@ -92,7 +92,7 @@ class Pairs:
 
 
 def hint_maker(config: RunConfig) -> SignalMaker | None:
-    """Return what finds and inserts a run's hints; None when the channel is off. Raises TaskError and ModelError."""
+    """Return the maker of a run's hints; None when the channel is off. Raises TaskError and ModelError."""
     if config.loss.hint.weight == 0:
         return None
     return SignalMaker(

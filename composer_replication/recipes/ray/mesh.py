@@ -233,7 +233,7 @@ def _packed(tensor: Tensor) -> tuple[Any, Any, tuple[int, ...]]:
 
 
 def _unpacked(array: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a copy, as the store's memory cannot be written."""
+    """Return a copy: the store's memory is read-only."""
     import torch
 
     return torch.from_numpy(array.copy()).view(dtype).view(shape)

@@ -191,7 +191,7 @@ class TrlArm:
         self.shown.advance()
 
     def adopt(self, step: int) -> None:
-        """Make what TRL has saved a checkpoint of the run."""
+        """Turn what TRL has saved into a checkpoint of the run."""
         made = self.folder / f"checkpoint-{step}"
         if not (made / "config.json").exists():  # adapters alone
             self.model.config.to_json_file(made / "config.json")

@@ -164,7 +164,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return loss + found.total.to(loss.device) * self._share
 
     def state_of_teachers(self) -> dict[str, Any]:
-        """Return what a checkpoint has to keep: not the teachers that a resumed run makes again from the starting weights."""
+        """Return the state that a checkpoint keeps, without teachers that a resumed run makes again from the starting weights."""
         kept: dict[str, Any] = {}
         if isinstance(self.self_teacher, EMATeacher):
             kept["self_teacher"] = self.self_teacher.state_dict()
@@ -257,7 +257,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.beta = beta
 
     def _correct(self, out: dict[str, Any]) -> None:
-        """Take log-probs of another policy than the present one into account."""
+        """Correct for log-probs that another policy than the present one has given."""
         rlvr, sampled = self.channels.rlvr, None if self.use_vllm else out.get("sampling_per_token_logps")
         if rlvr.importance == "none":
             if sampled is not None:

@@ -55,8 +55,8 @@ class CPUServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: Mapping[str, Any], request_id: str, session: str = "", **_: Any
     ) -> TokenOutput:
-        """Sample a turn after `prompt_ids`, the session's whole context. Raises ValueError where that does not go on from what
-        the session has read."""
+        """Sample a turn after `prompt_ids`, the session's whole context. Raises ValueError when it does not continue what the
+        session has read."""
         name, prompt = session or request_id, list(prompt_ids)
         seen = self._read.get(name, [])
         if prompt[: len(seen)] != seen:
@@ -79,7 +79,7 @@ class CPUServer:
         )
 
     async def _work(self) -> None:
-        """Answer what waits, batch after batch; a batch that breaks says so to each of its requests."""
+        """Answer the waiting requests, batch after batch; the error of a failed batch goes to each of its requests."""
         await asyncio.sleep(_TOGETHER_S)
         while self._waiting:
             temperature = self._waiting[0].temperature
@@ -97,7 +97,7 @@ class CPUServer:
                     one.answer.set_exception(broke)
 
     async def load(self, weights: Mapping[str, np.ndarray[Any, Any]], version: int | None) -> None:
-        """Take over new weights. Raises ModelError where they are not all of the policy's."""
+        """Load new weights. Raises ModelError where they are not all of the policy's."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
         missing, unexpected = self.model.load_state_dict(tensors, strict=False)
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())

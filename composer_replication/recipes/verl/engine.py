@@ -96,7 +96,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         super().load_checkpoint(local_path, *args, **kwargs)
 
     def _owners(self) -> dict[str, Any]:
-        """Return what changes and has to be saved: other self-teachers are made again from the starting policy."""
+        """Return the objects whose state has to be saved: other self-teachers are made again from the starting policy."""
         moving = self.self_teacher if self.loss.hint.self_teacher == "ema" else None
         owners = {"self_teacher": moving, "taid": self.taid}
         return {name: owner for name, owner in owners.items() if owner is not None}

@@ -45,7 +45,7 @@ class GroupRecord:
     """The penalties of each trajectory, by name."""
 
     def penalty(self, number: int) -> float:
-        """Return all that is taken off the verdict of trajectory `number`."""
+        """Return the sum of the penalties on trajectory `number`."""
         return sum(values[number] for values in self.penalties.values())
 
     def line(self) -> str:
@@ -105,7 +105,7 @@ class Episodes:
         return GroupRecord(step, False, group, (*selected.hints, *selected.dropped), selected.hinted, penalties)
 
     def fault(self, error: BaseException) -> None:
-        """Let the run end: verl itself would go on with fewer rollouts."""
+        """Record the error that ends the run: verl itself would continue with fewer rollouts."""
         replace_file(self.plan.fault_path, f"{type(error).__name__}: {error}".encode())
 
 

@@ -45,7 +45,7 @@ class VerlMetrics:
     _read: int = 0
 
     def steps(self) -> Iterator[int]:
-        """Record what verl has measured since the last call; the steps that are complete with it.
+        """Record what verl has measured since the last call, and yield the steps that this completes.
 
         Raises:
             BackendError: a channel that had inputs is not in verl's metrics.

@@ -37,11 +37,11 @@ class Main:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it and everything it started, Ray's processes too."""
+        """End the program and everything it started, Ray's processes too."""
         self._program.end()
 
     async def wait(self, stall_s: float) -> bool:
-        """Wait a moment; whether the program has ended well.
+        """Wait a moment, and return whether the program has ended without error.
 
         Raises:
             BackendError: it ended otherwise, a rollout broke, or nothing was printed, measured or rolled out in `stall_s` s.

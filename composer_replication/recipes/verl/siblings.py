@@ -24,8 +24,10 @@ class Siblings(Generic[FoundT]):
         self._found: asyncio.Task[FoundT] | None = None
 
     async def meet(self, number: int, trajectory: Trajectory) -> FoundT:
-        """Hand in the trajectory of sibling `number` (from 0) and wait for what is found of all. Raises what `finish` raises, or
-        what `leave` was told."""
+        """Hand in the trajectory of sibling `number` (from 0), and return the result of `finish` once all are in.
+
+        Raises what `finish` raises, or the error given to `leave`.
+        """
         self._done[number] = trajectory
         if len(self._done) == self._count and not self._complete.done():
             self._complete.set_result(None)

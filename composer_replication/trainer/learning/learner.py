@@ -282,6 +282,6 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _count(name: str, part: Mapping[str, float]) -> float:
-    """Return how many tokens or pairs a mean of this micro-batch is over."""
+    """Return the number of tokens or pairs that a mean of this micro-batch is over."""
     channel = name.partition("/")[0]
     return part.get(f"{channel}/tokens", part.get(f"{channel}/pairs", 1.0))

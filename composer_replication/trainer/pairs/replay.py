@@ -190,7 +190,7 @@ def _counts(reasons: Counter[str]) -> str:
 
 
 def wants_replay(config: RunConfig) -> bool:
-    """Say whether the replay channel has a source of pairs."""
+    """Return whether the replay channel has a source of pairs."""
     replay = config.loss.replay
     return replay.weight > 0 and (bool(config.teachers) or replay.pairs is not None)
 

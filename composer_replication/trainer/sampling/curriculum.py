@@ -107,7 +107,7 @@ class Curriculum:
         return self.records.get(task_id, Record()).failed_visits >= self._config.quarantine_after
 
     def learn(self, groups: Iterable[Group], step: int) -> None:
-        """Take the verdicts of a step in, and unlock the next level when it is time. Unscored siblings say nothing."""
+        """Take in the verdicts of a step, and unlock the next level when it is time. Unscored siblings say nothing."""
         self._last = {}
         for group in groups:
             rewards = [t.reward for t in group.trajectories if not isinstance(t.reward, Unscored)]
