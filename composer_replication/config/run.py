@@ -236,9 +236,9 @@ class EvalConfig(Section):
 class TeacherConfig(Section):
     """An external model asked over HTTP."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     """Show the teacher under this name in the terminal, ledger and report."""
-    model: str
+    model: Annotated[str, Field(min_length=1)]
     """Ask the endpoint for this model, by the endpoint's name for it."""
     base_url: str = "https://openrouter.ai/api/v1"
     """Send requests to this OpenAI-compatible endpoint."""
@@ -257,7 +257,9 @@ class TeacherConfig(Section):
     """Price a million prompt tokens written to the endpoint's cache. Defaults to `usd_per_million_input`."""
     mark_cache: bool = False
     """Mark how much of a prompt may be cached, as Anthropic's models need; other endpoints may reject the marks."""
-    temperature: Weight | Literal["endpoint"] = 0.0
+    temperature: Annotated[
+        Weight | Literal["endpoint"], BeforeValidator(lambda given: "endpoint" if given is None else given)
+    ] = 0.0
     """Sample answers at this temperature. `endpoint` omits the field, for models that reject it."""
     max_tokens: Positive = 4096
     """Limit each answer to this many tokens."""

@@ -66,26 +66,48 @@ class SelfTeacher(Protocol):
         ...
 
 
-class LiveTeacher:
+class _NothingToMove:
+    """The state of a self-teacher that has no weights to move: its kind."""
+
+    kind: str
+
+    def update(self, student_model: nn.Module) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("kind") != self.kind:
+            raise CheckpointError(
+                f"the checkpoint's self-teacher is {state.get('kind')!r}, the run's is {self.kind!r}",
+                fix="resume with the self-teacher it was saved with",
+            )
+
+
+class LiveTeacher(_NothingToMove):
     """The student's current weights."""
+
+    kind = "live"
 
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
         return (TeacherPart(1.0, student_model),)
 
-    def update(self, student_model: nn.Module) -> None:
-        """Do nothing: it is the student."""
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"kind": "live"}
+class AdaptersOffTeacher(_NothingToMove):
+    """A peft model with its adapters switched off: the model that they adapt, without a copy of it. What the adapters had learnt
+    before is not in it."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        _check_kind(state, "live")
+    kind = "adapters_off"
+
+    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
+        return (TeacherPart(1.0, student_model, partial(_adapters_off, student_model)),)
 
 
-class FrozenTeacher:
+class FrozenTeacher(_NothingToMove):
     """The weights the student had when this object was made: a separate copy, whole on every rank."""
 
-    kind: SelfTeacherKind = "frozen"
+    kind = "frozen"
 
     def __init__(self, model: nn.Module) -> None:
         """Raise ValueError for a model that FSDP2 has sharded, which cannot be copied: make the teacher before sharding."""
@@ -96,32 +118,12 @@ class FrozenTeacher:
     def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:  # noqa: ARG002 - protocol
         return (TeacherPart(1.0, self._model),)
 
-    def update(self, student_model: nn.Module) -> None:
-        """Do nothing: it is frozen."""
-
     def state_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "model": self._model.state_dict()}
+        return {**super().state_dict(), "model": self._model.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        _check_kind(state, self.kind)
+        super().load_state_dict(state)
         self._model.load_state_dict(state["model"])
-
-
-class AdaptersOffTeacher:
-    """A peft model with its adapters switched off: the model that they adapt, without a copy of it. What the adapters had learnt
-    before is not in it."""
-
-    def parts(self, student_model: nn.Module) -> tuple[TeacherPart, ...]:
-        return (TeacherPart(1.0, student_model, partial(_adapters_off, student_model)),)
-
-    def update(self, student_model: nn.Module) -> None:
-        """Do nothing: only adapters are trained."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kind": "adapters_off"}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        _check_kind(state, "adapters_off")
 
 
 class EMATeacher(FrozenTeacher):
@@ -131,7 +133,7 @@ class EMATeacher(FrozenTeacher):
     The average is kept in float32 when the model is bf16 or fp16: rate times a difference is below their resolution.
     """
 
-    kind: SelfTeacherKind = "ema"
+    kind = "ema"
 
     def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
         """Raise ValueError unless 0 < rate <= 1."""
@@ -155,7 +157,7 @@ class EMATeacher(FrozenTeacher):
 class TrustRegionTeacher(FrozenTeacher):
     """A point between the frozen weights' and the student's logits: (1 - rate) reference + rate student. Two forward passes."""
 
-    kind: SelfTeacherKind = "trust_region"
+    kind = "trust_region"
 
     def __init__(self, model: nn.Module, rate: float = 0.05) -> None:
         """Raise ValueError unless 0 < rate <= 1."""
@@ -224,11 +226,3 @@ def _adapters_off(model: nn.Module) -> Iterator[None]:
 def _check_rate(rate: float) -> None:
     if not 0.0 < rate <= 1.0:
         raise ValueError(f"a self-teacher's rate must be in (0, 1], got {rate}")
-
-
-def _check_kind(state: dict[str, Any], kind: str) -> None:
-    if state.get("kind") != kind:
-        raise CheckpointError(
-            f"the checkpoint's self-teacher is {state.get('kind')!r}, the run's is {kind!r}",
-            fix="resume with the self-teacher it was saved with",
-        )

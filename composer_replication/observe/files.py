@@ -19,7 +19,7 @@ from typing import Any
 
 from composer_replication.types.errors import ConfigError, StorageError
 
-__all__ = ["append_line", "cure", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
+__all__ = ["append_line", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
 
 _BLOCK = 1 << 16
 
@@ -34,7 +34,7 @@ def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
         safe = ". Every file already complete in the run directory is intact" if in_run and action != "read" else ""
         again = "continue from the last checkpoint with `composer train RUN.toml --resume`" if in_run else "run the command again"
         raise StorageError(
-            f"cannot {action} {path}: {error.strerror or error}{safe}", fix=f"{cure(path, error, action)}, then {again}"
+            f"cannot {action} {path}: {error.strerror or error}{safe}", fix=f"{_cure(path, error, action)}, then {again}"
         ) from error
 
 
@@ -42,7 +42,7 @@ _OF_RUNS = "metrics.jsonl"
 """A file every run directory has (`observe.run_dir`)."""
 
 
-def cure(path: Path, error: OSError, action: str = "write") -> str:
+def _cure(path: Path, error: OSError, action: str = "write") -> str:
     """Say what to do about `path`, with the free space where it can be read."""
     if isinstance(error, IsADirectoryError) or (action != "read" and path.is_dir() and isinstance(error, FileExistsError)):
         return f"{path} is a folder: name a file"
@@ -78,8 +78,8 @@ def exclusive(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Make `data` the content of `path`, atomically and durably; parent folders are created.
+def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """Make `data`, whole or in parts, the content of `path`, atomically and durably; parent folders are created.
 
     Raises:
         StorageError: it could not be written; the old content, if any, is still there.
@@ -89,11 +89,11 @@ def replace_file(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as stream:
-                stream.write(data)
+                stream.writelines([data] if isinstance(data, bytes) else data)
                 stream.flush()
                 os.fsync(stream.fileno())
             temporary.replace(path)
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise

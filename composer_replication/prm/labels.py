@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from composer_replication.actions.calls import Call, canonical_action, render_action
 from composer_replication.observe import files
@@ -31,17 +31,12 @@ StepLabels: TypeAlias = dict[str, dict[int, float]]
 _WRITE = 'write {"trajectory_id": "...", "turn": 0, "label": 1}, or name the answers.jsonl of `composer replay`'
 
 
-def outcome_labels(
-    transcripts: Sequence[Trajectory | Trace], *, estimate: Literal["soft", "hard"] = "soft", at_least: int = 1
-) -> StepLabels:
-    """Label steps by the outcomes of the trajectories that begin with the same actions, as Math-Shepherd estimates a step's
-    quality (arXiv 2312.08935, section 3.3): `soft` is the share of them with reward 1, `hard` whether one has.
+def outcome_labels(transcripts: Sequence[Trajectory | Trace]) -> StepLabels:
+    """Label steps by the outcomes of the trajectories that begin with the same actions: the share of them with reward 1, which is
+    Math-Shepherd's soft estimate of a step's quality (arXiv 2312.08935, section 3.3).
 
     Its completions are sampled from the step; here they are the siblings, all transcripts of a task, whose canonical actions
     up to and including the step are the same, the transcript itself among them. Without a reward they say nothing.
-
-    Args:
-        at_least: fewest scored siblings that make a label.
     """
     outcomes: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for transcript in transcripts:
@@ -53,9 +48,8 @@ def outcome_labels(
         steps = step_turns(transcript)
         for turn, prefix in enumerate(_prefixes(transcript)):
             seen = outcomes.get(prefix, [])
-            if turn in steps and len(seen) >= max(1, at_least):
-                value = max(seen) if estimate == "hard" else sum(seen) / len(seen)
-                labels.setdefault(transcript.trajectory_id, {})[turn] = value
+            if turn in steps and seen:
+                labels.setdefault(transcript.trajectory_id, {})[turn] = sum(seen) / len(seen)
     return labels
 
 
@@ -135,7 +129,7 @@ def _action(turn: TranscriptTurn) -> str:
     return render_action(turn.text, [Call(c.name, c.arguments) for c in turn.tool_calls])
 
 
-def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mapping[str, float] | None = None) -> StepLabels:
+def read_labels(path: Path, transcripts: Sequence[Transcript]) -> StepLabels:
     """Read labels from a JSONL file. A line is either `{"trajectory_id", "turn", "label"}`, or a teacher's answer to the state
     before a turn, as in the `answers.jsonl` of `composer replay`; those of one turn are its votes (`vote_labels`).
 
@@ -171,7 +165,7 @@ def read_labels(path: Path, transcripts: Sequence[Transcript], *, weights: Mappi
             continue
         vote = cast_vote(known, transcript.tools)
         votes[step] += [vote] if isinstance(vote, Vote) else []
-    for name, found in vote_labels(transcripts, votes, weights=weights).items():
+    for name, found in vote_labels(transcripts, votes).items():
         labels.setdefault(name, {}).update(found)
     if not labels:
         what = f"none of its {number} lines is a vote on a step" if number else "it is empty"

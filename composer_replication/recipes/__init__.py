@@ -1,1 +1,1 @@
-"""Adapters that carry tensors to other trainers, and recipes as data. No mathematics lives here."""
+"""Adapters that carry tensors to other trainers, and recipes as data. They hold no mathematics."""

@@ -1,8 +1,8 @@
-"""A framework's program, which starts processes of its own: none of them outlives it, or the process that asked for it.
+"""A program that starts processes: none of them outlives the program, nor the process that started it.
 
     this process -> guard (`python -m composer_replication.recipes.program`) -> the program -> whatever it starts
 
-The guard leads a session of its own and adopts every orphan below it. When the program ends, when the guard is told to or when
+The guard leads a new session and adopts every orphan below it. When the program ends, when the guard is told to or when
 this process dies, `kill -9` included, it asks all that is below it to end, and kills what does not. A `kill -9` of the guard
 itself leaves what the program has started to the system.
 """
@@ -28,12 +28,12 @@ _HEARD = {signal.SIGTERM, signal.SIGCHLD}
 
 
 class RunningProgram:
-    """A running program. A context manager: everything is ended with it.
+    """A running program. As a context manager it ends everything that the program started.
 
     Args:
-        log: what it prints is appended here.
-        folder: where it runs; here when None.
-        without: variables of this process that it must not have.
+        log: file to which its output is appended.
+        folder: its working directory; None for this process's.
+        without: variables of this process that it must not inherit.
         patience_s: seconds between being asked to end and being killed.
     """
 
@@ -63,7 +63,7 @@ class RunningProgram:
 
     @property
     def group(self) -> int:
-        """The process group of the guard, the program and what they start, but for those that make a group of their own."""
+        """The process group of the guard, of the program and of its children that do not leave the group."""
         return self._guard.pid
 
     def __enter__(self) -> RunningProgram:
@@ -73,7 +73,7 @@ class RunningProgram:
         self.end()
 
     def end(self) -> None:
-        """End it and everything it started; returns when all of it is gone."""
+        """End the program and everything it started, and return when all of it has ended."""
         self._guard.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._guard.wait(2 * self._patience_s)
@@ -82,11 +82,11 @@ class RunningProgram:
         self._guard.wait()
 
     def poll(self) -> int | None:
-        """The exit status, 128 and the signal's number for one that was killed; None while it runs."""
+        """Return the exit status, 128 plus the signal's number for a killed program; None while it runs."""
         return self._guard.poll()
 
     async def wait(self) -> int:
-        """The same once it has ended."""
+        """Wait until the program has ended, and return its status as `poll` does."""
         while (code := self.poll()) is None:
             await asyncio.sleep(0.2)
         return code
@@ -125,7 +125,7 @@ def _collect(program: int) -> int | None:
 
 
 def _end(patience_s: float) -> None:
-    """Whoever has no parent any more is a child of this process, so there is none left when it has no children."""
+    """End all children. An orphan becomes a child of this process, so everything has ended when there is no child left."""
     deadline = time.monotonic() + patience_s
     _tell(signal.SIGTERM)
     while True:
@@ -146,7 +146,7 @@ def _tell(what: signal.Signals) -> None:
 
 
 def _below() -> list[int]:
-    """Every process below this one."""
+    """Return every process that descends from this one."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -1,10 +1,11 @@
-"""The substrates a run can be trained on: what each needs, what it cannot express, and who trains there.
+"""The substrates that a run can be trained on: their requirements, their limits and their adapters.
 
 An adapter is a module `composer_replication.recipes.<type>.substrate` with
 
 - `check(config)`: raises ConfigError for an option of the run file that cannot be expressed there, naming the field and the
   substrates that can. It imports nothing of the framework.
-- `async train(config, run_dir, terminal, *, start_label) -> list[SummaryRow]`: trains every arm, as `trainer.report.train` does.
+- `async train_arm(context, config, arm, shown) -> SummaryRow`: trains one arm (`trainer.report.TrainArm`). An adapter that
+  reads no `RunContext` has `async train(config, run_dir, terminal) -> list[SummaryRow]` for all arms instead.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ from packaging.requirements import Requirement
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.trl.unsupported import CANNOT as TRL_CANNOT
-from composer_replication.recipes.verl.unsupported import CANNOT as VERL_CANNOT
+from composer_replication.recipes.limits import LIMITS
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -38,35 +38,35 @@ __all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A distribution that a substrate needs, and what of it is here."""
+    """A distribution that a substrate needs, and the version that is installed."""
 
     requirement: str
-    """As pip takes it: `trl<2,>=1.16`."""
+    """The requirement in pip's form: `trl<2,>=1.16`."""
     found: str | None
     """The version installed; None for none."""
 
     @property
     def met(self) -> bool:
-        """True when that version is one that is asked for."""
+        """True when the installed version is one that is asked for."""
         return self.found is not None and Requirement(self.requirement).specifier.contains(self.found, prereleases=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Substrate:
-    """What is known of a substrate without importing it."""
+    """The facts about a substrate that are known without importing it."""
 
     about: str
     extra: str | None = None
-    """Of this package, that installs it; None where nothing more is needed."""
+    """The extra of this package that installs it; None where nothing more is needed."""
     cannot: tuple[str, ...] = ()
-    """What it cannot express, and why."""
+    """Limits, each with its reason."""
     checkout: str | None = None
-    """Environment variable that names a checkout of it, where no index has it."""
+    """Environment variable that names a checkout, for a substrate that is on no index."""
     module: str = ""
-    """What is imported of it: in `src` of the checkout, unless it is installed."""
+    """The module that is imported: in `src` of the checkout, unless it is installed."""
 
     def needs(self) -> list[Need]:
-        """Every distribution that its extra names, as this package's metadata has it."""
+        """Return every distribution that its extra names, from this package's metadata."""
         found = []
         for line in (requires("composer-replication") or ()) if self.extra else ():
             requirement = Requirement(line)
@@ -81,7 +81,7 @@ class Substrate:
         return found
 
     def missing(self) -> list[str]:
-        """What would keep a run from starting, in a few words each; empty when all is there."""
+        """Return what keeps a run from starting, in a few words each; empty when nothing does."""
         lacking = [
             f"{need.requirement} (not installed)" if need.found is None else f"{need.requirement} (found {need.found})"
             for need in self.needs()
@@ -98,37 +98,42 @@ class Substrate:
 
     @property
     def fix(self) -> str:
-        """How to get what is missing."""
+        """The command or setting that supplies what is missing."""
         steps = [f"pip install 'composer-replication[{self.extra}]'"] if self.extra else []
         steps += [f"set {self.checkout} to the folder of a checkout"] if self.checkout else []
         return " and ".join(steps)
 
 
 _IN_A_MESH = (
-    "rollout.engine = vllm and sglang: each generator samples with a policy of its own (local can)",
-    "curriculum.enabled, rollout.refills: groups are issued before the verdicts are in that would choose them (local can)",
+    *map(str, LIMITS["ray"]),
+    "rollout.engine = vllm and sglang: each generator samples with its own policy (local can)",
 )
 
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
     "trl": Substrate(
-        about="TRL's GRPOTrainer, with the hint and replay channels beside its own loss", extra="trl", cannot=TRL_CANNOT
+        about="TRL's GRPOTrainer, with the hint and replay channels added to its loss",
+        extra="trl",
+        cannot=(
+            *map(str, LIMITS["trl"]),
+            "rollout.engine = vllm and sglang: TRL's vLLM server mode is for ComposerReplicationTrainer (local can)",
+            "optimizer.micro_batch_size that does not divide the rollouts of a step: one optimizer step is one generation batch",
+            "several processes: use ComposerReplicationTrainer in a script of yours",
+        ),
     ),
     "verl": Substrate(
-        about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step", extra="verl", cannot=VERL_CANNOT
+        about="verl's trainer on Ray with its FSDP2 engine, the channels in the engine's step",
+        extra="verl",
+        cannot=(
+            *map(str, LIMITS["verl"]),
+            "rollout.engine = vllm and sglang: its own servers sample (local can)",
+            "SGLang as its own server: it takes no list of stop tokens together with ignore_eos (vLLM does)",
+            "LoRA: the hint channel's self-teacher and what is saved are of whole weights (trl can)",
+        ),
     ),
     "prime_rl": Substrate(
         about="PRIME-RL's asynchronous trainer on two GPUs or more, the channels as its per-token loss components",
-        cannot=(
-            "loss.hint.form other than sampled_token: one log-prob per token travels, no distribution",
-            "loss.hint.self_teacher ema and trust_region: it serves the present policy alone (frozen needs a server of its own)",
-            "loss.rlvr.objective grpo, dr_grpo and gspo, loss.hint.reduction turn: each component is divided by its tokens",
-            "loss.hint.shuffle and useful_only: it finishes one group at a time; generators judge and consensus: it asks nobody",
-            "loss.rlvr.kl_beta with hints: one reference log-prob travels per token; without, it needs a server of its own",
-            "rollout.temperature other than 1 with hints or kl_beta: its reference log-probs are those of temperature 1",
-            "[[teachers]]: pairs come from a file; reward penalties, the curriculum: its orchestrator has none of them",
-            "tasks.instruction, tasks.held_out_share, rollout.engine, a CPU: its own environments, servers and GPUs are used",
-        ),
+        cannot=(*map(str, LIMITS["prime_rl"]), "rollout.engine: its own environments, servers and GPUs are used"),
         checkout="COMPOSER_PRIME_RL_SRC",
         module="prime_rl",
     ),
@@ -144,7 +149,7 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
 
 
 def check_substrate(config: RunConfig) -> None:
-    """Raises ConfigError when an arm asks for what the run's substrate cannot express."""
+    """Raise ConfigError when an arm asks for what the run's substrate cannot express."""
     kind = config.substrate.type
     if kind == "local":
         return
@@ -158,7 +163,7 @@ def check_substrate(config: RunConfig) -> None:
         for field, given in (("env.use", variant.env.use), ("reward.function", variant.reward.function)):
             if given is not None and kind != "trl":
                 raise ConfigError(
-                    f"{field} is not read by substrate.type = {kind}, which has rollouts of its own",
+                    f"{field} is not read by substrate.type = {kind}, which makes its own rollouts",
                     fix=f"leave {field} out, or set substrate.type = local or trl",
                 )
         _adapter(kind).check(variant)
@@ -169,7 +174,6 @@ async def train_on(
     run_dir: RunDir,
     terminal: Terminal,
     *,
-    start_label: str = "start",
     env: EnvSource | None = None,
     reward: RewardFunction | None = None,
     callbacks: Sequence[StepCallback] = (),
@@ -183,11 +187,11 @@ async def train_on(
         MissingExtraError: what the substrate needs is not installed.
         ComposerError: whatever a part of the recipe has to say.
     """
+    from composer_replication.trainer.report import train
+
     kind = config.substrate.type
     if kind == "local":
-        from composer_replication.trainer.report import train
-
-        return await train(config, run_dir, terminal, start_label=start_label, env=env, reward=reward, callbacks=callbacks)
+        return await train(config, run_dir, terminal, env=env, reward=reward, callbacks=callbacks)
     if env is not None or reward is not None or callbacks:
         raise ConfigError(
             f"env, reward and callbacks are objects of this process, and substrate.type = {kind} trains in others",
@@ -196,7 +200,10 @@ async def train_on(
     check_substrate(config)
     if missing := SUBSTRATES[kind].missing():
         raise MissingExtraError(f"substrate.type = {kind} needs {', '.join(missing)}", fix=SUBSTRATES[kind].fix)
-    rows: list[SummaryRow] = await _adapter(kind).train(config, run_dir, terminal, start_label=start_label)
+    adapter = _adapter(kind)
+    if hasattr(adapter, "train_arm"):
+        return await train(config, run_dir, terminal, one=adapter.train_arm)
+    rows: list[SummaryRow] = await adapter.train(config, run_dir, terminal)
     return rows
 
 

@@ -6,14 +6,14 @@ counted for: the first of the recipe that drops it. A deduplicator sees what all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
 
-__all__ = ["Backend", "Pass", "in_turn", "plan"]
+__all__ = ["Backend", "Pass", "first_of_each", "in_turn", "plan"]
 
 
 class Backend(Protocol):
@@ -52,6 +52,16 @@ def in_turn(
                 verdicts[row] = index
         left = [row for row, keeps in zip(left, kept, strict=True) if keeps]
     return verdicts
+
+
+def first_of_each(fingerprints: Iterable[str]) -> list[bool]:
+    """Return for each fingerprint whether none before it is the same."""
+    seen: set[str] = set()
+    kept = []
+    for fingerprint in fingerprints:
+        kept.append(fingerprint not in seen)
+        seen.add(fingerprint)
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

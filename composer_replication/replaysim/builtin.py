@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from composer_replication.replaysim.backend import in_turn
+from composer_replication.replaysim.backend import first_of_each, in_turn
 from composer_replication.replaysim.recipe import DEDUPLICATOR, KNOWN_OPERATORS, Operator
 from composer_replication.replaysim.special_characters import SPECIAL_CHARACTERS
 from composer_replication.types.errors import ConfigError
@@ -65,12 +65,7 @@ def _keep(operator: Operator, texts: Sequence[str]) -> list[bool]:
     if operator.name != DEDUPLICATOR:
         statistic = _STATISTICS[operator.name]
         return [first <= statistic(text) <= second for text in texts]
-    seen: set[str] = set()
-    kept = []
-    for fingerprint in _fingerprints(operator, texts):
-        kept.append(fingerprint not in seen)
-        seen.add(fingerprint)
-    return kept
+    return first_of_each(_fingerprints(operator, texts))
 
 
 def _fingerprints(operator: Operator, texts: Sequence[str]) -> Iterator[str]:

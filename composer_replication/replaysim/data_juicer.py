@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from composer_replication.replaysim.backend import in_turn
+from composer_replication.replaysim.backend import first_of_each, in_turn
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
@@ -124,18 +124,9 @@ class DataJuicerBackend:
         op = self.make(operator)
         with without_installs():
             if operator.name == DEDUPLICATOR:
-                return self._first_of_each(op, texts)
+                return first_of_each(op.compute_hash({op.text_key: text})[self.hash_key] for text in texts)
             if not op.is_batched_op():
                 rows = ({operator.text_key: text, self._stats: {}} for text in texts)
                 return [bool(op.process(op.compute_stats(row))) for row in rows]
             table = {operator.text_key: list(texts), self._stats: [{} for _ in texts]}
             return [bool(kept) for kept in op.process(op.compute_stats(table))] if texts else []
-
-    def _first_of_each(self, op: Any, texts: Sequence[str]) -> list[bool]:
-        seen: set[str] = set()
-        kept = []
-        for text in texts:
-            fingerprint = op.compute_hash({op.text_key: text})[self.hash_key]
-            kept.append(fingerprint not in seen)
-            seen.add(fingerprint)
-        return kept

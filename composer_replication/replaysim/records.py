@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from composer_replication.actions.calls import action_message
 from composer_replication.replaysim.recipe import FIELDS
@@ -79,13 +79,4 @@ def dj_record_to_normalized(record: Mapping[str, Any]) -> NormalizedDPOPair:
     Raises:
         KeyError: the record lacks a key of `NormalizedDPOPair`.
     """
-    return NormalizedDPOPair(
-        state_id=record["state_id"],
-        state_messages=record["state_messages"],
-        chosen=record["chosen"],
-        rejected=record["rejected"],
-        n_teachers_agreeing=record["n_teachers_agreeing"],
-        chosen_messages=record["chosen_messages"],
-        rejected_messages=record["rejected_messages"],
-        metadata=record["metadata"],
-    )
+    return cast(NormalizedDPOPair, {key: record[key] for key in NormalizedDPOPair.__annotations__})

@@ -9,10 +9,8 @@ that none of them drops is a row the executor has lost, and an error.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,9 +19,9 @@ from typing import Any
 from composer_replication.replaysim.backend import Pass, plan
 from composer_replication.replaysim.data_juicer import DataJuicerBackend
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
+from composer_replication.sandbox.backends.linux import die_with_parent
 from composer_replication.types.errors import BackendError
 
-_PR_SET_PDEATHSIG = 1
 _ROW = "row"
 
 
@@ -132,7 +130,7 @@ class Worker:
 
 def main() -> None:
     """Run the request of the folder named on the command line."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     folder = Path(sys.argv[1])
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     operators = [Operator(**operator) for operator in request["operators"]]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Protocol, Self, runtime_checkable
 
+from composer_replication.config import RolloutConfig
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
 __all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest", "TextEnv", "TurnEnv"]
@@ -22,6 +23,11 @@ class Budgets:
     context_tokens: int = 16384
     """Prompt, sampled tokens and observations together; never above the model's own window."""
     max_turns: int = 32
+
+    @classmethod
+    def of(cls, rollout: RolloutConfig) -> Self:
+        """Return the budgets that a run file names."""
+        return cls(**{name.name: getattr(rollout, name.name) for name in fields(cls)})
 
 
 class Env(Protocol):

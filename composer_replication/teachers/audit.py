@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -71,13 +72,7 @@ class Audit:
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Return the least n in [low, high] from which on the monotone `holds` is true; `high` when there is none below it."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return low + bisect_left(range(low, high), True, key=holds)
 
 
 def _cdf(most: int, trials: int, chance: float) -> float:

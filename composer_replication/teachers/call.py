@@ -86,7 +86,7 @@ class NoAnswerError(Exception):
 
 def make_client(teacher: Teacher) -> openai.AsyncOpenAI:
     """Make a client that repeats nothing by itself: every attempt is a separate call in the ledger."""
-    key = os.environ[teacher.api_key_env] if teacher.api_key_env is not None else "none"
+    key = os.environ[teacher.api_key_env] if teacher.api_key_env else "none"
     timeout = openai.Timeout(teacher.timeout_s, connect=min(_CONNECT_S, teacher.timeout_s))
     return openai.AsyncOpenAI(api_key=key, base_url=teacher.base_url, timeout=timeout, max_retries=0)
 

@@ -55,14 +55,7 @@ def gate_of(options: GateConfig, seed: int) -> Gate | None:
     """Return the gate that the options describe, or None where it is off. `seed` decides the draws of its audit."""
     if options.rule == "off":
         return None
-    return Gate(
-        rule=options.rule,
-        uncertain=options.uncertain,
-        findings=options.findings,
-        doubtful=options.doubtful,
-        audit=options.audit,
-        seed=seed,
-    )
+    return Gate(**options.model_dump(exclude={"cheap", "reach"}), seed=seed)
 
 
 def split_teachers(teachers: Sequence[Teacher], options: GateConfig) -> tuple[list[Teacher], list[Teacher]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from composer_replication.observe import usd
 from composer_replication.teachers.gate import Gate, Reason
@@ -150,11 +150,10 @@ def measured(scenario: Scenario, steps: Sequence[ReplayStep], answers: Sequence[
     counted = [a for a in answers if a.prompt_tokens and a.question_id in size]
     if not counted:
         return scenario
-    return Scenario(
+    return replace(
+        scenario,
         bytes_per_token=sum(size[a.question_id] for a in counted) / sum(a.prompt_tokens for a in counted),
         answer_tokens=sum(a.completion_tokens for a in counted) / len(counted),
-        hit_rate=scenario.hit_rate,
-        disagrees=scenario.disagrees,
     )
 
 

@@ -19,8 +19,9 @@ from composer_replication.observe import usd
 from composer_replication.teachers.call import Failure, NoAnswerError, call, make_client
 from composer_replication.teachers.ledger import AskedAlreadyError, Ledger, request_key
 from composer_replication.teachers.pace import RateLimiter
-from composer_replication.teachers.reply import Price, Reply, parse_call, price_of
+from composer_replication.teachers.reply import Price, Reply, price_of
 from composer_replication.teachers.teacher import Question, Teacher
+from composer_replication.traces.recorder import native_call
 from composer_replication.types import ToolCall
 from composer_replication.types.errors import BudgetExceededError, ConfigError, TeacherError
 
@@ -344,7 +345,7 @@ def check_teachers(teachers: Sequence[Teacher], max_total_usd: float | None, *, 
                 f"teacher {teacher.name!r} has no price, so the cap of ${max_total_usd} could not be kept",
                 fix="set usd_per_million_input and usd_per_million_output of this teacher (0 for a local endpoint)",
             )
-        if keys and teacher.api_key_env is not None and not os.environ.get(teacher.api_key_env):
+        if keys and teacher.api_key_env and not os.environ.get(teacher.api_key_env):
             raise ConfigError(
                 f"teacher {teacher.name!r} needs a key and {teacher.api_key_env} is not set",
                 fix=f"export {teacher.api_key_env}=..., or set its api_key_env to an empty string for an endpoint without keys",
@@ -382,5 +383,5 @@ def _record(reply: Reply, *, usd: float, latency_s: float) -> dict[str, Any]:
 
 
 def _from_record(blank: TeacherAnswer, record: Mapping[str, Any], *, cached: bool) -> TeacherAnswer:
-    calls = tuple(parse_call(c["id"], c["name"], c["arguments"]) for c in record["tool_calls"])
+    calls = tuple(native_call(c["id"], c["name"], c["arguments"])[0] for c in record["tool_calls"])
     return dataclasses.replace(blank, **{**record, "tool_calls": calls}, cached=cached)

@@ -13,12 +13,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, ValidationError, model_validator
 
-from composer_replication.actions.calls import too_deep
 from composer_replication.teachers.teacher import Question, Teacher
-from composer_replication.tokens.tool_calls import load_json
-from composer_replication.types import ToolCall
 
-__all__ = ["Price", "Reply", "Usage", "parse_call", "price_of", "read_reply"]
+__all__ = ["Price", "Reply", "Usage", "price_of", "read_reply"]
 
 _Usd = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -74,7 +71,7 @@ class Reply:
 
     content: str
     calls: Sequence[dict[str, str]]
-    """`{"id", "name", "arguments"}`, each a text that may be empty; see `parse_call`."""
+    """`{"id", "name", "arguments"}`, each a text that may be empty; `traces.recorder.native_call` reads it."""
     finish_reason: str
     usage: Usage | None
     """None when the endpoint reports none, or not all of it, or nonsense."""
@@ -126,18 +123,6 @@ def read_reply(body: bytes) -> Reply:
         finish_reason=choice.finish_reason or "",
         usage=_usage(completion.usage),
     )
-
-
-def parse_call(call_id: str, name: str, arguments: str) -> ToolCall:
-    """Parse one call of a `Reply`, as strictly as the policy's own. What cannot be carried out has an `error`."""
-    try:
-        parsed = load_json(arguments or "{}")
-    except (ValueError, TypeError) as error:
-        return ToolCall(call_id=call_id, name=name, arguments={}, error=str(error))
-    if not isinstance(parsed, dict) or not name or too_deep(parsed):
-        problem = "a call needs a name and an object of arguments that is not nested too deeply"
-        return ToolCall(call_id=call_id, name=name, arguments={}, error=problem)
-    return ToolCall(call_id=call_id, name=name, arguments=parsed)
 
 
 def _as_text(arguments: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+
+from pydantic import ValidationError
 
 from composer_replication.config import TeacherConfig
 from composer_replication.types import Message, ToolSchema
@@ -18,77 +19,30 @@ _HIDDEN_PROMPT_TOKENS = 512
 """Allowance for what endpoints add to a prompt by themselves, e.g. instructions on tool calls."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Teacher:
+class Teacher(TeacherConfig):
     """An external model that is asked and never trained.
+
+    Its fields are those of a run file's teacher. Calls are reserved at the price table and settled at the cost the endpoint
+    reports, or at the price table when it reports none.
 
     Raises:
         ConfigError: a number is out of range, or `base_url` is not an HTTP address.
     """
 
-    name: str
-    """Shown in reports; unique in a pool."""
-    model: str
-    """The endpoint's model id."""
-    base_url: str = "https://openrouter.ai/api/v1"
-    api_key_env: str | None = "OPENROUTER_API_KEY"
-    """Environment variable that holds the key; None for an endpoint without keys."""
-    family: str = ""
-    """Teachers of one family make correlated errors and count as one vote; empty makes the teacher its own family."""
-    usd_per_million_input: float | None = None
-    """Price of prompt tokens; None when unknown. Calls are reserved at the price table and settled at the cost the endpoint
-    reports, or at the price table when it reports none."""
-    usd_per_million_output: float | None = None
-    usd_per_million_cache_read: float | None = None
-    """Price of prompt tokens that the endpoint had in its cache; None when they cost what other prompt tokens do."""
-    usd_per_million_cache_write: float | None = None
-    """Price of prompt tokens that the endpoint puts into its cache; None as above."""
-    mark_cache: bool = False
-    """Mark in the messages how much of a prompt may be cached, as Anthropic's models need; other endpoints may refuse the
-    marks."""
-    max_concurrency: int = 8
-    requests_per_minute: float | None = None
-    """Most requests a minute, evenly spaced; None for no limit."""
-    temperature: float | None = 0.0
-    """None leaves it to the endpoint."""
-    max_tokens: int = 4096
-    """Most completion tokens of one answer, reasoning included."""
-    timeout_s: float = 120.0
-    """Limit of one HTTP request, from connecting to the last byte. One that reaches it may be billed, so it counts towards the
-    cap and is not sent again by the same `TeacherPool.ask`."""
-    max_retries: int = 4
-    """Retries of failures that cost nothing: rate limits, server errors and refused connections, after growing pauses."""
-
-    def __post_init__(self) -> None:
-        prices = [f"usd_per_million_{kind}" for kind in ("input", "output", "cache_read", "cache_write")]
-        wrong = [field for field in prices if not _is_price(getattr(self, field))]
-        wrong += [
-            field
-            for field, good in (
-                ("name", self.name != ""),
-                ("model", self.model != ""),
-                ("max_concurrency", self.max_concurrency >= 1),
-                ("requests_per_minute", self.requests_per_minute is None or 0 < self.requests_per_minute < math.inf),
-                ("max_tokens", self.max_tokens >= 1),
-                ("timeout_s", 0 < self.timeout_s < math.inf),
-                ("max_retries", self.max_retries >= 0),
-            )
-            if not good
-        ]
-        if wrong:
-            raise ConfigError(f"teacher {self.name!r}: {wrong[0]} is out of range", fix=f"correct {wrong[0]} of this teacher")
+    def __init__(self, **fields: Any) -> None:
+        name = fields.get("name")
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            wrong = ".".join(map(str, error.errors()[0]["loc"][:1]))
+            raise ConfigError(f"teacher {name!r}: {wrong} is out of range", fix=f"correct {wrong} of this teacher") from error
         if not self.base_url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"teacher {self.name!r}: base_url is {self.base_url!r}", fix="begin base_url with http:// or https://"
-            )
+            raise ConfigError(f"teacher {name!r}: base_url is {self.base_url!r}", fix="begin base_url with http:// or https://")
 
     @classmethod
     def of(cls, config: TeacherConfig) -> Self:
         """Make the teacher that a run file or a file of teachers describes."""
-        fields = config.model_dump()
-        fields["api_key_env"] = config.api_key_env or None
-        fields["temperature"] = None if config.temperature == "endpoint" else config.temperature
-        return cls(**fields)
+        return cls(**config.model_dump())
 
     @property
     def vote_family(self) -> str:
@@ -136,7 +90,7 @@ class Teacher:
         }
         if question.tools:
             body["tools"] = list(question.tools)
-        if self.temperature is not None:
+        if self.temperature != "endpoint":
             body["temperature"] = self.temperature
         return body
 
@@ -144,10 +98,6 @@ class Teacher:
         """Return the body of the chat-completions request as it is sent."""
         request = self.request(question)
         return request | {"messages": _marked(request["messages"])} if self.mark_cache else request
-
-
-def _is_price(usd: float | None) -> bool:
-    return usd is None or 0 <= usd < math.inf
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

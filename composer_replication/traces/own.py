@@ -11,7 +11,7 @@ from composer_replication.tokens import parse_tool_calls
 from composer_replication.traces.reader import Item
 from composer_replication.traces.recorder import ConversationRecorder, assistant
 from composer_replication.traces.schema import TrajectoryShape, check
-from composer_replication.traces.source import Problem, UnreadableError, objects, peek
+from composer_replication.traces.source import Problem, UnreadableError, holds, objects
 from composer_replication.traces.states import INCOMPLETE, SAMPLED, TraceState, state_id, states_from_traces
 from composer_replication.traces.store import trace_from_json
 from composer_replication.types import Trajectory, Turn, to_json, trajectory_from_json
@@ -77,10 +77,7 @@ class OwnReader:
     def sniff(self, path: Path) -> bool:
         if path.is_dir():
             return (path / "trajectories").is_dir() and (path / "metrics.jsonl").is_file()
-        try:
-            return any({"trajectory_id", "turns"} <= record.keys() for record in peek(path))
-        except UnreadableError:
-            return False
+        return holds(path, lambda record: {"trajectory_id", "turns"} <= record.keys())
 
     def read(self, path: Path) -> Iterator[Item]:
         """Yield the traces of a run, called `ARM/FILE/ID`, e.g. `full/step_00003/3/shop-total/0`."""

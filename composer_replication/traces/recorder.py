@@ -11,9 +11,9 @@ from composer_replication.actions.calls import too_deep
 from composer_replication.tokens.tool_calls import load_json
 from composer_replication.traces.call_ids import distinct_ids
 from composer_replication.types import Message, ToolCall, ToolResult
-from composer_replication.types.transcript import TraceTurn
+from composer_replication.types.transcript import Trace, TraceTurn
 
-__all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "tool_message", "wire_call"]
+__all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "spoken", "tool_message", "wire_call"]
 
 INCOMPLETE = "incomplete"
 """Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is not a state."""
@@ -45,6 +45,11 @@ def assistant(text: str, calls: Sequence[ToolCall], raw: Mapping[str, str]) -> M
     """Return a turn as the model itself reads it later."""
     wire = [wire_call(call, raw.get(call.call_id)) for call in calls]
     return Message(role="assistant", content=text, tool_calls=wire) if wire else Message(role="assistant", content=text)
+
+
+def spoken(text: str, calls: Sequence[tuple[ToolCall, str | None]]) -> Message:
+    """Return a turn as the model itself reads it later, from its calls as `native_call` returns them."""
+    return assistant(text, [call for call, _ in calls], {call.call_id: raw for call, raw in calls if raw is not None})
 
 
 def tool_message(result: ToolResult) -> Message:
@@ -150,7 +155,7 @@ class ConversationRecorder:
             self._turns.append(turn)
         self._asked.update({call.call_id: turn for call in turn.calls})
         if shown:
-            self.context.append(message or assistant(text, turn.calls, raw))
+            self.context.append(message or spoken(text, pairs))
 
     def call(self, call_id: str) -> ToolCall | None:
         """Return the call of that id, if the model made one."""
@@ -210,3 +215,7 @@ class ConversationRecorder:
             for turn in self._turns
         )
         return turns if self._exact else distinct_ids(turns, RAW)
+
+    def trace(self, trajectory_id: str, format: str, **facts: Any) -> Trace:  # noqa: A002
+        """Return the conversation as a trace; `facts` are its other fields."""
+        return Trace(trajectory_id=trajectory_id, format=format, turns=self.turns(), **{"messages": self.opening, **facts})

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import fields, replace
+from typing import Any
 
-from composer_replication.types import Message, ToolCall, ToolResult
+from composer_replication.types import ToolCall, ToolResult
 from composer_replication.types.secrets import Secret, named_secret, secrets_in_log
 from composer_replication.types.transcript import Trace, TraceTurn
 
@@ -22,7 +22,6 @@ _SHORT = 12
 """Characters below which a credential is taken out only where it stands alone, and not inside other words and numbers."""
 _IDS = frozenset({"token_ids", "logprobs", "observation_ids", "prompt_ids"})
 """Details that spell a text in another way, and are of no use without it."""
-T = TypeVar("T")
 
 
 class Redactor:
@@ -35,8 +34,7 @@ class Redactor:
     def redact(self, trace: Trace) -> Trace:
         """Return the trace without credentials. Token ids of a trace that held one are left out: they would spell it."""
         found: dict[str, str] = {}
-        seen: set[str] = set()
-        for secret in (s for value in _parts(trace) for s in _search(value, seen)):
+        for secret in _search(trace, set(), {}):
             found.setdefault(secret.text, secret.kind.lower().replace(" ", "-"))
         if not found:
             return trace
@@ -51,44 +49,39 @@ class Redactor:
                 text = alone[secret].sub(shown, text) if secret in alone else text.replace(secret, shown)
             return text
 
-        return _Copy(clean).trace(trace)
+        cleaned: Trace = _Copy(clean).of(trace)
+        return cleaned
 
 
-def _parts(trace: Trace) -> Iterator[Any]:
-    """Yield every piece of a trace that holds texts, shared messages once."""
-    yield from (trace.trajectory_id, trace.task_id, trace.agent, trace.model, trace.tools, _without_ids(trace.details))
-    seen: set[int] = set()
-    for context in (trace.messages, *(turn.context for turn in trace.turns)):
-        for message in context:
-            if id(message) not in seen:
-                seen.add(id(message))
-                yield message
-    for turn in trace.turns:
-        yield from (turn.text, turn.reasoning, _without_ids(turn.details))
-        for call in turn.tool_calls:
-            yield from (call.call_id, call.name, call.arguments, call.error)
-        for result in turn.results:
-            yield from (result.call_id, result.name, result.content, result.details)
+def _fields(value: Trace | TraceTurn | ToolCall | ToolResult) -> dict[str, Any]:
+    """Return the fields of a part of a trace, without details that spell a text in another way."""
+    found = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Trace | TraceTurn):
+        found["details"] = {name: detail for name, detail in value.details.items() if name not in _IDS}
+    return found
 
 
-def _without_ids(details: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in details.items() if name not in _IDS}
-
-
-def _search(value: Any, seen: set[str]) -> Iterator[Secret]:
+def _search(value: Any, seen: set[str], known: dict[int, Any]) -> Iterator[Secret]:
+    """Yield the credentials in all texts of a value; `seen` are texts, and `known` objects by id, that were searched before."""
     if isinstance(value, str):
         if value not in seen:
             seen.add(value)
             yield from secrets_in_log(value)
     elif isinstance(value, Mapping):
+        if id(value) in known:
+            return
+        known[id(value)] = value  # held, so that no other object gets its id
         for name, item in value.items():
-            yield from _search(name, seen)
+            yield from _search(name, seen, known)
             if isinstance(item, str) and (secret := named_secret(str(name), item)):
                 yield secret
-            yield from _search(item, seen)
+            yield from _search(item, seen, known)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _search(item, seen)
+            yield from _search(item, seen, known)
+    elif isinstance(value, Trace | TraceTurn | ToolCall | ToolResult):
+        for part in _fields(value).values():
+            yield from _search(part, seen, known)
 
 
 class _Copy:
@@ -96,53 +89,19 @@ class _Copy:
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
-        self._messages: dict[int, Message] = {}
+        self._copies: dict[int, tuple[Any, dict[str, Any]]] = {}
+        """By the id of an object, which is held so that no other one gets its id: the object and its copy."""
 
-    def trace(self, trace: Trace) -> Trace:
-        return replace(
-            trace,
-            trajectory_id=self._clean(trace.trajectory_id),
-            task_id=self._clean(trace.task_id),
-            agent=self._clean(trace.agent),
-            model=self._clean(trace.model),
-            tools=tuple(map(self._value, trace.tools)),
-            messages=tuple(map(self._message, trace.messages)),
-            turns=tuple(map(self._turn, trace.turns)),
-            details=self._details(trace.details),
-        )
-
-    def _turn(self, turn: TraceTurn) -> TraceTurn:
-        return TraceTurn(
-            context=tuple(map(self._message, turn.context)),
-            text=self._clean(turn.text),
-            tool_calls=tuple(map(self._call, turn.tool_calls)),
-            results=tuple(map(self._result, turn.results)),
-            reasoning=None if turn.reasoning is None else self._clean(turn.reasoning),
-            details=self._details(turn.details),
-        )
-
-    def _message(self, message: Message) -> Message:
-        if id(message) not in self._messages:
-            self._messages[id(message)] = self._value(message)
-        return self._messages[id(message)]
-
-    def _call(self, call: ToolCall) -> ToolCall:
-        error = None if call.error is None else self._clean(call.error)
-        cleaned = {"call_id": self._clean(call.call_id), "name": self._clean(call.name)}
-        return replace(call, **cleaned, arguments=self._value(call.arguments), error=error)
-
-    def _result(self, result: ToolResult) -> ToolResult:
-        cleaned = {name: self._clean(getattr(result, name)) for name in ("call_id", "name", "content")}
-        return replace(result, **cleaned, details=self._value(result.details))
-
-    def _details(self, details: Mapping[str, Any]) -> dict[str, Any]:
-        return {self._clean(name): self._value(value) for name, value in details.items() if name not in _IDS}
-
-    def _value(self, value: T) -> T:
+    def of(self, value: Any) -> Any:
+        """Return the copy of a trace or of a part of one."""
         if isinstance(value, str):
-            return self._clean(value)  # type: ignore[return-value]
+            return self._clean(value)
         if isinstance(value, Mapping):
-            return {self._value(name): self._value(item) for name, item in value.items()}  # type: ignore[return-value]
+            if id(value) not in self._copies:
+                self._copies[id(value)] = value, {self.of(name): self.of(item) for name, item in value.items()}
+            return self._copies[id(value)][1]
         if isinstance(value, list | tuple):
-            return [self._value(item) for item in value]  # type: ignore[return-value]
+            return type(value)(map(self.of, value))
+        if isinstance(value, Trace | TraceTurn | ToolCall | ToolResult):
+            return replace(value, **{name: self.of(part) for name, part in _fields(value).items()})
         return value

@@ -75,9 +75,7 @@ class AtifResult(_Closed):
     details: _Object
 
 
-class _Result(_Closed):
-    call_id: str
-    name: str
+class _Result(AtifResult):
     content: str
     status: str = "ok"
     details: _Object = {}

@@ -11,13 +11,13 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["Dropped", "Problem", "UnreadableError", "document", "documents", "objects", "parse", "peek"]
+__all__ = ["Dropped", "Problem", "UnreadableError", "document", "documents", "holds", "objects", "parse", "peek"]
 
 MAX_LINE = 64 << 20
 """Bytes of one line; a longer one is a problem and is skipped."""
@@ -207,6 +207,14 @@ def peek(path: Path) -> tuple[dict[str, Any], ...]:
     except OSError as error:
         raise UnreadableError(error.strerror or str(error)) from error
     return _peek(path, status.st_mtime_ns, status.st_size)
+
+
+def holds(path: Path, known: Callable[[dict[str, Any]], bool]) -> bool:
+    """Return whether one of the first objects of a file is `known`; False for a folder and for what cannot be read."""
+    try:
+        return path.is_file() and any(map(known, peek(path)))
+    except UnreadableError:
+        return False
 
 
 @lru_cache(maxsize=4)

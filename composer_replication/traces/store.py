@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer_replication.observe.files import cure, read_lines
+from composer_replication.observe.files import read_lines, replace_file
 from composer_replication.traces.schema import TraceShape, check
 from composer_replication.traces.source import UnreadableError
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json, to_json
-from composer_replication.types.errors import ConfigError, StorageError
+from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn
 
 __all__ = ["context_from", "context_steps", "is_temporary", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
 
 
-_TEMPORARY = ".tmp"
 MAX_CONTEXT = 100_000
 """Messages of one context that are read back."""
 
 
-def write_traces(path: Path | str, traces: Iterable[Trace]) -> int:
-    """Write `traces` to `path`, one JSON line each, atomically, and return how many there were.
+def write_traces(path: Path | str, traces: Iterable[Trace]) -> None:
+    """Write `traces` to `path`, one JSON line each, atomically.
 
     A line grows with the messages of its trace, not with the sum of its contexts. `details` must be JSON data.
 
     Raises:
         StorageError: it could not be written; what was at `path` is still there.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
-    count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            for trace in traces:
-                stream.write(json.dumps(trace_to_json(trace)).encode() + b"\n")
-                count += 1
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}", fix=cure(path, error)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-    return count
+    replace_file(Path(path), (json.dumps(trace_to_json(trace)).encode() + b"\n" for trace in traces))
 
 
 def read_traces(path: Path | str) -> Iterator[Trace]:
@@ -71,7 +51,7 @@ def read_traces(path: Path | str) -> Iterator[Trace]:
 
 def is_temporary(path: Path) -> bool:
     """Return whether `write_traces` or another writer of ours keeps an unfinished file under this name."""
-    return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
+    return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
 def trace_to_json(trace: Trace) -> dict[str, Any]:

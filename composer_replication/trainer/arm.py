@@ -1,10 +1,9 @@
-"""Put one arm together: policy, engine, collector, signals and journal, and resume them from a checkpoint."""
+"""One arm in training: policy, engine, collector, signals and journal, put together and resumed from a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,12 @@ from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import restore, trained_on
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.engines import PolicyEngine, open_engine
-from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types import Pair
 
 __all__ = ["SLOW_PATHS", "ArmTrainer"]
@@ -41,7 +37,7 @@ SLOW_PATHS = {
 
 @dataclass(slots=True)
 class ArmTrainer:
-    """One arm in training."""
+    """The parts of one arm in training."""
 
     context: RunContext
     config: RunConfig
@@ -63,22 +59,13 @@ class ArmTrainer:
         """Build an arm from the configured policy. `shard` is the part of the tasks that this replica trains on."""
         torch.manual_seed(config.seed)
         model, tokenizer = load_policy(config.model)
-        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        made_of = fingerprint(model, [*context.train, *context.held_out], pairs) | prm_digest(config)
+        made_of = context.fingerprint(config, model)
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
         engine = open_engine(config, learner, tokenizer, arm, context.run_dir.ckpt_path / arm / "serving")
         meter = context.meter()
         journal = context.journal(config, arm, meter)
-        signals = SignalMaker(
-            config=config,
-            sources=context.hint_sources(config),
-            renderer=renderer,
-            context_window=engine.context_window,
-            kl=learner.kl_to_reference,
-            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
-            useful=partial(only_useful, learner=learner),
-        )
+        signals = context.signal_maker(config, renderer, engine.context_window, learner)
         collector = RolloutCollector(context, config, engine, renderer, journal, shard)
         return cls(context, config, arm, learner, engine, renderer, meter, journal, collector, signals, made_of)
 
@@ -99,7 +86,7 @@ class ArmTrainer:
             pairs = stored_pairs(self.context, self.arm) if replays else []
         else:
             self.journal.log(0, await self.collector.evaluate(0))
-            pairs = await collect_pairs(self.context, self.config, self.collector, self.learner) if replays else []
+            pairs = await collect_pairs(self.context, self.config, self.collector, self.learner.scorer) if replays else []
             self.save()
         if replays:
             self.journal.teacher_totals = teacher_totals(self.context, self.arm)
@@ -120,7 +107,7 @@ class ArmTrainer:
         return True
 
     def counters(self) -> dict[str, Any]:
-        """Return what the next step depends on beside the learner, plain JSON."""
+        """Return what the next step depends on besides the learner, as plain JSON."""
         return {**self.meter.state_dict(), **self.collector.state_dict()}
 
     def continue_from(self, counters: Mapping[str, Any]) -> None:

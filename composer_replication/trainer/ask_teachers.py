@@ -25,7 +25,7 @@ __all__ = ["EntropyReader", "ask_teachers", "teacher_totals"]
 
 
 class EntropyReader(Protocol):
-    """Read trajectories with the policy that sampled them (`Learner`)."""
+    """A reader of trajectories with the policy that sampled them (`PolicyScorer`)."""
 
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> Mapping[str, Sequence[float | None]]:
         """Return the mean entropy in nats of each turn's action, by trajectory id."""
@@ -43,7 +43,7 @@ async def ask_teachers(
 ) -> Sequence[TeacherAnswer]:
     """Ask the run's teachers what they would have done at the states, and note what was asked, skipped and paid.
 
-    What the ledger has is neither asked nor paid for again, so that a killed run that is repeated goes on where it was.
+    What the ledger has is neither asked nor paid for again, so that a killed run continues where it was.
 
     Args:
         renderer: of the policy.
@@ -123,7 +123,7 @@ def _counts(context: RunContext, arm: str) -> Path:
 
 
 def _report_failures(context: RunContext, config: RunConfig, answers: Sequence[TeacherAnswer]) -> None:
-    """Say which calls failed; refuse to go on when the others can never agree. Raises TeacherError."""
+    """Report the calls that failed; refuse to continue when the others can never agree. Raises TeacherError."""
     failed: defaultdict[str, list[str]] = defaultdict(list)
     for answer in answers:
         if answer.error is not None:

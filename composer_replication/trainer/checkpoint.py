@@ -18,12 +18,12 @@ __all__ = ["refuse_others", "restore", "trained_on"]
 
 
 def trained_on(fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any]:
-    """Of a loop's state, what `restore` reads: what the run was made of, the digest of its pairs, and the RNG as it is."""
+    """Return the part of a loop's state that `restore` reads: the fingerprint, the digest of the pairs, and the RNG state."""
     return {"fingerprint": dict(fingerprint), "pairs": pairs, "rng": torch.get_rng_state().tolist()}
 
 
 def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any] | None:
-    """Go back to the newest checkpoint, RNG included: the loop's state, or None when there is no checkpoint.
+    """Restore the newest checkpoint, RNG included, and return the loop's state; None when there is no checkpoint.
 
     Raises:
         CheckpointError: it is damaged, or its policy, tasks or pairs were others. The learner is as it was then.
@@ -41,8 +41,10 @@ def restore(folder: Path, learner: Restorable, *, fingerprint: Mapping[str, str]
 def refuse_others(
     saved: Path, state: Mapping[str, Any], *, fingerprint: Mapping[str, str], pairs: str | None, store: Path
 ) -> None:
-    """Raises CheckpointError when `saved`, whose `state` is as `trained_on` has it, was made of something else: of another
-    fingerprint, or with other pairs than `store` holds now."""
+    """Raise CheckpointError when `saved` was made with another fingerprint, or with other pairs than `store` holds now.
+
+    `state` is as `trained_on` returned it.
+    """
     for name, digest in fingerprint.items():
         if state["fingerprint"].get(name) != digest:
             raise CheckpointError(

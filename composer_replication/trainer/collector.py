@@ -31,10 +31,10 @@ EVAL_STEP, TRACE_STEP = -1, -2
 
 
 class RolloutCollector:
-    """Collects groups for one arm and counts them in its journal's meter.
+    """The collector of one arm's groups, which counts them in the journal's meter.
 
     Args:
-        share: the tasks of this replica, where others train on the rest; None for all.
+        share: the part of the tasks that this replica trains on; None for all.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RolloutCollector:
         """Chooses the tasks; None takes all in turn."""
         self._share = share
         self._train = list(context.train)
-        """The tasks trained on: those of the run, and those joined since."""
+        """The tasks trained on: the run's tasks, and tasks joined since."""
 
     @property
     def context_window(self) -> int:
@@ -65,7 +65,7 @@ class RolloutCollector:
         return self.engine.context_window
 
     def metrics(self) -> dict[str, float]:
-        """Return what the curriculum has to say of its tasks; empty without one."""
+        """Return the curriculum's metrics; empty without one."""
         return {} if self.curriculum is None else self.curriculum.metrics()
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,12 +73,27 @@ class RolloutCollector:
         return {"curriculum": None if self.curriculum is None else self.curriculum.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint. Raises CheckpointError as `restore`."""
-        if self.curriculum is not None:
-            self.restore(state["curriculum"])
+        """Continue from a checkpoint, with the tasks that were joined until then.
+
+        Raises:
+            CheckpointError: one of them is gone and cannot be made again.
+        """
+        if self.curriculum is None:
+            return
+        curriculum = state["curriculum"]
+        for first, second, task in curriculum["joined"]:
+            pair = self.context.coding.task(first), self.context.coding.task(second)
+            found = self.context.join(*pair) if task else ""
+            if task and not isinstance(found, Task):
+                raise CheckpointError(
+                    f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
+                    fix="restore its folder below tasks/ in the run directory, or give the new run another name",
+                )
+            self._add_joined(*pair, found)
+        self.curriculum.load_state_dict(curriculum)
 
     async def collect(self, step: int, version: int) -> list[Group]:
-        """Return the groups of one training step; with `rollout.refills`, further tasks' for each that taught nothing."""
+        """Return the groups of one training step; with `rollout.refills`, further tasks' for each without signal."""
         rollout = self.config.rollout
         tasks, others = self._choose(step)
         groups: list[Group] = []
@@ -98,7 +113,7 @@ class RolloutCollector:
         return groups
 
     async def _join(self, first: Task, second: Task) -> None:
-        """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken box puts it off."""
+        """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken sandbox postpones it."""
         found: Task | str = ""
         try:
             found = await asyncio.to_thread(self.context.join, first, second)
@@ -109,24 +124,6 @@ class RolloutCollector:
             outcome = f"joined into {found.spec.task_id}" if isinstance(found, Task) else f"not joined: {found}"
         self.journal.note(f"{first.spec.task_id} and {second.spec.task_id} are solved; {outcome}")
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a curriculum's checkpoint, with the tasks that were joined until then.
-
-        Raises:
-            CheckpointError: one of them is gone and cannot be made again.
-        """
-        assert self.curriculum is not None
-        for first, second, task in state["joined"]:
-            pair = self.context.coding.task(first), self.context.coding.task(second)
-            found = self.context.join(*pair) if task else ""
-            if task and not isinstance(found, Task):
-                raise CheckpointError(
-                    f"{self.arm}: the task {task}, joined of {first} and {second}, is gone and cannot be made again: {found}",
-                    fix="restore its folder below tasks/ in the run directory, or give the new run another name",
-                )
-            self._add_joined(*pair, found)
-        self.curriculum.load_state_dict(state)
-
     def _add_joined(self, first: Task, second: Task, found: Task | str) -> None:
         assert self.curriculum is not None
         task = found if isinstance(found, Task) else None
@@ -135,7 +132,7 @@ class RolloutCollector:
             self._train.append(task)
 
     def _choose(self, step: int) -> tuple[list[AnyTask], list[AnyTask]]:
-        """The tasks of a step, and all that a refill may turn to."""
+        """Return the tasks of a step, and all tasks that a refill may use."""
         train, seed, count = self._train, self.config.seed, self.config.rollout.groups
         if self.curriculum is not None:
             if self._share is not None:
@@ -152,8 +149,10 @@ class RolloutCollector:
         return random.Random(f"{self.config.seed}/{step}/{refill}").sample(left, count)
 
     async def record_traces(self) -> list[Group]:
-        """Trajectories of the starting policy on every training task (of this replica's share, if it has one), to be frozen for
-        replay; kept in the run directory."""
+        """Roll out the starting policy on every training task, keep the trajectories for replay, and return their groups.
+
+        A replica takes the tasks of its share. The trajectories are in the run directory.
+        """
         count = self.config.loss.replay.traces_per_task
         tasks = self.context.train if self._share is None else self._share.of_round(self.context.train, 1)
         groups = await self._roll_out(tasks, count, step=TRACE_STEP, version=0, phase="record traces")
@@ -161,7 +160,7 @@ class RolloutCollector:
         return groups
 
     async def evaluate(self, version: int) -> dict[str, float]:
-        """pass@1 on the held-out tasks, by the same draws every time; the trajectories are kept in the run directory.
+        """Return pass@1 on the held-out tasks, with the same draws every time; keep the trajectories in the run directory.
 
         Empty when there are no such tasks.
         """
@@ -183,12 +182,7 @@ class RolloutCollector:
                 make_env=partial(self._make_env, training=step > 0),
                 engine=self.engine,
                 renderer=self.renderer,
-                budgets=Budgets(
-                    turn_tokens=rollout.turn_tokens,
-                    trajectory_tokens=rollout.trajectory_tokens,
-                    context_tokens=rollout.context_tokens,
-                    max_turns=rollout.max_turns,
-                ),
+                budgets=Budgets.of(rollout),
                 group_size=siblings,
                 seed=self.config.seed,
                 step=step,
@@ -211,4 +205,4 @@ class RolloutCollector:
         """Create an episode; in training the curriculum may hide some tests."""
         if self.curriculum is None or not training:
             return self.context.make_env(task.spec.task_id)
-        return self.context.make_env(task.spec.task_id, self.curriculum.withheld(task.spec.task_id))
+        return self.context.make_env(task.spec.task_id, self.curriculum.hidden_tests(task.spec.task_id))

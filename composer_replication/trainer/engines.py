@@ -1,4 +1,4 @@
-"""Engines that sample for an arm: its own model in this process, or a server that is given its weights."""
+"""Engines that sample for an arm: its model in this process, or a server that is given its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROBE = 'def total(prices):\n    """The sum of all prices."""\n    return '
 
 
 class PolicyEngine(Engine, Protocol):
-    """An engine over a policy that learns."""
+    """An engine over a policy that is being trained."""
 
     def reset(self) -> None:
         """Forget every session. To be called after each change of the weights."""
@@ -35,7 +35,7 @@ class PolicyEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LearnerPolicy:
-    """The policy of a learner, as a serving engine wants it."""
+    """The policy of a learner, in the form that a serving engine needs."""
 
     learner: Learner
     tokenizer: PreTrainedTokenizerBase
@@ -63,7 +63,7 @@ class LearnerPolicy:
 
 
 def open_engine(config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, arm: str, folder: Path) -> PolicyEngine:
-    """The engine that a run file names.
+    """Open the engine that a run file names.
 
     Args:
         folder: for the policy's weights on their way to a server, unless the run file names another place.
@@ -99,7 +99,7 @@ def _transfer(config: RunConfig, arm: str, folder: Path) -> WeightTransfer:
 def open_server_engine(
     kind: Literal["vllm", "sglang"], url: str, tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig | None
 ) -> ServingEngine:
-    """An engine that takes a server's weights as they are. Raises ModelError as `ServingEngine.check`."""
+    """Open an engine that takes a server's weights as they are. Raises ModelError as `ServingEngine.check`."""
     engine = ServingEngine(
         open_server(kind, url),
         stop_ids=sorted(stop_ids_of(generation, tokenizer)),

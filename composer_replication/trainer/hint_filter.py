@@ -1,4 +1,4 @@
-"""Does a hint help the self-teacher? One that does not would teach the student noise.
+"""A filter of hints: a hint that does not help the self-teacher would teach the student noise.
 
 A hint helps when, with it in its context, the self-teacher finds the action that was taken less likely, or the better action that
 a sibling took in the same place more likely, than without.
@@ -28,7 +28,7 @@ class SelectedHints:
 
     hinted: Sequence[HintedTurn]
     hints: tuple[Hint, ...]
-    """Those of `hinted`."""
+    """The hints of `hinted`."""
     dropped: tuple[Hint, ...]
     """Dropped hints, each with its reason (`Hint.dropped`)."""
 
@@ -61,7 +61,7 @@ def only_useful(selected: SelectedHints, trajectories: Sequence[Trajectory], lea
 
 
 def _better(trajectory: Trajectory, turn: int, batch: Sequence[Trajectory]) -> list[tuple[int, ...]]:
-    """The token ids of what the first successful sibling did in the same place; none when no sibling was there."""
+    """Return the token ids of what the first successful sibling did in the same place; none when no sibling was there."""
     siblings = tuple(one for one in batch if one.task_id == trajectory.task_id and one.reward == 1.0)
     found = (one.turn for one in better_actions(trajectory, turn, HintContext(siblings=siblings)))
     return [one.action_ids for one in found if isinstance(one, Turn) and one.action_ids][:1]
@@ -69,9 +69,11 @@ def _better(trajectory: Trajectory, turn: int, batch: Sequence[Trajectory]) -> l
 
 @torch.no_grad()
 def teacher_logprobs(learner: Learner, questions: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[float]:
-    """Log-prob in nats, summed over its tokens, of each action after its context (ids, neither empty) under the self-teacher.
+    """Return the log-prob of each action after its context under the self-teacher: in nats, summed over the action's tokens.
 
-    Of a self-teacher made of several models it is the mean of theirs, weighted by their shares.
+    Neither context nor action may be empty.
+
+    For a self-teacher made of several models it is their mean, weighted by their shares.
     """
     assert learner.self_teacher is not None
     size, device = learner.config.optimizer.micro_batch_size, learner.accelerator.device

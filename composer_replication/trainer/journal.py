@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +11,25 @@ from typing import Any, Protocol
 
 from composer_replication.observe import RunDir, Terminal, mean_and_se, pass_at_1
 from composer_replication.observe.summary import SummaryRow
+from composer_replication.sandbox import Sandbox
 from composer_replication.types import Group, Hint, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["ArmJournal", "Meter", "RolloutMeter", "evaluated", "flat", "refuse_unscored", "rollout_metrics", "unscored"]
+__all__ = [
+    "ArmJournal",
+    "Meter",
+    "RolloutMeter",
+    "cpu_clock",
+    "evaluated",
+    "flat",
+    "refuse_unscored",
+    "rollout_metrics",
+    "unscored",
+]
 
 
 class Meter(Protocol):
-    """Count what an arm has spent."""
+    """A count of what an arm has spent."""
 
     @property
     def rollouts(self) -> int:
@@ -38,9 +50,23 @@ class Meter(Protocol):
         ...
 
 
+def cpu_clock(sandbox: Sandbox | None) -> Callable[[], float]:
+    """Return a clock of the CPU-seconds, user and system, spent since this call.
+
+    It counts this process, every process it has waited for, and the programs in the sandbox. It does not count the launcher
+    that makes sandboxes, nor processes elsewhere, such as local teachers.
+    """
+
+    def spent() -> float:
+        return sum(os.times()[:4]) + (0.0 if sandbox is None else sandbox.cpu_s)
+
+    start = spent()
+    return lambda: spent() - start
+
+
 @dataclass(slots=True)
 class RolloutMeter:
-    """Count rollouts as they are collected. `clock` gives the CPU-seconds, None where another program does the work."""
+    """A count of rollouts. `clock` gives the CPU-seconds; None where another program does the work."""
 
     clock: Callable[[], float] | None = None
     rollouts: int = 0
@@ -69,7 +95,7 @@ class RolloutMeter:
 
 @dataclass(slots=True)
 class ArmJournal:
-    """Write one arm's files and show its steps. Files come first, then the terminal."""
+    """The writer of one arm's files, which also shows its steps. Files come first, then the terminal."""
 
     run_dir: RunDir
     terminal: Terminal
@@ -81,7 +107,7 @@ class ArmJournal:
     """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
 
     def note(self, text: str) -> None:
-        """Say one line about the arm."""
+        """Report one line about the arm."""
         self.terminal.note(f"{self.arm}: {text}")
 
     def rewind(self, step: int, *, keep_traces: bool = False) -> None:
@@ -174,7 +200,7 @@ def unscored(groups: Sequence[Group]) -> list[str]:
 
 
 def refuse_unscored(groups: Sequence[Group], what: str) -> None:
-    """Refuse rollouts of which none has a reward: the sandbox is broken, and to continue would only look like training.
+    """Refuse rollouts of which none has a reward: the sandbox is broken, and no step would train anything.
 
     Raises:
         SandboxError: every trajectory is unscored; names the first reason.

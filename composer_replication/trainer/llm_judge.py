@@ -1,4 +1,4 @@
-"""A teacher as the judge of the hint channel: what it was asked once is in the ledger, and is not paid for again."""
+"""A teacher as the judge of the hint channel. Its answers are in the ledger, and are not paid for again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answered: TypeAlias = Literal["answered", "failed", "over the cap"]
 
 
 def ask_teacher(teacher: Teacher, ledger: Path, max_total_usd: float | None, counts: Counter[Answered] | None = None) -> Ask:
-    """A function from a question to the teacher's answer; None when it gave none, or the spending cap leaves no room.
+    """Return a function from a question to the teacher's answer; None when there is no answer, or no money left under the cap.
 
     It may be called where an event loop runs. Each call opens the ledger and closes it.
 

@@ -1,4 +1,4 @@
-"""Opening a run directory for a new run or for one to be continued, by one process at a time."""
+"""Opening of a run directory for a new run or for one to be continued, by one process at a time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MAY_CHANGE = frozenset(
 )
 """Fields that change no result. A cap that was reached has to be raised for the run to go on."""
 _OF_A_TEACHER = (".base_url", ".api_key_env", ".max_concurrency", ".usd_per_million_input", ".usd_per_million_output")
-"""Likewise: where it is asked and what it costs. Answers bought at another address are asked for again."""
+"""Fields of a teacher that change no result: its address and its cost. Answers bought at another address are bought again."""
 
 
 @contextmanager
 def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDir]:
-    """The run's directory, with its resolved configuration in it, held for this process while the body runs.
+    """Open the run's directory with the resolved configuration in it, and hold it for this process while the body runs.
 
     Raises:
         ConfigError: another process is at work in it, or `check_run_dir` refuses.
@@ -46,8 +46,10 @@ def open_run(config: RunConfig, *, resume: bool) -> Iterator[RunDir]:
 
 
 def check_run_dir(config: RunConfig, *, resume: bool) -> None:
-    """Raises ConfigError when the run's directory is a file, holds a run and `resume` is False, or holds one made by a
-    configuration that differs in more than where and how fast it runs."""
+    """Raise ConfigError when the run's directory is a file, or holds a run that this configuration cannot continue.
+
+    With `resume` a run is continued when its configuration differs only in where and how fast it runs.
+    """
     path = config.out / config.name
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file, not a folder", fix="choose another name for the run")

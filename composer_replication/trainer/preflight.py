@@ -1,4 +1,4 @@
-"""Everything about a run that can be known before it starts: its arms, tasks, interpreter and teachers."""
+"""Checks of a run before it starts: its arms, tasks, interpreter and teachers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Checked:
 
 
 def check_run(config: RunConfig) -> Checked:
-    """Check every arm, load the tasks, and look for what would fail later.
+    """Check every arm, load the tasks, and check for what would fail later.
 
     Raises:
         ConfigError: an arm sets what it cannot, asks for more tasks than there are, for a teacher that cannot be asked or for
@@ -77,7 +77,7 @@ def check_source(config: RunConfig, source: EnvSource) -> None:
     names = [t.spec.task_id for t in (*source.train, *source.held_out)]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"the environment has two tasks called {twice!r}", fix="give every task an id of its own")
+        raise ConfigError(f"the environment has two tasks called {twice!r}", fix="give every task a unique id")
     if config.substrate.type not in ("local", "trl"):
         raise ConfigError(
             f"substrate.type = {config.substrate.type} trains on the tasks of tasks.train alone",
@@ -101,7 +101,7 @@ def _check_arms(config: RunConfig, tasks: int, where: str) -> None:
 
 
 def _check_teachers(arm: str, config: RunConfig) -> None:
-    """That they can be asked, paid, and agree."""
+    """Check that the teachers can be asked and paid, and can agree."""
     replay, teachers = config.loss.replay, [Teacher.of(t) for t in config.teachers]
     check_teachers(teachers, replay.max_total_usd)
     split_teachers(teachers, replay.gate)
@@ -123,7 +123,7 @@ def _check_teachers(arm: str, config: RunConfig) -> None:
 
 
 def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]:
-    """Training and held-out tasks: the latter are those whose ids hash lowest, so more tasks move few. Impossible ones stay."""
+    """Split tasks into training and held-out ones; the ids that hash lowest are held out, so that new tasks move few."""
     possible = [task for task in tasks if not task.spec.impossible]
     by_hash = sorted(possible, key=lambda task: hashlib.sha256(task.spec.task_id.encode()).hexdigest())
     kept = {task.spec.task_id for task in by_hash[: math.ceil(share * len(tasks))]}
@@ -131,7 +131,7 @@ def _split(tasks: Sequence[Task], share: float) -> tuple[list[Task], list[Task]]
 
 
 def limits_of(config: SandboxConfig, task: Task) -> Limits:
-    """What one box of a task may use."""
+    """Return the limits of one sandbox of a task."""
     return Limits(
         wall_s=task.spec.test_timeout_s,
         cpu_s=task.spec.test_timeout_s,
@@ -150,8 +150,7 @@ def prove_solutions(config: RunConfig, checked: Checked, sandbox: Sandbox) -> No
 
 
 def fingerprint(policy: PreTrainedModel, tasks: Sequence[AnyTask], pairs: Path | None = None) -> dict[str, str]:
-    """What a checkpoint depends on beside its configuration, by name: SHA-256 of the starting weights, of the tasks and of the
-    file of pairs that is trained on."""
+    """Return SHA-256 digests of the starting weights, of the tasks and of the file of pairs that is trained on, by name."""
     manifests = hashlib.sha256()
     for task in tasks:
         manifests.update(task.digest())

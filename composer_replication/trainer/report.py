@@ -1,10 +1,11 @@
-"""Train every arm of a run in turn, and print and write what they reached."""
+"""Training of every arm of a run in turn, and the report of what they reached."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +24,7 @@ from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.train import StepCallback, train_arm
 
-__all__ = ["PRIVILEGED", "TrainArm", "print_result", "train", "train_arms", "write_arms_report"]
+__all__ = ["PRIVILEGED", "TrainArm", "print_result", "train", "write_arms_report"]
 
 PRIVILEGED = (
     "Privileged information: the hint channel's self-teacher reads hints made from the project's own documentation, tool list "
@@ -40,7 +41,7 @@ _SHARED_ANSWERS = (
 )
 
 TrainArm: TypeAlias = Callable[[RunContext, RunConfig, str, Phase], Awaitable[SummaryRow]]
-"""Trains one arm: the arm's own configuration, its name, and the phase in which every step is counted."""
+"""Train one arm, given its own configuration, its name, and the phase that counts its steps."""
 
 
 async def train(
@@ -48,31 +49,27 @@ async def train(
     run_dir: RunDir,
     terminal: Terminal,
     *,
+    one: TrainArm | None = None,
     start_label: str = "start",
     env: EnvSource | None = None,
     reward: RewardFunction | None = None,
     callbacks: Sequence[StepCallback] = (),
 ) -> list[SummaryRow]:
-    """Train every arm of a run that `open_run` holds, in this process, and write the report; steps already done are kept.
+    """Train every arm of a run that `open_run` holds, one after the other; steps already done are kept.
+
+    The report is written after each arm.
+
+    Args:
+        one: trains an arm; None trains it in this process, with `callbacks`.
 
     Raises:
         ConfigError: something is wrong with the run (`RunContext.open`).
-        ComposerError: whatever a part of the recipe has to say.
+        ComposerError: any other error of a part of the recipe.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-
-    async def here(context: RunContext, variant: RunConfig, arm: str, shown: Phase) -> SummaryRow:
-        with closing(LogprobCache(run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
-            return await train_arm(ArmTrainer.create(context, variant, arm, pair_logprobs), shown, callbacks)
-
-    opened = RunContext.open(config, run_dir, terminal, env=env, reward=reward)
-    return await train_arms(opened, start_label, here)
-
-
-async def train_arms(context: RunContext, start_label: str, one: TrainArm) -> list[SummaryRow]:
-    """Train every arm by `one`, one after the other; the report is written after each."""
-    config, run_dir, terminal = context.config, context.run_dir, context.terminal
+    context = RunContext.open(config, run_dir, terminal, env=env, reward=reward)
+    one = one or partial(_train_here, callbacks=callbacks)
     rows: list[SummaryRow] = []
     for arm in config.arms:
         variant = resolve_arm(config, arm)
@@ -80,23 +77,33 @@ async def train_arms(context: RunContext, start_label: str, one: TrainArm) -> li
             rows.append(await one(context, variant, arm, shown))
         write_arms_report(config, run_dir, rows, start_label)
     weights = {arm: latest_checkpoint(run_dir.ckpt_path / arm) for arm in config.arms}
-    print_result(run_dir, terminal, rows, start_label, weights)
+    print_result(run_dir, terminal, rows, weights, start_label)
     return rows
 
 
-def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str) -> None:
+async def _train_here(
+    context: RunContext, config: RunConfig, arm: str, shown: Phase, *, callbacks: Sequence[StepCallback]
+) -> SummaryRow:
+    with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
+        return await train_arm(ArmTrainer.create(context, config, arm, pair_logprobs), shown, callbacks)
+
+
+def write_arms_report(config: RunConfig, run_dir: RunDir, rows: Sequence[SummaryRow], start_label: str = "start") -> None:
     """Write the report of the arms that are done."""
     notes = [*_alarms(run_dir), PRIVILEGED, _SHARED_GRADES, *([_SHARED_ANSWERS] if config.teachers else [])]
     write_report(run_dir, title=config.name, summary_rows=_with_start(run_dir, rows, start_label), notes=notes)
 
 
 def print_result(
-    run_dir: RunDir, terminal: Terminal, rows: Sequence[SummaryRow], start_label: str, weights: Mapping[str, Path | None]
+    run_dir: RunDir,
+    terminal: Terminal,
+    rows: Sequence[SummaryRow],
+    weights: Mapping[str, Path | None],
+    start_label: str = "start",
 ) -> None:
     """Print the final table, the weight paths and the report path."""
-    terminal.table(
-        "pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), _cells(run_dir, rows, start_label)
-    )
+    cells = [row.cells() for row in _with_start(run_dir, rows, start_label)]
+    terminal.table("pass@1 on held-out tasks", ("arm", "pass@1", "rollouts", "tokens", "CPU s"), cells)
     for arm, path in weights.items():
         terminal.note(f"weights of {arm}: {path}")
     for alarm in _alarms(run_dir):
@@ -120,7 +127,3 @@ def _with_start(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list
     passed, se = evaluated(run_dir, rows[0].arm, first=True)
     start = SummaryRow(arm=label, pass_at_1=passed, pass_at_1_se=se, rollouts=0, tokens=0, cpu_s=0.0)
     return [start, *rows]
-
-
-def _cells(run_dir: RunDir, rows: Sequence[SummaryRow], label: str) -> list[tuple[str, ...]]:
-    return [row.cells() for row in _with_start(run_dir, rows, label)]

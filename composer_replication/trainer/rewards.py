@@ -1,4 +1,4 @@
-"""Compute the rewards that advantages are taken from: the tests' verdict, less penalties for the way there."""
+"""The rewards that advantages are computed from: the tests' verdict, less penalties."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Advantages:
 
 
 def verdict(trajectory: Trajectory) -> float | None:
-    """The tests' reward, None where there is none."""
+    """Return the tests' reward; None where there is none."""
     return None if isinstance(trajectory.reward, Unscored) else trajectory.reward
 
 
 def group_verdicts(group: Group) -> list[float | None]:
-    """Those of the siblings."""
+    """Return the verdicts of the siblings."""
     return [verdict(t) for t in group.trajectories]
 
 
@@ -55,7 +55,7 @@ def weigh(
     kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None,
     steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None,
 ) -> Advantages:
-    """Advantages over groups of the verdict less the penalties of `config.reward`.
+    """Compute advantages over groups from the verdicts less the penalties of `config.reward`.
 
     With `rollout.refills` the groups whose verdicts are all the same take no part, as DAPO has it. `end_of_thinking` is the id of
     the token after a turn's thinking; `kl` gives the KL to the reference in nats, and `steps` a score of every turn. Each is
@@ -118,7 +118,10 @@ def penalties_of(trajectories: Sequence[Trajectory], config: RunConfig, end_of_t
 def taking_part(
     trajectories: Sequence[Trajectory], advantages: Sequence[float | None], hinted: Sequence[HintedTurn]
 ) -> tuple[list[Trajectory], list[float | None]]:
-    """The trajectories that say anything to the loss, with their advantages; the rest would go through the model for nothing."""
+    """Return the trajectories that contribute to the loss, with their advantages.
+
+    The others would go through the model for nothing.
+    """
     taught = {turn.trajectory_id for turn in hinted}
     paired = zip(trajectories, advantages, strict=True)
     kept = [(t, a) for t, a in paired if a is not None or t.trajectory_id in taught]

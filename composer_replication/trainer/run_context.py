@@ -1,10 +1,13 @@
-"""Share among the arms of a run: where their environments come from, the run directory, and what hints may be made of."""
+"""The state that the arms of a run share: their environments, the run directory, and the material of hints."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+from transformers import PreTrainedModel
 
 from composer_replication.config import RunConfig
 from composer_replication.envs.coding import TestCache
@@ -18,13 +21,16 @@ from composer_replication.sandbox import open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task
 from composer_replication.teachers import Teacher
+from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
-from composer_replication.trainer.cpu_clock import CpuClock
-from composer_replication.trainer.journal import ArmJournal, Meter, RolloutMeter
+from composer_replication.trainer.hint_filter import only_useful
+from composer_replication.trainer.journal import ArmJournal, Meter, RolloutMeter, cpu_clock
+from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.llm_judge import ask_teacher
-from composer_replication.trainer.preflight import check_run, check_source, prove_solutions
+from composer_replication.trainer.preflight import check_run, check_source, fingerprint, prove_solutions
 from composer_replication.trainer.rewards import RewardFunction
-from composer_replication.trainer.signals import HintSources
+from composer_replication.trainer.signals import HintSources, SignalMaker, hint_context
+from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types.errors import ConfigError
 
 __all__ = ["RunContext", "open_configured_source"]
@@ -32,7 +38,7 @@ __all__ = ["RunContext", "open_configured_source"]
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """Opened once per run."""
+    """The tasks, the sandbox and the records of a run, opened once."""
 
     config: RunConfig
     run_dir: RunDir
@@ -108,34 +114,50 @@ class RunContext:
     def meter(self) -> RolloutMeter:
         """Return a meter that counts this process's CPU-seconds and those of its sandbox from now on."""
         sandbox = self.source.sandbox if isinstance(self.source, CodingTasks) else None
-        return RolloutMeter(CpuClock(sandbox).cpu_s)
+        return RolloutMeter(cpu_clock(sandbox))
 
     def journal(self, config: RunConfig, arm: str, meter: Meter) -> ArmJournal:
         """Return the record of one arm."""
         return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter)
 
-    def hint_sources(self, config: RunConfig) -> HintSources:
-        """Return what an arm finds hints with and makes them of.
+    def signal_maker(
+        self, config: RunConfig, renderer: ChatRenderer, context_window: int, learner: Learner | None = None
+    ) -> SignalMaker:
+        """Return the maker of an arm's signals; readings of the policy's weights are asked of `learner`.
 
         Raises:
-            ConfigError: it names a detector or generator that there is not, or `judge` without teachers.
+            ConfigError: the arm names an unknown detector or generator, or `judge` without teachers; or as `load_step_scorer`.
+            ModelError: as `load_step_scorer`.
         """
         hint, ask = config.loss.hint, None
         if config.teachers and "judge" in hint.generators:
             judge = Teacher.of(config.teachers[0])
             ask = ask_teacher(judge, self.run_dir.path / "ledger.sqlite", config.loss.replay.max_total_usd)
-        return HintSources(
-            contexts=self.contexts,
-            gold=self.gold,
-            detectors=detectors_named(hint.detectors),
-            generators=generators_named(hint.generators, ask),
+        return SignalMaker(
+            config=config,
+            sources=HintSources(
+                contexts=self.contexts,
+                gold=self.gold,
+                detectors=detectors_named(hint.detectors),
+                generators=generators_named(hint.generators, ask),
+            ),
+            renderer=renderer,
+            context_window=context_window,
+            kl=None if learner is None else learner.kl_to_reference,
+            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
+            useful=None if learner is None else partial(only_useful, learner=learner),
         )
+
+    def fingerprint(self, config: RunConfig, policy: PreTrainedModel) -> dict[str, str]:
+        """Return digests of what an arm is made of, by name: `preflight.fingerprint` and `prm_digest`."""
+        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
+        return fingerprint(policy, [*self.train, *self.held_out], pairs) | prm_digest(config)
 
     def _learn_of(self, task: AnyTask) -> None:
         name = task.spec.task_id
         ours = isinstance(self.source, CodingTasks)
         tools = TOOLSETS[toolset_of(self.config)] if ours else self.source.make(name).tools
-        self.contexts[name] = HintContext(tools=tools, documentation=task.docs(), instruction=task.spec.instruction)
+        self.contexts[name] = hint_context(task, tools)
         self.gold[name] = task.deleted_code()
 
 

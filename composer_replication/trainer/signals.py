@@ -1,4 +1,4 @@
-"""Make the learning signals of a step: advantages over groups, hints at error turns, and the batch made of both and of pairs.
+"""The learning signals of a step: advantages over groups, hints at error turns, and the batch of both and of pairs.
 
 It is the same on every substrate. What it needs of the policy's weights it is given as functions: they may be in another process.
 """
@@ -7,25 +7,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from composer_replication.config import RunConfig
-from composer_replication.hints import Detector, HintContext, HintGenerator, find_hints, insert_hints, shuffle_hints
+from composer_replication.config import HintConfig, RunConfig
+from composer_replication.envs.source import AnyTask
+from composer_replication.hints import (
+    Detector,
+    HintContext,
+    HintGenerator,
+    detectors_named,
+    find_hints,
+    generators_named,
+    insert_hints,
+    shuffle_hints,
+)
 from composer_replication.loss.batch import Batch, collate
 from composer_replication.rollouts.agent_loop import derive_seed
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.rewards import taking_part, weigh
-from composer_replication.types import Group, Hint, HintedTurn, Pair, Trajectory
+from composer_replication.types import Group, Hint, HintedTurn, Pair, ToolSchema, Trajectory
 
-__all__ = ["HintSources", "SignalMaker", "Signals"]
+__all__ = ["HintSources", "SignalMaker", "Signals", "hint_context"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintSources:
-    """Detectors and sources of hints."""
+    """Detectors, generators and the material of hints."""
 
     contexts: Mapping[str, HintContext]
     """By task id: tools, the project's documentation and the instruction."""
@@ -33,6 +43,26 @@ class HintSources:
     """By task id: the deleted code, which no hint may give away."""
     detectors: Sequence[Detector]
     generators: Sequence[HintGenerator]
+
+    @classmethod
+    def of(cls, hint: HintConfig, tasks: Iterable[AnyTask], tools: tuple[ToolSchema, ...] = ()) -> HintSources:
+        """Return the sources that hints about `tasks` may use when no teacher can be asked.
+
+        Raises:
+            ConfigError: `hint` names an unknown detector or generator, or `judge`.
+        """
+        known = {task.spec.task_id: task for task in tasks}
+        return cls(
+            contexts={name: hint_context(task, tools) for name, task in known.items()},
+            gold={name: task.deleted_code() for name, task in known.items()},
+            detectors=detectors_named(hint.detectors),
+            generators=generators_named(hint.generators),
+        )
+
+
+def hint_context(task: AnyTask, tools: tuple[ToolSchema, ...]) -> HintContext:
+    """Return the material that hints about a task may use."""
+    return HintContext(tools=tools, documentation=task.docs(), instruction=task.spec.instruction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +75,7 @@ class Signals:
     """By trajectory id: what is added to it for the tokens of each turn. Empty without process rewards."""
     hinted: Sequence[HintedTurn] = ()
     hints: Sequence[Hint] = ()
-    """Those of `hinted`, then those that are not told (`Hint.dropped`)."""
+    """The hints of `hinted`, then those that were dropped (`Hint.dropped`)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Error turns that teach nothing, by reason."""
@@ -53,7 +83,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalMaker:
-    """Makes the signals and the batch of a step, as one arm's configuration has it."""
+    """The maker of a step's signals and batch, by one arm's configuration."""
 
     config: RunConfig
     sources: HintSources
@@ -107,7 +137,7 @@ class SignalMaker:
         return self.useful(selected, trajectories)
 
     def batch(self, groups: Sequence[Group], signals: Signals, pairs: Sequence[Pair]) -> Batch:
-        """The tensors of all three channels."""
+        """Return the tensors of all three channels."""
         trajectories = [t for g in groups for t in g.trajectories]
         trajectories, advantages = taking_part(trajectories, signals.advantages, signals.hinted)
         return collate(
@@ -123,7 +153,7 @@ class SignalMaker:
         )
 
     def why_off(self, pairs: Sequence[Pair], signals: Signals) -> dict[str, str]:
-        """Reasons the loss cannot know: why a channel got no inputs."""
+        """Return why a channel got no inputs, where the loss cannot know."""
         loss, off = self.config.loss, {}
         if not any(signals.advantages) and not any(map(any, signals.turn_advantages.values())):
             off["rlvr"] = "every advantage is 0: no group has rewards that differ"

@@ -20,7 +20,7 @@ __all__ = ["StepScorer", "load_step_scorer", "prm_digest"]
 
 @dataclass(frozen=True, slots=True)
 class StepScorer:
-    """Scores the turns of the policy's own trajectories."""
+    """A scorer of the turns of the policy's own trajectories."""
 
     network: PreTrainedModel
     renderer: ChatRenderer

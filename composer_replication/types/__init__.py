@@ -12,6 +12,7 @@ from composer_replication.types.grade import GradeReport, Outcome, Reward, Unsco
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.plain_json import (
     grade_from_json,
+    group_from_json,
     reward_from_json,
     task_spec_from_json,
     to_json,
@@ -41,6 +42,7 @@ __all__ = [
     "Turn",
     "Unscored",
     "grade_from_json",
+    "group_from_json",
     "reward_from_json",
     "task_spec_from_json",
     "to_json",

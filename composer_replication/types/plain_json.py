@@ -11,9 +11,9 @@ from composer_replication.types.grade import GradeReport, Outcome, Reward, Unsco
 from composer_replication.types.held_out_checks import held_out_checks_from_json
 from composer_replication.types.messages import ToolCall, ToolResult
 from composer_replication.types.task import Deletion, TaskSpec
-from composer_replication.types.trajectory import StopReason, Trajectory, Turn
+from composer_replication.types.trajectory import Group, StopReason, Trajectory, Turn
 
-__all__ = ["grade_from_json", "reward_from_json", "task_spec_from_json", "to_json", "trajectory_from_json"]
+__all__ = ["grade_from_json", "group_from_json", "reward_from_json", "task_spec_from_json", "to_json", "trajectory_from_json"]
 
 
 def to_json(value: Any) -> Any:
@@ -55,6 +55,11 @@ def grade_from_json(data: Mapping[str, Any]) -> GradeReport:
             "hidden_broken": tuple(data.get("hidden_broken", ())),
         }
     )
+
+
+def group_from_json(data: Mapping[str, Any]) -> Group:
+    """Invert `to_json` for a `Group`."""
+    return Group(**{**data, "trajectories": tuple(map(trajectory_from_json, data["trajectories"]))})
 
 
 def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:

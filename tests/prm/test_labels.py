@@ -34,17 +34,9 @@ def test_a_step_is_worth_what_became_of_its_siblings():
     }
 
 
-def test_hard_estimation_asks_whether_one_succeeded():
-    assert outcome_labels(SIBLINGS, estimate="hard")["0/t/1"] == {0: 1.0, 1: 0.0}
-
-
 def test_transcripts_that_name_no_task_are_no_siblings():
     found = [trajectory("x", "", ["a"], reward=1.0), trajectory("y", "", ["a"], reward=0.0)]
     assert outcome_labels(found) == {"x": {0: 1.0}, "y": {0: 0.0}}
-
-
-def test_too_few_siblings_make_no_label():
-    assert outcome_labels(SIBLINGS, at_least=2) == {"0/t/0": {0: 0.5}, "0/t/1": {0: 0.5}, "0/t/2": {0: 0.5}}
 
 
 def test_a_partial_reward_is_no_success():

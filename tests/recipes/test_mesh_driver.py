@@ -218,7 +218,7 @@ def test_a_successor_that_is_never_built_counts_as_a_death(tmp_path):
             await asyncio.Event().wait()
 
     mesh = Hanging(lambda handle, method: handle.die() if method == "grade" else None)
-    with pytest.raises(BackendError, match=f"rewarder died {MOST_DEATHS + 1} times.*was not built anew in 1800 s"):
+    with pytest.raises(BackendError, match=f"rewarder died {MOST_DEATHS + 1} times.*was not built again in 1800 s"):
         run_without_waiting(mesh, a_run(tmp_path))
 
 

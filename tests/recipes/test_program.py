@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 
 from composer_replication.recipes.prime_rl import substrate
 from composer_replication.recipes.program import RunningProgram
-from composer_replication.recipes.short_folder import short_folder
 from composer_replication.sandbox.backends import linux
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -141,37 +139,3 @@ def test_the_signal_of_a_parents_death_is_the_one_asked_for():
         return int(subprocess.run([sys.executable, "-c", code], preexec_fn=told, capture_output=True, check=True).stdout)
 
     assert (asked(), asked(signal.SIGTERM)) == (signal.SIGKILL, signal.SIGTERM)
-
-
-# --- the folder of Ray ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-def test_a_folder_is_short_and_gone_afterwards(temporary):
-    with short_folder() as folder:
-        assert folder.is_dir()
-        assert len(folder.name) < 30
-    assert list(temporary.iterdir()) == []
-
-
-def test_the_folder_of_a_killed_process_goes_with_the_next(temporary):
-    code = "import tempfile, sys, time; from composer_replication.recipes.short_folder import short_folder\n"
-    code += "with short_folder() as folder:\n    (folder / 'socket').touch(); print(folder, flush=True); time.sleep(600)"
-    other = subprocess.Popen(
-        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        there = Path(other.stdout.readline().strip())
-        with short_folder():
-            assert (there / "socket").exists(), "its process lives"
-    finally:
-        other.kill()
-        other.communicate()
-    assert there.exists()
-    with short_folder() as mine:
-        assert list(temporary.iterdir()) == [mine]

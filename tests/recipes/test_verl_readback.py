@@ -10,7 +10,7 @@ from rich.console import Console
 
 from composer_replication.config import ModelConfig, RunConfig, SubstrateConfig, TasksConfig
 from composer_replication.observe import RunDir, Terminal
-from composer_replication.recipes.verl.episodes import GroupRecord, _to_json
+from composer_replication.recipes.verl.episodes import GroupRecord
 from composer_replication.recipes.verl.import_metrics import VerlMetrics
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
@@ -40,7 +40,7 @@ def sampled(plan: ArmPlan, step: int, count: int, *, evaluation: bool) -> None:
     group = Group(group_id=f"{step}/t", task_id="t", trajectories=tuple(trajectory(f"{step}/t/{i}") for i in range(count)))
     path = plan.folder / "agents-here-1" / f"{'eval' if evaluation else 'step'}_{step:05d}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_to_json(GroupRecord(step, evaluation, group)), default=str) + "\n")
+    path.write_text(GroupRecord(step, evaluation, group).line() + "\n")
 
 
 def test_traces_are_counted_from_the_first_step_on(tmp_path: Path) -> None:

@@ -184,6 +184,6 @@ def test_a_teacher_is_what_its_table_says():
         name="t", model="m", api_key_env="", temperature="endpoint", requests_per_minute=5, timeout_s=7, max_retries=1
     )
     assert Teacher.of(config) == Teacher(
-        name="t", model="m", api_key_env=None, temperature=None, requests_per_minute=5, timeout_s=7, max_retries=1
+        name="t", model="m", api_key_env="", temperature=None, requests_per_minute=5, timeout_s=7, max_retries=1
     )
     assert Teacher.of(TeacherConfig(name="t", model="m")) == Teacher(name="t", model="m")

@@ -163,7 +163,7 @@ def test_the_cap_it_names_lets_every_call_through_and_a_little_less_does_not():
     known = dataclasses.replace(EXPECTED, answer_tokens=200)
     with TeacherServer(lambda body, number: Reply(content="x", cost=200 * 25.0 / 1e6)) as server:
         free = {"usd_per_million_input": 0.0, "usd_per_million_cache_read": 0.0}
-        asked = [dataclasses.replace(t, **free) for t in teachers(server, "a")]
+        asked = [t.model_copy(update=free) for t in teachers(server, "a")]
         planned = plan(steps_of(given), first=asked, scenarios=(known, known, known))
         assert planned.usd.high == pytest.approx(0.03)
         questions = [Question(question_id="q", messages=s["messages"]) for s in given]

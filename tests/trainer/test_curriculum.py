@@ -168,14 +168,14 @@ def test_a_solved_task_shows_fewer_of_its_tests_and_a_hopeless_one_more_again(tm
     curriculum = Curriculum(config, [with_tests(tmp_path, "a")], SEED)
     solved, seen = group("a", *(1.0,) * 6), []
     for step in range(1, 5):
-        seen.append(len(curriculum.withheld("a")))
+        seen.append(len(curriculum.hidden_tests("a")))
         curriculum.learn([solved], step)
         assert curriculum.metrics()["curriculum/withheld/mean"] == seen[-1] / 4, "as it was practised on"
     assert seen == [0, 2, 3, 3]
     failed = group("a", 0.0, 0.0)
     for step in range(5, 9):
         curriculum.learn([failed], step)
-        seen.append(len(curriculum.withheld("a")))
+        seen.append(len(curriculum.hidden_tests("a")))
         assert not curriculum.is_quarantined("a")
     assert seen[4:] == [3, 2, 2, 0]
     curriculum.learn([failed], 9)
@@ -192,7 +192,7 @@ def test_fewer_tests_make_a_solved_task_worth_practising_on_again(tmp_path: Path
     plain = Curriculum(CurriculumConfig(enabled=True), tasks, SEED)
     plain.learn([group("a", *(1.0,) * 8)], 1)
     assert plain.weight("a", 2) < before
-    assert plain.withheld("a") == frozenset()
+    assert plain.hidden_tests("a") == frozenset()
 
 
 def test_a_task_that_shows_fewer_tests_counts_as_solved_for_the_levels(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_what_is_withheld_survives_a_checkpoint_and_follows_from_the_seed(tmp_pa
     curriculum.learn([group("a", *(1.0,) * 8)], 1)
     restored = Curriculum(config, tasks, SEED)
     restored.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
-    assert restored.withheld("a") == curriculum.withheld("a") != frozenset()
+    assert restored.hidden_tests("a") == curriculum.hidden_tests("a") != frozenset()
     others = [Curriculum(config, tasks, seed) for seed in range(1, 9)]
     for other in others:
         other.load_state_dict(curriculum.state_dict())
-    assert {other.withheld("a") for other in others} != {curriculum.withheld("a")}
+    assert {other.hidden_tests("a") for other in others} != {curriculum.hidden_tests("a")}
 
 
 def of_source(name: str, *functions: str, source: str = "s", mode: str = "stub") -> Task:
@@ -344,7 +344,7 @@ def test_the_actor_practises_on_what_was_joined_and_a_resumed_one_too() -> None:
     assert any("b and c are solved; not joined: no test fails without it" in note for note in NOTES)
     assert any("d and e are solved; joined into h" in note for note in NOTES)
     resumed = simulated(tasks, enabled=True, join_up_to=2)
-    resumed.restore(json.loads(json.dumps(actor.curriculum.state_dict())))
+    resumed.load_state_dict(json.loads(json.dumps(actor.state_dict())))
     assert resumed.curriculum is not None
     assert resumed.curriculum.state_dict() == actor.curriculum.state_dict()
     steps = [[[g.task_id for g in asyncio.run(a.collect(step, 0))] for step in range(31, 41)] for a in (actor, resumed)]
@@ -374,5 +374,5 @@ def test_a_joined_task_that_cannot_be_made_again_stops_a_resumed_run(monkeypatch
     actor = simulated([of_source(name, name) for name in "bd"], enabled=True, join_up_to=2)
     monkeypatch.setattr(actor.context, "join", lambda *_: "no test fails without it")
     with pytest.raises(CheckpointError, match="h, joined of b and d, is gone") as refused:
-        actor.restore({"unlocked": 1, "records": {}, "joined": [["b", "d", "h"]]})
+        actor.load_state_dict({"curriculum": {"unlocked": 1, "records": {}, "joined": [["b", "d", "h"]]}})
     assert "restore its folder" in str(refused.value.fix)

@@ -285,7 +285,7 @@ def test_arms_that_start_from_one_policy_score_a_pair_once(run_file: Path, tmp_p
         known = LogprobCache(tmp_path / "reference.sqlite")
         trained = learner(load_config(run_file), moved=moved)
         trained.pair_logprobs = known
-        found.append((trained.with_reference_logprobs(pairs), known.hits))
+        found.append((trained.scorer.with_reference_logprobs(pairs), known.hits))
         known.close()
     assert found[0][0] == found[1][0] != found[2][0]
     assert [hits for _, hits in found] == [0, 2, 0]
@@ -313,7 +313,7 @@ def test_exhausted_memory_names_what_to_lower(run_file: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(reference, "sequence_logprobs", lambda *_: exhausted(None))
         with pytest.raises(ModelError, match="scoring a preference pair of 3 tokens: no room"):
-            trained.with_reference_logprobs([pair])
+            trained.scorer.with_reference_logprobs([pair])
     monkeypatch.setattr(trained, "_backward", exhausted)
     with pytest.raises(ModelError, match="ran out of memory in step 1: no room") as raised:
         trained.update(batch(config))

@@ -65,11 +65,11 @@ def test_each_role_of_a_run_has_its_actor():
 
 
 @pytest.mark.parametrize("build", PLAIN)
-def test_an_endpoint_takes_what_its_method_takes(build):
+def test_an_endpoint_runs_a_method_of_its_role(build):
     actor = actors.actor_for(build)
     for method, name in actor.endpoints.items():
-        taken = list(inspect.signature(getattr(build, method)).parameters)
-        assert list(inspect.signature(getattr(actor, name)._method).parameters) == ["self", "reply", *taken[1:]]
+        assert inspect.isfunction(getattr(build, method))
+        assert getattr(actor, name)._method.__closure__[0].cell_contents == method
 
 
 def test_a_call_goes_through_the_endpoint_of_its_role(on_mesh, monkeypatch):

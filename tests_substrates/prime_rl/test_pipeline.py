@@ -20,7 +20,7 @@ from composer_replication.loss.batch import collate
 from composer_replication.policy_gradient import group_advantages
 from composer_replication.recipes.prime_rl.algorithm import PAIR
 from composer_replication.recipes.prime_rl.config import LOSS_FN
-from composer_replication.recipes.prime_rl.scoring import REFERENCES, hints_of, shared_pairs
+from composer_replication.recipes.prime_rl.scoring import REFERENCES, hint_maker, select_hints, shared_pairs
 from composer_replication.recipes.prime_rl.traces import trajectory_of
 from composer_replication.types.errors import BackendError, ConfigError
 
@@ -66,9 +66,9 @@ def local_gradient(policy, config, rollouts, pairs):
     """compose_loss on the same trajectories, hints and pairs."""
     model, tokenizer, _ = policy
     trajectories = [trajectory_of(one, one.branches[0].nodes) for one in rollouts]
-    hints = hints_of(config)
+    maker = hint_maker(config)
     advantages = group_advantages([one.reward for one in rollouts], config.loss.rlvr.advantage) if rollouts else []
-    hinted = hints.tell(trajectories).turns if hints and trajectories else ()
+    hinted = select_hints(maker, trajectories).hinted if maker and trajectories else ()
     batch = collate(
         trajectories, advantages, hinted, pairs, pad_id=int(tokenizer.pad_token_id), objective="dapo", hint_reduction="token"
     )

@@ -172,8 +172,8 @@ def test_adapters_by_an_option(run_file):
 
 
 REFUSED = [
-    (["--loss.rlvr.objective", "dppo"], "loss.rlvr.objective = dppo cannot be expressed on substrate trl"),
-    (["--rollout.refills", "1"], "rollout.refills = 1 cannot be expressed on substrate trl"),
+    (["--loss.rlvr.objective", "dppo"], "loss.rlvr.objective = dppo: TRL has no such surrogate"),
+    (["--rollout.refills", "1"], "rollout.refills = 1: a step takes a fixed number of rollouts"),
     (["--optimizer.micro_batch_size", "4"], "optimizer.micro_batch_size = 4 does not divide the 6 rollouts"),
     (["--substrate.options.max_steps", "9"], "substrate.options.max_steps is not free"),
     (["--substrate.options.bogus", "1"], "substrate.options.bogus is no field of GRPOConfig"),

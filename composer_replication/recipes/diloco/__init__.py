@@ -1,1 +1,1 @@
-"""The recipe in replicas that share an object store: each rolls out and trains by itself, and DiLoCo's outer loop joins them."""
+"""The recipe in replicas that share an object store: each rolls out and trains alone, and DiLoCo's outer loop joins them."""

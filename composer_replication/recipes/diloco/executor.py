@@ -12,7 +12,7 @@ __all__ = ["open_executor"]
 
 
 def open_executor(options: ExecutorConfig) -> ServerlessExecutor:
-    """Make it; nothing is started.
+    """Create the executor; nothing is started.
 
     Raises:
         MissingExtraError: the vendor's client is not installed.

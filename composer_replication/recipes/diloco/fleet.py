@@ -1,4 +1,4 @@
-"""The replicas of a job, a handle for each rank: watched, and launched again where they are lost."""
+"""The replicas of a job, with a handle for each rank: they are watched, and launched again when they are lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_S, _AGAIN_S = 1.0, 30.0
 """Seconds between looks, and until a launch that the backend refused is tried again."""
 _AGAIN = "see why; what the job has reached is in the store: go on with --resume"
 _LASTING = (ConfigError, TaskError, ModelError, TeacherError, ChannelOffError, TraceError)
-"""Of a replica that ended so, another would end so too."""
+"""Errors that a replacement of the replica would meet too."""
 
 Seen = Callable[[Sequence[tuple[ReplicaHandle, ReplicaStatus, Status | None]]], None]
 """Told again and again where every replica is."""
@@ -42,7 +42,7 @@ Told = Callable[[str], None]
 
 
 class Fleet:
-    """What one start of a job has running."""
+    """The replicas of one start of a job."""
 
     def __init__(self, config: RunConfig, uri: str, executor: ServerlessExecutor, kept: LearnerState, told: Told) -> None:
         self._options, self._executor, self._kept, self._told = config.diloco, executor, kept, told
@@ -61,10 +61,10 @@ class Fleet:
         self._kept.put(self._handles)
 
     def run(self, seen: Seen) -> list[Any]:
-        """Until all have ended: what each returned, in the order of ranks.
+        """Wait until all replicas have ended, and return each one's result, in the order of ranks.
 
         Raises:
-            ReplicaError: replicas failed that are launched again no more.
+            ReplicaError: replicas failed and are not launched again.
             BackendError: the backend has not answered for minutes.
         """
         while True:
@@ -84,7 +84,7 @@ class Fleet:
             raise
 
     def close(self, why: BaseException | None) -> None:
-        """End what still runs, whatever `why` ended the job; what cannot be ended is added to what is said of that.
+        """Cancel what still runs after `why` ended the job; a failure to cancel is added to the message of `why`.
 
         Raises:
             BackendError: the job was interrupted, and replicas may still run.
@@ -108,7 +108,7 @@ class Fleet:
         return self._executor.launch_replicas(options.replicas, ENTRY, self._arguments, timeout=timeout, ranks=ranks)
 
     def _look(self, seen: Seen) -> None:
-        """Where every replica is; of one that cannot be seen for now, what was last known."""
+        """Poll every replica and report its state; the last known state where polling fails."""
         for rank, handle in enumerate(self._handles):
             found = self._patience.ask(handle.metadata["id"], partial(self._executor.poll, handle))
             self._states[rank] = self._states[rank] if found is None else found
@@ -116,7 +116,7 @@ class Fleet:
         seen([(handle, state, read_status(self._store, handle.rank)) for handle, state in rows])
 
     def _given_up(self, rank: int) -> bool:
-        """Return whether one that has failed is launched again no more: it was ended, or another would meet the same."""
+        """Return whether a failed replica is not launched again: it was cancelled, or another would meet the same error."""
         if self._states[rank] is not ReplicaStatus.FAILED or self._restarts[rank] >= self._options.executor.restarts:
             return True
         outcome = Records.of(self._handles[rank].metadata, rank).outcome()

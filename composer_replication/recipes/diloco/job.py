@@ -1,4 +1,4 @@
-"""A job of replicas: started through an executor, watched through the store, resumed as a whole."""
+"""A job of replicas: started through an executor, watched through the store and resumed as a whole."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["check_job", "rendezvous_of", "run_job"]
 
 
 def rendezvous_of(config: RunConfig) -> str:
-    """The address of the job's store."""
+    """Return the address of the job's store."""
     return config.diloco.rendezvous or str((config.out / config.name / "store").absolute())
 
 
 def check_job(config: RunConfig, *, resume: bool) -> None:
-    """Look for what would fail later.
+    """Check for what would fail later.
 
     Raises:
         ConfigError: the run is not one of replicas, replicas elsewhere could not reach the store, or `resume` is False
@@ -44,8 +44,10 @@ def check_job(config: RunConfig, *, resume: bool) -> None:
 
 
 def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen, told: Told) -> list[Any]:
-    """Start every replica, and wait until all have ended: what each returned, in the order of ranks. What still runs of an
-    earlier start is ended first, and a replica that is lost is launched again, `diloco.executor.restarts` times.
+    """Start every replica, wait until all have ended, and return what each returned, in the order of ranks.
+
+    What still runs of an earlier start is ended first, and a replica that is lost is launched again, at most
+    `diloco.executor.restarts` times.
 
     Raises:
         ReplicaError: replicas failed; the others were cancelled. What they had reached is in the store.

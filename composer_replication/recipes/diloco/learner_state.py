@@ -1,4 +1,4 @@
-"""The handles of a job's replicas, kept on disk while they may run: whoever starts the job again ends those first."""
+"""The handles of a job's replicas, kept on disk while they may run: the next start of the job ends those replicas first."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _LOOK_S, _END_S = 1.0, 180.0
 
 
 class LearnerState:
-    """Handles in the folder of a run: written whole, and removed when all replicas have ended."""
+    """The handles in the folder of a run: written whole, and removed when all replicas have ended."""
 
     def __init__(self, config: RunConfig) -> None:
         self.path = config.out.absolute() / config.name / "replicas.json"
 
     def put(self, handles: list[ReplicaHandle]) -> None:
-        """Raises StorageError."""
+        """Write the handles. Raises StorageError."""
         replace_file(self.path, json.dumps([asdict(handle) for handle in handles], indent=1).encode())
 
     def remove(self) -> None:
-        """Raises StorageError."""
+        """Delete the file. Raises StorageError."""
         remove([self.path])
 
     def read(self) -> list[ReplicaHandle]:
-        """Those that are kept; none where there is no file. Raises StorageError."""
+        """Return the handles that were kept, or none where there is no file. Raises StorageError."""
         if not self.path.exists():
             return []
         with storage_errors(self.path, "read"):

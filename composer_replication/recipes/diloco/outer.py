@@ -22,11 +22,11 @@ from composer_replication.types.errors import CheckpointError, ConfigError
 __all__ = ["DiLoCoCallback"]
 
 _REMADE = ("optimizer", "reference")
-"""Of a learner's state, what is kept elsewhere: the outer loop saves the optimizer, and the reference is the starting policy."""
+"""Parts of a learner's state that are kept elsewhere: the outer loop saves the optimizer; the start is the reference."""
 
 
 class DiLoCoCallback(StepCallback):
-    """Average a replica's steps with those of the others, through an object store.
+    """A callback that averages a replica's steps with those of the others, through an object store.
 
     Args:
         store: the job's.
@@ -44,7 +44,7 @@ class DiLoCoCallback(StepCallback):
         self._loop: OuterLoop | None = None
 
     def on_begin(self, arm: ArmTrainer) -> bool:
-        """Make the outer loop, and bring the arm to where the job is. Return whether the job had begun.
+        """Make the outer loop, and move the arm to the point that the job has reached. Return whether the job had begun.
 
         Raises:
             ConfigError: the job was begun with other settings, or a launcher shares this replica out among processes.
@@ -101,7 +101,7 @@ class DiLoCoCallback(StepCallback):
         }
 
     def on_step_end(self, arm: ArmTrainer, step: int, metrics: Mapping[str, float]) -> None:
-        """Save what a restart needs, and publish where this replica is."""
+        """Save what a restart needs, and publish the status of this replica."""
         loop = self._running_loop()
         if loop.at_boundary:
             loop.save({"learner": self._kept(arm), "counters": arm.counters()})
@@ -123,7 +123,7 @@ class DiLoCoCallback(StepCallback):
         )
 
     def close(self) -> None:
-        """Leave the optimizer alone again, and wait until everything is saved. Raises ObjectStoreError."""
+        """Detach from the optimizer, and wait until everything is saved. Raises ObjectStoreError."""
         if self._loop is not None:
             self._loop.__exit__(None, None, None)
             self._loop = None
@@ -159,7 +159,7 @@ class DiLoCoCallback(StepCallback):
         )
 
     def _keep_step(self, arm: ArmTrainer) -> None:
-        """Skip to the step of the others after rounds that this replica has missed."""
+        """Skip to the others' step after rounds that this replica has missed."""
         there = self._running_loop().round * arm.config.diloco.window
         if arm.learner.version != there:
             arm.learner.skip_to(there)
@@ -174,7 +174,7 @@ class DiLoCoCallback(StepCallback):
 
 
 def _fingerprint(config: RunConfig) -> str:
-    """Of what all replicas must have in common, wherever they run."""
+    """Return a digest of the options that all replicas must share."""
     same = config.model_dump(mode="json", include={"steps", "loss", "reward", "optimizer", "diloco"})
     for field in ("rendezvous", "quorum", "deadline_s", "timeout_s", "state_every", "executor"):
         del same["diloco"][field]

@@ -8,20 +8,18 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-import torch
-
 from composer_replication.config import RunConfig
 from composer_replication.diloco.serverless.replica import this_replica
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint
-from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.observe import Phase, Terminal
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.diloco.outer import DiLoCoCallback
 from composer_replication.recipes.diloco.result import put_policy
 from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.open_run import open_run
-from composer_replication.trainer.report import train_arms
+from composer_replication.trainer.report import train
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.train import train_arm
@@ -33,7 +31,7 @@ _APART = 1_000_003
 
 
 def train_replica(run: str) -> list[dict[str, Any]]:
-    """Train this process's replica of a job to its end, from wherever the job and its own folder are: a row for each arm.
+    """Train this process's replica of a job to its end, resumed where the job and its folder stand; return a row for each arm.
 
     Args:
         run: the run file's text, resolved.
@@ -44,16 +42,10 @@ def train_replica(run: str) -> list[dict[str, Any]]:
     me = this_replica()
     whole = RunConfig.model_validate(tomllib.loads(run))
     config = whole.model_copy(update={"out": whole.out / whole.name, "name": f"replica_{me.rank:05d}"})
-    if config.threads:
-        torch.set_num_threads(config.threads)
     one = partial(_train_arm, store=open_store(me.rendezvous_uri), rank=me.rank, world_size=me.world_size)
     with open_run(config, resume=True) as run_dir:
-        rows = asyncio.run(_train(config, run_dir, one))
+        rows = asyncio.run(train(config, run_dir, Terminal(on_event=run_dir.log_event), one=one))
     return [{"arm": row.arm, "pass_at_1": row.pass_at_1, "rollouts": row.rollouts, "tokens": row.tokens} for row in rows]
-
-
-async def _train(config: RunConfig, run_dir: RunDir, one: Any) -> list[SummaryRow]:
-    return await train_arms(RunContext.open(config, run_dir, Terminal(on_event=run_dir.log_event)), "start", one)
 
 
 async def _train_arm(

@@ -1,4 +1,4 @@
-"""The policy that a job ends with: rank 0 puts it into the store, and whoever started the job has it from there."""
+"""The policy that a job ends with: rank 0 puts it into the store, and the process that started the job fetches it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from composer_replication.types.errors import ObjectStoreError, StorageError
 __all__ = ["fetch_policy", "put_policy"]
 
 _NOT_OF_THE_POLICY = ("learner.pt", "loop.json", "MANIFEST.sha256")
-"""What a checkpoint has beside it, to go on from."""
+"""Files of a checkpoint that only a resumed run reads."""
 
-_ANEW = "go on with --resume: rank 0 puts it anew"
+_ANEW = "go on with --resume: rank 0 puts it there again"
 
 
 def put_policy(store: Store, arm: str, checkpoint: Path) -> None:
@@ -32,7 +32,7 @@ def put_policy(store: Store, arm: str, checkpoint: Path) -> None:
 
 
 def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
-    """Write it to `folder/ARM/step_NNNNN`, whole or not at all, in the format of `save_pretrained`.
+    """Write the policy to `folder/ARM/step_NNNNN`, whole or not at all, in the format of `save_pretrained`.
 
     Raises:
         ObjectStoreError: the store cannot be read, or what it has is missing or not what was put.
@@ -65,8 +65,11 @@ def fetch_policy(store: Store, arm: str, folder: Path) -> Path:
 
 
 def _read(manifest: bytes, where: str) -> tuple[str, dict[str, str]]:
-    """The folder's name and the files' digests. Raises ObjectStoreError, also for a name that leads out of the folder: whoever
-    can write to the bucket must not write elsewhere on this machine."""
+    """Return the folder's name and the files' digests.
+
+    Raises ObjectStoreError, also for a name that leads out of the folder: write access to the bucket must not become write access
+    to other folders of this machine.
+    """
     try:
         told = json.loads(manifest)
         step, digests = str(told["folder"]), {str(name): str(digest) for name, digest in told["sha256"].items()}

@@ -1,4 +1,4 @@
-"""What a replica says of itself while it trains, for whoever watches the job."""
+"""A replica's report of its progress, for the process that watches the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Status", "read_status", "write_status"]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One replica after a step."""
+    """The progress of one replica after a step."""
 
     rank: int
     arm: str
@@ -24,9 +24,9 @@ class Status:
     round: int
     """Rounds held so far in this arm."""
     members: int
-    """Of the last round."""
+    """Replicas in the last round."""
     bytes_up: int
-    """Of all its rounds since it was started."""
+    """Bytes sent in all its rounds since it was started."""
     bytes_down: int
     stall_s: float
     """Seconds it has waited for rounds since it was started."""
@@ -40,12 +40,14 @@ _STATUS = TypeAdapter(Status)
 
 
 def write_status(store: Store, status: Status) -> None:
-    """Put it where `read_status` looks. Raises ObjectStoreError."""
+    """Store the status where `read_status` looks. Raises ObjectStoreError."""
     store.put(f"status/{status.rank:05d}.json", json.dumps(asdict(status)).encode())
 
 
 def read_status(store: Store, rank: int) -> Status | None:
-    """The last one; None before the first, and for what is none: a job does not end because of what is only looked at.
+    """Return a replica's last status, or None where it has written none or it cannot be parsed.
+
+    A damaged status does not end the job: it is only shown.
 
     Raises:
         ObjectStoreError: the store cannot be read.

@@ -1,1 +1,1 @@
-"""Asynchronous training on actors: generators, environments, a grader, teachers and a trainer, each in a process of its own."""
+"""Asynchronous training on actors: generators, environments, a grader, teachers and a trainer, each in its own process."""

@@ -1,4 +1,4 @@
-"""An actor's object in its process, for backends: built once, its methods run, what they raise for a user carried as a value."""
+"""The object of an actor in its process: it is built once, its methods run there, and errors for the user travel as values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ActorShell", "CallResult", "opened"]
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What became of a call; can be pickled where the value can."""
+    """The outcome of a call; it can be pickled if the value can."""
 
     value: Any = None
     error: ComposerError | None = None
 
 
 class ActorShell:
-    """One object, and the thread of its methods that are not `async`.
+    """One object, and the thread that runs those of its methods that are not `async`.
 
     A `ComposerError` of the object is a value of the reply. Any other exception is a bug, and is raised: the backend makes a
     `BackendError` with its traceback of it.
@@ -44,7 +44,7 @@ class ActorShell:
         return CallResult()
 
     async def run(self, method: str, args: Sequence[Any]) -> CallResult:
-        """Run one of its methods."""
+        """Run one of the object's methods."""
         found = getattr(self._object, method)
         try:
             return CallResult(await (found(*args) if inspect.iscoroutinefunction(found) else self._in_thread(found, *args)))
@@ -56,7 +56,7 @@ class ActorShell:
 
 
 def opened(reply: CallResult) -> Any:
-    """The value. Raises the error."""
+    """Return the value of a call. Raises its error."""
     if reply.error is not None:
         raise reply.error
     return reply.value

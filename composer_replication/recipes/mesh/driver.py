@@ -1,4 +1,4 @@
-"""The driver of one arm: it issues groups to generators, hands finished ones to the trainer, and keeps the ledger.
+"""The driver of one arm: it issues groups to generators, hands finished groups to the trainer, and keeps the ledger.
 
 The driver computes nothing and holds no weights. Whatever it decides is in the ledger before it is done, so it can be killed too.
 """
@@ -42,7 +42,7 @@ __all__ = ["Driver", "Roles"]
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What actors are built by; all take a port, then what `Driver` gives the classes named here."""
+    """The functions that build the actors. Each takes a port, then what `Driver` passes to the class named here."""
 
     generator: Build = Generator
     trainer: Build = Trainer
@@ -53,7 +53,7 @@ class Roles:
 
 @dataclass(slots=True)
 class _MeshMeter:
-    """Count an arm's groups in the ledger, where a group that an earlier driver got counts once, and all else beside it."""
+    """A meter of an arm's groups in the ledger, where groups of earlier drivers count once, and of everything outside it."""
 
     ledger: GroupLedger
     outside: RolloutMeter = field(default_factory=RolloutMeter)
@@ -82,7 +82,7 @@ class _MeshMeter:
 
 
 class Driver:
-    """Trains one arm on a mesh.
+    """The process that trains one arm on a mesh.
 
     Raises (`run`):
         ComposerError: as the local recipe, and BackendError for what the mesh has to say.
@@ -108,7 +108,7 @@ class Driver:
         self._recoveries: list[float] = []
 
     async def run(self) -> SummaryRow:
-        """Hire, train to the last step, and say what it took."""
+        """Start the actors, train to the last step, and return the arm's result."""
         try:
             await self.supervisor.hire(self._wanted())
             async with asyncio.TaskGroup() as group:
@@ -130,14 +130,14 @@ class Driver:
 
     def _wanted(self) -> dict[str, tuple[Build, Sequence[Any]]]:
         run = self.context.run_dir.path
-        boxes = _sandbox_pool(self.context, self.config)
+        pool = _sandbox_pool(self.context, self.config)
         actors: dict[str, tuple[Build, Sequence[Any]]] = {
             "trainer": (self.roles.trainer, (self.config, self.arm, run)),
-            "rewarder": (self.roles.rewarder, (boxes, run / "verdicts.jsonl")),
+            "rewarder": (self.roles.rewarder, (pool, run / "verdicts.jsonl")),
         }
         if wants_replay(self.config):
             actors["teachers"] = (self.roles.teachers, (self.config, self.arm, run))
-        actors |= dict.fromkeys(self._hosts, (self.roles.env, (boxes,)))
+        actors |= dict.fromkeys(self._hosts, (self.roles.env, (pool,)))
         return actors | dict.fromkeys(self._generators, (self.roles.generator, (self.config, self.arm)))
 
     async def _begin(self) -> None:
@@ -160,7 +160,7 @@ class Driver:
         self._ticket = await self._trainer(self.version, "publish")
 
     async def _prepare(self) -> None:
-        """Evaluate where the arm starts from and collect its pairs; generators sample for the first steps meanwhile."""
+        """Evaluate the starting policy and collect its pairs; generators sample for the first steps meanwhile."""
         if not self._resumed:
             start = await self._evaluate()
             await self._ask_cpu_s()
@@ -189,7 +189,7 @@ class Driver:
     # --- generators -------------------------------------------------------------------------------------------------------
 
     async def _keep_busy(self, name: str) -> None:
-        """Give a generator one order after the other, until cancelled; what it cannot finish goes to whoever is free."""
+        """Give a generator one order after the other, until cancelled; orders that it cannot finish go to another generator."""
         while True:
             job, ticket = await self._next_job()
             used = {n: await self.supervisor.get(n) for n in (name, "rewarder", *self._hosts)}
@@ -230,7 +230,7 @@ class Driver:
             self._changed.notify_all()
 
     async def _forget(self, order: str, hosts: Sequence[Handle]) -> None:
-        """End the episodes that a broken box, or a death, has left open."""
+        """End the episodes that a broken sandbox, or a death, has left open."""
         for host in hosts:
             try:
                 await self.supervisor.call(host, "forget", order)
@@ -238,7 +238,7 @@ class Driver:
                 continue  # and its episodes with it
 
     async def _sample(self, task_ids: Sequence[str], siblings: int, step: int) -> list[Group]:
-        """Groups outside training, in the tasks' order, by the present policy; before all practice."""
+        """Sample groups outside training with the present policy, before any training group; return them in the tasks' order."""
         async with self._changed:
             jobs = self.work.outside(task_ids, siblings, step)
             self._changed.notify_all()
@@ -278,7 +278,7 @@ class Driver:
             await self._save()
 
     async def _take(self, step: int) -> tuple[int, ...]:
-        """The groups of a step: those of the ledger where it was begun before, else the first that are there and fresh."""
+        """Return the numbers of a step's groups: those in the ledger if the step was begun before, else the first fresh ones."""
         ledger = self.ledger
         async with self._changed:
             while step not in ledger.trained:

@@ -1,4 +1,4 @@
-"""What can happen to an actor from outside. The errors can be pickled, and name the actor."""
+"""Errors of actors that die or stall. They can be pickled, and name the actor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ActorDiedError(BackendError):
-    """The process of an actor is gone; what it was doing has to be done again."""
+    """The process of an actor has ended; its work has to be done again."""
 
     def __init__(self, message: str, *, actor: str = "", fix: str | None = None) -> None:
         super().__init__(message, fix=fix)
@@ -23,15 +23,18 @@ class ActorDiedError(BackendError):
 
 
 class ActorStalledError(ActorDiedError):
-    """An actor does not get on: it counts as dead, and its process has to be ended."""
+    """An actor makes no progress: it counts as dead, and its process has to be ended."""
 
 
 class WeightsLostError(BackendError):
-    """A ticket's weights are gone: their trainer died, or has published twice since."""
+    """The weights of a handle are gone: their trainer died, or has published twice since."""
 
 
 async def in_time(work: Awaitable[T], stall_s: float, what: str, *, actor: str) -> T:
-    """What `work` gives. Raises ActorStalledError, which says that `what` was so, when it takes longer than `stall_s` seconds."""
+    """Return the result of `work`, if it comes within `stall_s` seconds.
+
+    Raises ActorStalledError otherwise; its message begins with `what`, a sentence such as "env-0 did not answer".
+    """
     limit = asyncio.timeout(stall_s)
     try:
         async with limit:

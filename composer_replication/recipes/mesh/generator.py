@@ -1,4 +1,4 @@
-"""The actor that samples: an engine of its own, weights of the version it is told, environments and grader in other actors."""
+"""The actor that samples: it holds an engine and weights of the requested version; environments and grader are other actors."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Order:
     """Groups that one generator samples together."""
 
     name: str
-    """Unique among the orders of an arm's attempts."""
+    """A name that is unique among the orders of an arm's attempts."""
     task_ids: tuple[str, ...]
-    """One group each, none twice."""
+    """Tasks to sample one group of, none twice."""
     siblings: int
     step: int
     """Names the draws: with task, sibling and turn it decides every one. -1 is an evaluation, -2 the frozen traces."""
 
 
 class Generator(Member):
-    """Samples one order at a time."""
+    """The actor that samples one order at a time."""
 
     role = "generator"
 
@@ -54,15 +54,15 @@ class Generator(Member):
         self.engine = TransformersEngine(model, tokenizer)
         self.renderer = ChatRenderer(tokenizer)
         self.version: int | None = None
-        """Of the loaded weights; None: those the run starts from, before any were fetched."""
+        """Version of the loaded weights; None for those that the run starts from, before any were fetched."""
 
     async def roll_out(self, order: Order, ticket: WeightHandle, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
-        """The order's groups, in its order, sampled by the ticket's weights.
+        """Return the order's groups, in its order, sampled with the ticket's weights.
 
         Raises:
             ActorDiedError: a host or the rewarder died; nothing of the order counts.
-            ActorStalledError: one of them, or with no name this generator, did not get on for `rollout.stall_s`; likewise.
-            WeightsLostError: the ticket's weights cannot be had any more.
+            ActorStalledError: one of them, or with no name this generator, made no progress for `rollout.stall_s`; likewise.
+            WeightsLostError: the ticket's weights are gone.
             ComposerError: as `collect_groups`.
         """
         rollout, loop, numbers = self.config.rollout, asyncio.get_running_loop(), count()
@@ -81,12 +81,7 @@ class Generator(Member):
                     make_env=make_env,
                     engine=self.engine,
                     renderer=self.renderer,
-                    budgets=Budgets(
-                        turn_tokens=rollout.turn_tokens,
-                        trajectory_tokens=rollout.trajectory_tokens,
-                        context_tokens=rollout.context_tokens,
-                        max_turns=rollout.max_turns,
-                    ),
+                    budgets=Budgets.of(rollout),
                     group_size=order.siblings,
                     seed=self.config.seed,
                     step=order.step,
@@ -100,7 +95,7 @@ class Generator(Member):
                 )
             )
 
-        # on a loop of its own: when it fails it waits for its threads, and they for answers that come over this one
+        # on a second event loop: when it fails it waits for its threads, and they for answers that come over this one
         try:
             return await asyncio.to_thread(collect)
         except StalledError as stalled:
@@ -118,62 +113,40 @@ class Generator(Member):
         self.version = ticket.version
 
 
+@dataclass(slots=True)
 class _RemoteEnv:
-    """An `Env` whose episode lives in a host. For threads beside the event loop `loop`.
+    """An `Env` whose episode runs in another actor. Its methods are called in threads other than that of `loop`."""
 
-    In `asked` are the names of those whose answers are awaited, oldest first.
-    """
-
-    def __init__(
-        self,
-        task_id: str,
-        episode: str,
-        host: Handle,
-        rewarder: Handle,
-        loop: asyncio.AbstractEventLoop,
-        asked: list[str],
-    ) -> None:
-        self._task_id = task_id
-        self._episode = episode
-        self._host = host
-        self._rewarder = rewarder
-        self._loop = loop
-        self._asked = asked
-        self._tools: tuple[ToolSchema, ...] = ()
-        self._done = False
-
-    @property
-    def task_id(self) -> str:
-        return self._task_id
-
-    @property
-    def tools(self) -> tuple[ToolSchema, ...]:
-        return self._tools
-
-    @property
-    def done(self) -> bool:
-        return self._done
+    task_id: str
+    episode: str
+    host: Handle
+    rewarder: Handle
+    loop: asyncio.AbstractEventLoop
+    asked: list[str]
+    """Names of the actors whose answers are awaited, oldest first."""
+    tools: tuple[ToolSchema, ...] = ()
+    done: bool = False
 
     def reset(self) -> tuple[Message, ...]:
-        messages, self._tools = self._ask(self._host, "reset", self._episode, self._task_id)
-        self._done = False
+        messages, self.tools = self._ask(self.host, "reset", self.episode, self.task_id)
+        self.done = False
         return tuple(messages)
 
     def step(self, call: ToolCall) -> ToolResult:
-        result, self._done = self._ask(self._host, "step", self._episode, call)
+        result, self.done = self._ask(self.host, "step", self.episode, call)
         assert isinstance(result, ToolResult)
         return result
 
     def grade(self) -> GradeReport:
-        submission = self._ask(self._host, "end", self._episode)
-        report = self._ask(self._rewarder, "grade", self._task_id, submission)
+        submission = self._ask(self.host, "end", self.episode)
+        report = self._ask(self.rewarder, "grade", self.task_id, submission)
         assert isinstance(report, GradeReport)
         return report
 
     def _ask(self, whom: Handle, method: str, *args: Any) -> Any:
         work: Coroutine[Any, Any, Any] = whom.call(method, *args)
-        self._asked.append(whom.name)
+        self.asked.append(whom.name)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return asyncio.run_coroutine_threadsafe(work, self.loop).result()
         finally:
-            self._asked.remove(whom.name)
+            self.asked.remove(whom.name)

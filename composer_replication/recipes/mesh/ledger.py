@@ -1,8 +1,8 @@
-"""Which groups were issued, finished, trained on or dropped, in a file that survives `kill -9` of every process.
+"""Records of which groups were issued, finished, trained on or dropped, in a file that survives `kill -9` of every process.
 
 Each change is one durable line of JSON before anything acts on it, and the trajectories of a finished group are on the disk
-before its line is. A step's groups are chosen once: whoever repeats the step, after the death of the trainer or of the driver,
-repeats it with them. So no group is trained on in two steps, or dropped after it was trained on, and none that is finished is
+before its line is. A step's groups are chosen once: a step that is repeated, after the death of the trainer or of the driver,
+trains on the same ones. So no group is trained on in two steps, or dropped after it was trained on, and none that is finished is
 sampled again.
 
     mesh/ARM/ledger.jsonl         {"event": "issued" | "finished" | "dropped" | "trained", ...}
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe import files
-from composer_replication.types import Group, to_json, trajectory_from_json
+from composer_replication.types import Group, group_from_json, to_json
 from composer_replication.types.errors import CheckpointError
 
 __all__ = ["GroupLedger"]
@@ -62,11 +62,11 @@ class GroupLedger:
         return sorted(self._unfinished)
 
     def issue(self, numbers: Iterable[int], version: int) -> None:
-        """Groups are about to be sampled by the policy of `version`, or by a later one; again, if they are unfinished."""
+        """Record that groups are to be sampled by the policy of `version` or a later one; unfinished ones may be repeated."""
         self._record({"event": "issued", "groups": list(numbers), "version": version})
 
     def finish(self, number: int, group: Group) -> None:
-        """A group came back whole. Raises ValueError when it had already."""
+        """Record that a group is complete. Raises ValueError when it was already."""
         self._check_unfinished(number)
         files.replace_file(self._file(number), json.dumps(to_json(group)).encode())
         version = min(t.policy_version for t in group.trajectories)
@@ -74,15 +74,15 @@ class GroupLedger:
         self._record({"event": "finished", "group": number, "version": version, **taken})
 
     def drop(self, numbers: Iterable[int], step: int) -> None:
-        """Finished groups were too old for `step`, and will never be trained on."""
+        """Record that finished groups were too old for `step` and will never be trained on."""
         self._record({"event": "dropped", "groups": list(numbers), "step": step})
 
     def take(self, step: int, numbers: Sequence[int]) -> None:
-        """The step trains on these groups, now and whenever it is repeated."""
+        """Record that the step trains on these groups, also when it is repeated."""
         self._record({"event": "trained", "step": step, "groups": list(numbers)})
 
     def read(self, numbers: Iterable[int]) -> list[Group]:
-        """Finished groups. Raises CheckpointError when a file is gone."""
+        """Return finished groups. Raises CheckpointError when a file is gone."""
         return [self._read(number) for number in numbers]
 
     def forget_before(self, step: int) -> None:
@@ -148,4 +148,4 @@ class GroupLedger:
             raise CheckpointError(
                 f"{path}: the trajectories of group {number} are gone", fix="give the new run another name"
             ) from error
-        return Group(**{**data, "trajectories": tuple(map(trajectory_from_json, data["trajectories"]))})
+        return group_from_json(data)

@@ -1,4 +1,4 @@
-"""What every actor of the mesh can do."""
+"""The interface that every actor of the mesh shares."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["Member"]
 
 
 class Member:
-    """An actor whose death or standstill is noticed, and whose CPU time is counted."""
+    """An actor whose death or stall is noticed, and whose CPU time is counted."""
 
     role: ClassVar[str] = ""
-    """Which of the run's it plays; empty for an actor of somebody else's."""
+    """The role of the actor in a run; empty for an actor of another program."""
 
     async def watch(self) -> None:
-        """Never returns: the pending call is how a death is noticed at once."""
+        """Block forever: the pending call reveals the death of the process at once."""
         await asyncio.Event().wait()
 
     async def pulse(self) -> None:
-        """Returns at once: a process that is stopped, or whose event loop hangs, does not."""
+        """Return at once, unless the process is stopped or its event loop hangs."""
 
     async def cpu_s(self) -> float:
-        """CPU-seconds of this process and those it has waited for, from its start on."""
+        """Return the CPU-seconds of this process and of the processes it has waited for."""
         return sum(os.times()[:4])

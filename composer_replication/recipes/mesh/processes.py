@@ -1,4 +1,4 @@
-"""Processes by number, not to be taken for a later one that has the same number."""
+"""Identities of processes that a later process with the same number cannot be mistaken for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "end", "is_gone", "watch"]
+__all__ = ["Process", "is_gone", "watch"]
 
 _ENDING_S = 10.0
 """The most that the kernel is given to end a process that it has killed."""
 
 
 class Process(NamedTuple):
-    """One process."""
+    """The identity of one process."""
 
     pid: int
     began: int
@@ -28,9 +28,10 @@ class Process(NamedTuple):
 
 
 def watch(process: Process) -> int | None:
-    """A descriptor that becomes readable when the process ends; None when it is on another machine.
+    """Open a descriptor that becomes readable when the process ends; return None for a process on another machine.
 
-    Raises ProcessLookupError when it has ended and was waited for.
+    Raises:
+        ProcessLookupError: it has ended, and its parent has collected its status.
     """
     if process.machine != _machine():
         return None
@@ -41,17 +42,11 @@ def watch(process: Process) -> int | None:
     return descriptor
 
 
-def is_gone(process: Process) -> bool:
-    """Return whether it has ended; one on another machine is never known to have."""
-    return _ended(process)
+def is_gone(process: Process, *, kill: bool = False) -> bool:
+    """Return whether a process has ended; one on another machine is never known to have.
 
-
-def end(process: Process) -> bool:
-    """Kill it, stopped or not, where it is on this machine. Whether it is gone; one on another machine is never known to be."""
-    return _ended(process, killed=True)
-
-
-def _ended(process: Process, *, killed: bool = False) -> bool:
+    With `kill`, kill it first where it is on this machine, stopped or not.
+    """
     try:
         descriptor = watch(process)
     except ProcessLookupError:
@@ -59,9 +54,9 @@ def _ended(process: Process, *, killed: bool = False) -> bool:
     if descriptor is None:
         return False
     try:
-        if killed:
+        if kill:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        return bool(select.select([descriptor], [], [], _ENDING_S if killed else 0)[0])  # it may not have been waited for
+        return bool(select.select([descriptor], [], [], _ENDING_S if kill else 0)[0])  # it may not have been waited for
     except ProcessLookupError:
         return True
     finally:
@@ -76,5 +71,5 @@ def _began(pid: int) -> int:
 
 
 def _machine() -> str:
-    """Equal for processes that know each other by number: the same boot, and no container between them."""
+    """Return a text that is equal for processes that can reach each other by number: same boot, no container between them."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,7 +1,7 @@
-"""What the mesh asks of a backend: processes that hold one object each, calls to them, and a way for weights.
+"""The interface of a backend of the mesh: processes that hold one object each, calls to them, and transfer of weights.
 
 An actor is a plain object. Its process builds it by `build(port, *args)`; its methods may be `async`, and run in the process's
-event loop; methods that are not are run in a thread of their own, one at a time. Async methods may overlap.
+event loop; the others run in a separate thread, one at a time. Async methods may overlap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Build", "Handle", "Mesh", "Port", "WeightHandle"]
 
 @dataclass(frozen=True, slots=True)
 class WeightHandle:
-    """Says where weights are; small, and can be passed through any process."""
+    """The place of published weights; it is small and can be passed through any process."""
 
     version: int
     """Optimizer steps behind them."""
@@ -29,7 +29,7 @@ class WeightHandle:
 
 
 class Port(Protocol):
-    """An actor's way to hand weights on. They go from process to process, never through the driver."""
+    """An actor's channel for weights. They travel from process to process, never through the driver."""
 
     async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
         """Copy the weights of actor `name` to where others can fetch them.
@@ -39,7 +39,7 @@ class Port(Protocol):
         ...
 
     async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
-        """The weights of a ticket, on the CPU, as they were when they were published: same names, shapes and types.
+        """Return the weights on the CPU as they were when they were published: same names, shapes and types.
 
         Raises:
             WeightsLostError: they are gone, or their publisher is.
@@ -52,7 +52,7 @@ Build = Callable[..., Any]
 
 
 class Handle(Protocol):
-    """One actor. May be passed as an argument of a call to another actor, which can call through it."""
+    """One actor. A handle may be passed to another actor, which can make calls through it."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Handle(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Number of its process."""
         ...
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -76,21 +76,21 @@ class Handle(Protocol):
         ...
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """As `call`, which gives the answer of the first of an actor's processes where it is several: those of all, by rank."""
+        """Call every process of the actor, and return the answers by rank; `call` returns that of the first."""
         ...
 
 
 class Mesh(Protocol):
-    """Where actors live."""
+    """A backend that runs actors."""
 
     async def spawn(self, name: str, build: Build, *args: Any) -> Handle:
-        """A new process that holds `build(port, *args)`; returns when it is built. Raises what `call` does."""
+        """Start a process that holds `build(port, *args)`, and return when it is built. Raises as `Handle.call`."""
         ...
 
     async def replace(self, handle: Handle) -> Handle:
-        """The same actor, built anew in a new process. The old process is ended first if it is not gone."""
+        """Build the actor again in a new process. The old process is ended first if it still runs."""
         ...
 
     async def close(self) -> None:
-        """End every process that was started. Twice is as good as once."""
+        """End every process that was started. Closing twice is harmless."""
         ...

@@ -30,7 +30,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPool:
-    """What runs in boxes, and how."""
+    """The tasks that run in sandboxes, and the settings of the sandboxes."""
 
     tasks: Mapping[str, Task]
     """By task id, as `pythons` and `limits` are."""
@@ -46,13 +46,13 @@ class SandboxPool:
 class _SandboxMember(Member):
     """An actor with a sandbox."""
 
-    def __init__(self, boxes: SandboxPool) -> None:
-        self.boxes = boxes
-        self.sandbox = open_sandbox(boxes.sandbox)
-        self._threads = ThreadPoolExecutor(boxes.workers, "box")
+    def __init__(self, pool: SandboxPool) -> None:
+        self.pool = pool
+        self.sandbox = open_sandbox(pool.sandbox)
+        self._threads = ThreadPoolExecutor(pool.workers, "box")
 
     async def cpu_s(self) -> float:
-        """Those in boxes too."""
+        """Return the CPU-seconds of this process and of the programs in its sandbox."""
         return await Member.cpu_s(self) + self.sandbox.cpu_s
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
@@ -60,55 +60,55 @@ class _SandboxMember(Member):
 
 
 class EnvHost(_SandboxMember):
-    """Episodes of coding tasks. One call at a time for each episode; episodes may overlap."""
+    """Episodes of coding tasks. Each episode takes one call at a time; episodes may overlap."""
 
     role = "env"
 
-    def __init__(self, port: Port, boxes: SandboxPool) -> None:  # noqa: ARG002  every actor is given one
-        super().__init__(boxes)
+    def __init__(self, port: Port, pool: SandboxPool) -> None:  # noqa: ARG002  every actor is given one
+        super().__init__(pool)
         self._runs = TestCache()
         self._episodes: dict[str, CodingEnv] = {}
 
     async def reset(self, episode: str, task_id: str) -> tuple[tuple[Message, ...], tuple[ToolSchema, ...]]:
-        """Begin an episode: opening messages and tools."""
+        """Begin an episode; return its opening messages and tools."""
         env = CodingEnv(
-            self.boxes.tasks[task_id],
+            self.pool.tasks[task_id],
             sandbox=self.sandbox,
-            python=self.boxes.pythons[task_id],
-            limits=self.boxes.limits[task_id],
+            python=self.pool.pythons[task_id],
+            limits=self.pool.limits[task_id],
             test_cache=self._runs,
-            toolset=self.boxes.toolset,
+            toolset=self.pool.toolset,
         )
         self._episodes[episode] = env
         return await self._in_thread(env.reset), env.tools
 
     async def step(self, episode: str, call: ToolCall) -> tuple[ToolResult, bool]:
-        """Carry out a tool call; and whether the agent has submitted. Raises SandboxError when the box broke."""
+        """Return the result of a tool call, and whether the agent has submitted. Raises SandboxError when the sandbox broke."""
         env = self._episodes[episode]
         return await self._in_thread(partial(env.step, call)), env.done
 
     async def end(self, episode: str) -> dict[str, bytes | None]:
-        """End an episode: what there is to grade, as `sandbox.grading.grade` takes it."""
+        """End an episode; return what there is to grade, as `sandbox.grading.grade` takes it."""
         return self._episodes.pop(episode).submission
 
     async def forget(self, order: str) -> None:
-        """End every episode of an order that nobody waits for."""
+        """End every episode of an order that was given up."""
         for episode in [name for name in self._episodes if name.startswith(f"{order}:")]:
             del self._episodes[episode]
 
 
 class Rewarder(_SandboxMember):
-    """Gives verdicts. An infrastructure fault is `Unscored`, never a zero."""
+    """The grader. An infrastructure fault is `Unscored`, never a zero."""
 
     role = "rewarder"
 
-    def __init__(self, port: Port, boxes: SandboxPool, verdicts: Path) -> None:  # noqa: ARG002  every actor is given one
-        super().__init__(boxes)
+    def __init__(self, port: Port, pool: SandboxPool, verdicts: Path) -> None:  # noqa: ARG002  every actor is given one
+        super().__init__(pool)
         self._verdicts = GradeCache(verdicts)
 
     async def grade(self, task_id: str, submission: Mapping[str, bytes | None]) -> GradeReport:
         """Grade what an episode left behind, in a fresh tree. Raises TaskError or StorageError, as `sandbox.grading.grade`."""
-        task = self.boxes.tasks[task_id]
-        arguments: dict[str, Any] = {"sandbox": self.sandbox, "python": self.boxes.pythons[task_id]}
-        arguments |= {"limits": self.boxes.limits[task_id], "cache": self._verdicts}
+        task = self.pool.tasks[task_id]
+        arguments: dict[str, Any] = {"sandbox": self.sandbox, "python": self.pool.pythons[task_id]}
+        arguments |= {"limits": self.pool.limits[task_id], "cache": self._verdicts}
         return await self._in_thread(partial(grade, task.spec, task.repo, submission, **arguments))

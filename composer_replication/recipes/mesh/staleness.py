@@ -1,4 +1,4 @@
-"""How old a trajectory may be when it is trained on.
+"""The age that a trajectory may have when it is trained on.
 
 The staleness of a group in a step is the number of optimizer steps between the weights that sampled it and those the step starts
 from: a group of policy version v that step s trains on (s = 1 is the first) has staleness s - 1 - v. It is never above
@@ -19,24 +19,24 @@ __all__ = ["StalenessRule"]
 
 @dataclass(frozen=True, slots=True)
 class StalenessRule:
-    """The rule, for one arm."""
+    """The limit on staleness for one arm."""
 
     groups: int
-    """Per step."""
+    """Groups per step."""
     steps: int
-    """Of the arm."""
+    """Optimizer steps of the arm."""
     max_staleness: int
 
     def limit(self, dropped: int, version: int) -> int:
-        """Groups with numbers below this may be issued while the policy has this version."""
+        """Return the number below which groups may be issued while the policy has this version."""
         return min(version + 1 + self.max_staleness, self.steps) * self.groups + dropped
 
     def too_old(self, waiting: Mapping[int, int], step: int) -> list[int]:
-        """The numbers of finished groups (number -> policy version) that this step and those after it may not train on."""
+        """Return the numbers of finished groups (number -> policy version) that are too old for this step and all later ones."""
         return sorted(number for number, version in waiting.items() if step - 1 - version > self.max_staleness)
 
     def choose(self, waiting: Mapping[int, int], step: int) -> list[int] | None:
-        """The groups that the step trains on, oldest policy first, then in the order of issue; None while they are too few."""
+        """Return the groups that the step trains on: oldest policy first, then in order of issue. None while they are too few."""
         old = set(self.too_old(waiting, step))
         order = sorted((version, number) for number, version in waiting.items() if number not in old)
         return sorted(number for _, number in order[: self.groups]) if len(order) >= self.groups else None

@@ -1,4 +1,4 @@
-"""The actors of a run and their supervision: whoever dies or stands still is replaced, also while it is idle."""
+"""The actors of a run and their supervision: an actor that dies or stalls is replaced, even while it is idle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_DEATHS = 5
 
 @dataclass(slots=True)
 class Supervisor:
-    """Hires actors and keeps their present handles.
+    """The actors of a run and their present handles.
 
     Raises (all methods that wait):
         BackendError: an actor dies again and again, or cannot be built any more.
@@ -29,18 +29,18 @@ class Supervisor:
 
     mesh: Mesh
     on_replaced: Callable[[ActorDiedError, float], None]
-    """Told of a death, and the seconds from its notice until the successor was built."""
+    """Called after a replacement with the death, and the seconds from its notice until the successor was built."""
     stall_s: float
-    """Seconds after which who does not answer counts as dead: a process that is stopped, a call that does not return."""
+    """Seconds after which an actor that does not answer counts as dead: its process is stopped, or a call does not return."""
     handles: dict[str, Handle] = field(default_factory=dict)
     replaced: Counter[str] = field(default_factory=Counter)
     """Replacements by name."""
     gone: set[str] = field(default_factory=set)
-    """Who is dead and not yet replaced."""
+    """Names of actors that are dead and not yet replaced."""
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _deaths: Counter[str] = field(default_factory=Counter)
     _stalled: dict[str, ActorStalledError] = field(default_factory=dict)
-    """Who was found to stand still and is not yet replaced."""
+    """Actors that were reported as stalled and are not yet replaced."""
     _cpu: dict[tuple[str, int], float] = field(default_factory=dict)
 
     async def hire(self, actors: Mapping[str, tuple[Build, Sequence[Any]]]) -> None:
@@ -50,26 +50,25 @@ class Supervisor:
                 group.create_task(self._hire(name, build, args))
 
     async def look_after(self) -> None:
-        """Replace who dies or stands still, until cancelled."""
+        """Replace actors that die or stall, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for name in self.handles:
                 group.create_task(self._watch(name))
 
     async def get(self, name: str) -> Handle:
-        """The living actor of this name; waits while it is being replaced."""
+        """Return the living actor of this name; wait while it is being replaced."""
         async with self._changed:
             await self._changed.wait_for(lambda: name not in self.gone)
             return self.handles[name]
 
     async def call(self, handle: Handle, method: str, *args: Any) -> Any:
-        """As `Handle.call`. Raises ActorStalledError too, after `stall_s`."""
+        """Call an actor as `Handle.call` does, for at most `stall_s` seconds. Raises ActorStalledError after that."""
         return await in_time(
             handle.call(method, *args), self.stall_s, f"{handle.name} did not finish `{method}`", actor=handle.name
         )
 
     async def successor(self, dead: ActorDiedError, used: Mapping[str, Handle]) -> None:
-        """Wait until the actor that a call has found dead or standing still is not the one that was `used` any more. Raises the
-        error when it names none of them."""
+        """Wait until the actor that a call found dead or stalled is replaced. Raises the error when it names none of `used`."""
         if dead.actor not in used:
             raise dead
         async with self._changed:
@@ -79,11 +78,11 @@ class Supervisor:
             await self._changed.wait_for(lambda: self.handles[dead.actor] is not used[dead.actor])
 
     def progress(self) -> None:
-        """A step was taken: whoever died until now has been worth replacing."""
+        """Note that a step was taken, and forget the deaths before it."""
         self._deaths.clear()
 
     async def cpu_s(self) -> float:
-        """CPU-seconds of all actors, the dead ones as far as they were asked."""
+        """Return the CPU-seconds of all actors, those of dead ones as last reported."""
         await asyncio.gather(*(self._ask_cpu(name) for name in self.handles))
         return sum(self._cpu.values())
 
@@ -100,7 +99,7 @@ class Supervisor:
                 await self._replace(name, dead)
 
     async def _until_dead(self, handle: Handle) -> None:
-        """Raises ActorDiedError when it has died, does not answer, or was found to stand still."""
+        """Wait until the actor dies, does not answer or is reported as stalled. Raises ActorDiedError then."""
         ways = [asyncio.ensure_future(way) for way in (handle.call("watch"), self._feel(handle), self._told(handle.name))]
         try:
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -131,8 +130,8 @@ class Supervisor:
                     fix=dead.fix or "see whether memory runs out on its machine; then continue with --resume",
                 ) from dead
             try:
-                anew = self.mesh.replace(self.handles[name])
-                successor = await in_time(anew, self.stall_s, f"{name} was not built anew", actor=name)
+                replacing = self.mesh.replace(self.handles[name])
+                successor = await in_time(replacing, self.stall_s, f"{name} was not built again", actor=name)
                 break
             except ActorDiedError as error:
                 dead = error

@@ -1,11 +1,10 @@
-"""The actors that learn and that ask teachers: the trainer, which owns the policy, and the pool of teachers."""
+"""The trainer, which owns the policy, and the actor that asks teachers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +26,9 @@ from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandl
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.checkpoint import restore, trained_on
-from composer_replication.trainer.hint_filter import only_useful
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, pairs_of_step, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.signals import SignalMaker
-from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types import Group, Hint, Pair, Trajectory
 
 __all__ = ["Stepped", "TeacherActor", "Trainer"]
@@ -41,7 +36,7 @@ __all__ = ["Stepped", "TeacherActor", "Trainer"]
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What one optimizer step did."""
+    """The result of one optimizer step."""
 
     metrics: Mapping[str, float]
     off: Mapping[str, str]
@@ -51,7 +46,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedStep:
-    """What a step trains on, and what there is to say of it."""
+    """The batch of a step, and the metrics and hints that go with it."""
 
     batch: Batch
     metrics: Mapping[str, float]
@@ -60,7 +55,7 @@ class _PreparedStep:
 
 
 class Trainer(Member):
-    """Owns the policy of an arm. It is built from the arm's newest checkpoint, where there is one.
+    """The actor that owns the policy of an arm. It is built from the arm's newest checkpoint, if there is one.
 
     It may be several processes that torch.distributed knows as one group, each with the whole policy (DDP) and all of which are
     called at once. They share a step's micro-batches; the first alone makes the batch, scores pairs and writes.
@@ -81,38 +76,29 @@ class Trainer(Member):
         self.context = _open_context(config, run, Terminal(Console(quiet=True)))
         self.arm = arm
         model, tokenizer = load_policy(config.model)
-        pairs = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self._made_of = fingerprint(model, [*self.context.train, *self.context.held_out], pairs) | prm_digest(config)
+        self._made_of = self.context.fingerprint(config, model)
         self.learner = Learner(model, config, LogprobCache(self.context.run_dir.ckpt_path / "reference.sqlite"))
-        renderer = ChatRenderer(tokenizer)
-        self.signals = SignalMaker(
-            config=config,
-            sources=self.context.hint_sources(config),
-            renderer=renderer,
-            context_window=TransformersEngine(self.learner.policy, tokenizer).context_window,
-            kl=self.learner.kl_to_reference,
-            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
-            useful=partial(only_useful, learner=self.learner),
-        )
+        window = TransformersEngine(self.learner.policy, tokenizer).context_window
+        self.signals = self.context.signal_maker(config, ChatRenderer(tokenizer), window, self.learner)
         self._pairs: list[Pair] | None = None
         self._first = self.learner.accelerator.is_main_process
         self._resumed = restore(self._folder, self.learner, fingerprint=self._made_of, pairs=pairs_digest(self.context, arm))
         self._keep_weights()
 
     async def at(self) -> int:
-        """Optimizer steps taken."""
+        """Return the number of optimizer steps taken."""
         return self.learner.version
 
     async def resumed(self) -> dict[str, Any] | None:
-        """The loop's state in the checkpoint that it was built from; None when there was none."""
+        """Return the loop's state in the checkpoint that the trainer was built from; None when there was none."""
         return self._resumed
 
     async def fallbacks(self) -> dict[str, str]:
-        """What the policy cannot be spared in an update, and why."""
+        """Return the slow paths that the policy has to take in an update, and why."""
         return dict(self.learner.fallbacks)
 
     async def tokenizer(self) -> tuple[PreTrainedTokenizerBase, int]:
-        """The policy's, and its context window."""
+        """Return the policy's tokenizer and its context window."""
         return self.signals.renderer.tokenizer, self.signals.context_window
 
     def step(self, step: int, groups: Sequence[Group]) -> Stepped:
@@ -125,27 +111,27 @@ class Trainer(Member):
         return Stepped({**made.metrics, **result.metrics}, {**result.off, **made.off}, made.hints)
 
     async def publish(self) -> WeightHandle:
-        """Make the weights of the last finished step available to the generators, also while another step goes on."""
+        """Make the weights of the last finished step available to the generators, also during another step."""
         version, weights = self._weights
         return await self.port.publish("trainer", version, weights)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """A checkpoint: all that the next step depends on, and the driver's `state`. Raises StorageError."""
+        """Write a checkpoint: everything that the next step depends on, and the driver's `state`. Raises StorageError."""
         if not self._first:
             return
         kept = {**state, **trained_on(self._made_of, pairs_digest(self.context, self.arm))}
         save_checkpoint(self._folder, self.learner.version, self.learner, self.signals.renderer.tokenizer, kept)
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        """As `Learner.with_reference_logprobs`."""
-        return self.learner.with_reference_logprobs(pairs) if self._first else []
+        """Score as `PolicyScorer.with_reference_logprobs`."""
+        return self.learner.scorer.with_reference_logprobs(pairs) if self._first else []
 
     def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-        """As `Learner.action_entropies`."""
-        return self.learner.action_entropies(trajectories) if self._first else {}
+        """Read as `PolicyScorer.action_entropies`."""
+        return self.learner.scorer.action_entropies(trajectories) if self._first else {}
 
     def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
-        """Teachers may be asked for it, so one process makes it for all."""
+        """Make the batch of a step. It may ask teachers, so one rank makes it for all."""
         signals = self.signals.make(step, groups)
         pairs = self._pairs_of_run()
         taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
@@ -167,7 +153,7 @@ class Trainer(Member):
 
 
 def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy on the CPU in which tied weights are one tensor, as a `Port` sends them."""
+    """Copy weights to the CPU; tied weights stay one tensor, as a `Port` sends them."""
     copies: dict[tuple[Any, ...], Tensor] = {}
     copied = {}
     for name, tensor in state.items():
@@ -179,7 +165,7 @@ def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class TeacherActor(Member):
-    """Turns frozen traces into preference pairs: asks the teachers, compares, verifies. Generators sample meanwhile."""
+    """The actor that turns frozen traces into preference pairs: it asks the teachers, compares and verifies."""
 
     role = "teachers"
 
@@ -190,7 +176,7 @@ class TeacherActor(Member):
         self.context = _open_context(config, run, Terminal(Console(quiet=True), on_event=self._heard))
 
     async def collect(self, traces: Sequence[Group], trainer: Handle) -> list[str]:
-        """Keep the run's pairs where the trainer finds them; what there is to say about them.
+        """Store the run's pairs where the trainer finds them, and return notes about them.
 
         Answers that were paid for are in the run's ledger, so that a repeated call does not pay again.
 
@@ -215,7 +201,7 @@ class TeacherActor(Member):
 
 @dataclass(frozen=True)
 class _Recorded:
-    """Traces that are there already."""
+    """Traces that were recorded before."""
 
     arm: str
     renderer: ChatRenderer
@@ -231,7 +217,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _LearnerScorer:
-    """Score pairs and traces with the trainer's policy, from a thread beside the event loop."""
+    """A scorer that asks the trainer's policy, from a thread other than that of the event loop."""
 
     trainer: Handle
     loop: asyncio.AbstractEventLoop

@@ -1,4 +1,4 @@
-"""What generators are to do: new groups as far as the bound on staleness lets them be issued, and what is asked for besides."""
+"""The work of generators: new groups, as far as the limit on staleness allows, and evaluations and traces when they are due."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["Job", "Work"]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """An order on its way."""
+    """An order that was handed out or waits to be."""
 
     order: Order
     numbers: tuple[int, ...] = ()
-    """Of its groups in the ledger; empty for an evaluation and for traces."""
+    """Numbers of its groups in the ledger; empty for an evaluation and for traces."""
     result: asyncio.Future[list[Group]] | None = None
-    """Of those."""
+    """The groups of an evaluation or of traces; None for training."""
 
 
 class Work:
-    """The orders of one arm. What is issued is in the ledger before it is handed out."""
+    """The orders of one arm. Every order is in the ledger before it is handed out."""
 
     def __init__(self, config: RunConfig, tasks: Sequence[Task], ledger: GroupLedger) -> None:
         self.config, self.ledger = config, ledger
@@ -41,7 +41,7 @@ class Work:
         self._named = 0
 
     def pick(self, version: int) -> Job | None:
-        """The next thing to do while the policy has this version; None when it has to change first."""
+        """Return the next order for the policy of this version; None when a newer version is needed first."""
         limit = self.pace.limit(len(self.ledger.dropped), version)
         for job in self._urgent:
             if not job.numbers or job.numbers[-1] < limit:
@@ -51,24 +51,24 @@ class Work:
             return None
         numbers = self._in_orders(range(self.ledger.next, limit))[0]
         self.ledger.issue(numbers, version)
-        return Job(self._practice(numbers), numbers)
+        return Job(self._training_order(numbers), numbers)
 
     def again(self, job: Job, version: int) -> None:
-        """Nothing of a job counts: it is the next thing to do."""
+        """Put a failed job first in the queue; none of its groups count."""
         if job.numbers:
             self.ledger.issue(job.numbers, version)
         job.order = self._order(job.order.task_ids, job.order.siblings, job.order.step)
         self._urgent.appendleft(job)
 
     def resume(self, version: int) -> None:
-        """What an earlier driver had issued and never got is the next thing to do."""
+        """Queue the groups that an earlier driver had issued and never received."""
         lost = self.ledger.unfinished
         if lost:
             self.ledger.issue(lost, version)
-        self._urgent.extend(Job(self._practice(numbers), numbers) for numbers in self._in_orders(lost))
+        self._urgent.extend(Job(self._training_order(numbers), numbers) for numbers in self._in_orders(lost))
 
     def outside(self, task_ids: Sequence[str], siblings: int, step: int) -> list[Job]:
-        """Groups that are not trained on, before all practice, in the tasks' order."""
+        """Queue groups that are not trained on, before all training groups, and return their jobs in the tasks' order."""
         share = math.ceil(len(task_ids) / self.config.substrate.generators)
         jobs = []
         for start in range(0, len(task_ids), share):
@@ -78,7 +78,7 @@ class Work:
         return jobs
 
     def _in_orders(self, numbers: Iterable[int]) -> list[tuple[int, ...]]:
-        """Groups of one step of issue together, an equal share for every generator."""
+        """Return the groups of one step together, in equal shares for the generators."""
         groups = self.pace.groups
         share = math.ceil(groups / self.config.substrate.generators)
         orders: list[tuple[int, ...]] = []
@@ -89,7 +89,7 @@ class Work:
                 orders.append((number,))
         return orders
 
-    def _practice(self, numbers: tuple[int, ...]) -> Order:
+    def _training_order(self, numbers: tuple[int, ...]) -> Order:
         step = numbers[0] // self.pace.groups + 1
         tasks = choose_tasks(self._tasks, self.config.seed, step, self.pace.groups)
         names = tuple(tasks[number % self.pace.groups].spec.task_id for number in numbers)

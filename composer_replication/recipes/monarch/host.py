@@ -23,20 +23,20 @@ __all__ = ["Host"]
 
 
 class Host(Actor):
-    """Builds an object in its process and runs the methods that are called.
+    """A Monarch actor that builds an object in its process and runs the methods that are called.
 
-    Monarch lets an actor do one thing at a time, so every endpoint here only begins something; the answer, a `CallResult`, comes
+    Monarch lets an actor do one thing at a time, so every endpoint only starts its work; the answer, a `CallResult`, comes
     when it is done.
 
     Args:
-        modules: folders that the objects' modules may be imported from besides.
+        modules: additional folders to import the objects' modules from.
     """
 
     backend: ClassVar[str] = "monarch"
     role: ClassVar[str] = ""
-    """Of the object; empty for any."""
+    """Role of the object; empty for any object."""
     endpoints: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The object's methods that have an endpoint of their own -> its name; `run` does for the others."""
+    """Method of the object -> name of its endpoint; methods without an entry are called through `run`."""
 
     def __init__(self, name: str, modules: Sequence[str]) -> None:
         sys.path += [folder for folder in modules if folder not in sys.path]  # before anything of theirs is unpickled
@@ -60,12 +60,12 @@ class Host(Actor):
 
     @endpoint
     async def process(self) -> Process:
-        """Where it all happens."""
+        """Return the identity of this process."""
         return Process.this()
 
     @endpoint
     async def holds(self, slot: int, stamp: int) -> bool:
-        """`MonarchPort.holds`."""
+        """Return `MonarchPort.holds`."""
         return self._port is not None and self._port.holds(slot, stamp)
 
     @endpoint
@@ -74,7 +74,7 @@ class Host(Actor):
         os._exit(1)
 
     def _handle_undeliverable_message(self, _message: Any) -> bool:
-        """Whoever asked is gone: that is no failure of this actor, as Monarch would have it."""
+        """Ignore an answer whose caller is gone; Monarch would count it as a failure of this actor."""
         return True
 
     def _run(self, reply: Port, method: str, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is used of torchmonarch, or one error that says how to install it."""
+"""The names used of torchmonarch, or one error that says how to install it."""
 
 from __future__ import annotations
 

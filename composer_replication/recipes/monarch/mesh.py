@@ -1,4 +1,4 @@
-"""`Mesh` on Monarch: every actor in a process of its own, or in several that train as one."""
+"""`Mesh` on Monarch: every actor in one process, or in several that train as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from composer_replication.recipes.mesh.actor_shell import CallResult, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError
-from composer_replication.recipes.mesh.processes import Process, end, is_gone
+from composer_replication.recipes.mesh.processes import Process, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle
 from composer_replication.recipes.monarch.actors import actor_for
 from composer_replication.recipes.monarch.host import Host
@@ -44,7 +44,7 @@ _ECHO_S, _ECHO_LOOKS = 1.0, 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MonarchHandle:
-    """`Handle` of an actor: one process, or the ranks of a group, of which the first one answers."""
+    """A `Handle` of an actor: one process, or the ranks of a group, of which the first one answers."""
 
     name: str
     processes: tuple[Process, ...]
@@ -52,36 +52,36 @@ class MonarchHandle:
     hosts: Any
     """The Monarch actors, one a rank."""
     number: int
-    """In its mesh."""
+    """Its number in the mesh."""
     actor: type[Host]
-    """Their class."""
+    """Class of the Monarch actors."""
 
     @property
     def pid(self) -> int:
-        """Of the process that answers."""
+        """Number of the process that answers."""
         return self.processes[0].pid
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of all its processes, by rank."""
+        """Numbers of all its processes, by rank."""
         return tuple(process.pid for process in self.processes)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """As `Handle.call`; of a group every rank runs the method.
+        """Call a method on every rank, and return the first rank's answer; see `Handle.call`.
 
         When some ranks fail and others are then kept waiting, the whole group is ended: it would never meet again.
         """
         return (await self.call_all(method, *args))[0]
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
-        """As `Handle.call_all`."""
+        """Call a method on every rank, and return the answers by rank."""
         own = self.actor.endpoints.get(method)
-        order, letter = (own, args) if own else ("run", (method, args))
-        return await at_home(_ask(self, order, [letter] * len(self.processes)))
+        order, arguments = (own, args) if own else ("run", (method, args))
+        return await at_home(_ask(self, order, [arguments] * len(self.processes)))
 
 
 class MonarchMesh:
-    """`Mesh` on the machine it is made on, or on `hosts`.
+    """A `Mesh` on the machine it is made on, or on `hosts`.
 
     Args:
         ranks: how many processes an actor of that name is; one unless given. They find the environment of `torchrun`
@@ -115,16 +115,18 @@ class MonarchMesh:
         return str(get_rdma_backend())
 
     async def spawn(self, name: str, build: Build, *args: Any) -> MonarchHandle:
-        """As `Mesh.spawn`."""
+        """Start an actor; see `Mesh.spawn`."""
         return await self._start(name, next(self._next), build, args)
 
     async def replace(self, handle: Handle) -> MonarchHandle:
-        """As `Mesh.replace`. May be tried again when it fails."""
+        """Replace an actor; see `Mesh.replace`. A failed call may be repeated."""
         assert isinstance(handle, MonarchHandle)
         old = self._spawned.get(handle.number)
         if old is None:
             raise BackendError(f"this mesh has no such actor {handle.name}, or has replaced it already")
-        killed = [end(process) for process in old.processes]  # Monarch asks first, and waits 20 s for one that is stopped
+        killed = [
+            is_gone(process, kill=True) for process in old.processes
+        ]  # Monarch asks first, and waits 20 s for one that is stopped
         ending = asyncio.ensure_future(old.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -135,7 +137,7 @@ class MonarchMesh:
         return successor
 
     async def close(self) -> None:
-        """As `Mesh.close`."""
+        """End every actor; see `Mesh.close`."""
         spawned, self._spawned = list(self._spawned.values()), {}
         self._closed = True
         await asyncio.gather(*self._ending, *(one.end() for one in spawned))
@@ -162,7 +164,7 @@ class MonarchMesh:
         return handle
 
     async def _meeting(self, procs: Any) -> dict[str, str]:
-        """Give the processes the environment of torchrun; what else they need."""
+        """Give the processes the environment of torchrun, and return the other variables that they need."""
         spmd = procs.spawn("torchrun", SPMDActor)
         _, port = await spmd.slice(ranks=0).get_host_port.call_one(None)
         await spmd.setup_env.call(self._master, port)
@@ -171,7 +173,7 @@ class MonarchMesh:
 
 @dataclass(slots=True)
 class _Spawned:
-    """What is needed to end an actor, and to make it again."""
+    """The facts needed to end an actor and to start it again."""
 
     procs: Any
     machine: int
@@ -180,21 +182,21 @@ class _Spawned:
     processes: tuple[Process, ...] = ()
 
     async def end(self) -> None:
-        """End its processes, if they are there still. Monarch asks first and kills those that do not go."""
+        """End its processes if they still run. Monarch asks first and kills those that do not exit."""
         try:
             await self.procs.stop()
         except (SupervisionError, ActorError) as error:
             _log.debug("processes that were gone were to be ended: %s", error)
 
 
-async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What the ranks answer to an order, each to a letter of its own.
+async def _ask(handle: MonarchHandle, order: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Call an endpoint on every rank, each with its own arguments, and return the answers.
 
     Raises:
         ActorDiedError: one of the processes is gone.
         ComposerError: one of them raised it; of several that did, the first by rank.
     """
-    asked = [asyncio.ensure_future(_ask_one(handle, rank, order, letter)) for rank, letter in enumerate(letters)]
+    asked = [asyncio.ensure_future(_ask_one(handle, rank, order, given)) for rank, given in enumerate(arguments)]
     try:
         _, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:
@@ -215,14 +217,17 @@ async def _ask(handle: MonarchHandle, order: str, letters: Sequence[tuple[Any, .
 
 
 async def _failure(handle: MonarchHandle, failed: Sequence[BaseException]) -> BaseException:
-    """What ranks failed of: a death where there is one, else the error of the first."""
+    """Return the error to raise for failed ranks: a death where there is one, else the error of the first."""
     deaths = [error for error in failed if isinstance(error, ActorDiedError)]
     return deaths[0] if deaths else await _death_behind(handle) or failed[0]
 
 
 async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
-    """The death of a rank that had answered already, of which the error of another may be the echo: its connections break
-    a moment before the kernel tells that it has ended."""
+    """Return the death of a rank that may have caused the error of another one, or None.
+
+    When a rank dies after it has answered, the connections of the others break a moment before the kernel reports the death:
+    their errors are only an echo of it.
+    """
     for _ in range(_ECHO_LOOKS if len(handle.processes) > 1 else 0):
         for process in handle.processes:
             if is_gone(process):
@@ -231,10 +236,10 @@ async def _death_behind(handle: MonarchHandle) -> ActorDiedError | None:
     return None
 
 
-async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[Any, ...]) -> Any:
+async def _ask_one(handle: MonarchHandle, rank: int, order: str, arguments: tuple[Any, ...]) -> Any:
     host = handle.hosts.slice(ranks=rank)
     try:
-        reply: CallResult = await answer(handle.processes[rank], getattr(host, order).call_one(*letter))
+        reply: CallResult = await answer(handle.processes[rank], getattr(host, order).call_one(*arguments))
     except ProcessLookupError as error:
         raise ActorDiedError(f"the process of {handle.name} is gone: {error}", actor=handle.name) from error
     except ActorError as error:
@@ -243,7 +248,7 @@ async def _ask_one(handle: MonarchHandle, rank: int, order: str, letter: tuple[A
 
 
 def _survive_deaths() -> None:
-    """Let this process outlive its actors; Monarch's own hook ends it. One that somebody else has put there stays."""
+    """Let this process outlive its actors; Monarch's own hook ends it. A hook set by other code stays."""
     if hooks.unhandled_fault_hook.__module__.partition(".")[0] == "monarch":
         hooks.unhandled_fault_hook = _note
 
@@ -253,5 +258,5 @@ def _note(failure: MeshFailure) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name that Monarch takes."""
+    """Return a name that Monarch accepts."""
     return re.sub(r"\W", "_", name)

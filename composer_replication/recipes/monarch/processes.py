@@ -1,4 +1,4 @@
-"""Processes that may die while an answer of theirs is awaited.
+"""Calls to processes that may die before they answer.
 
 Monarch asks every process in turn how it is, and one that dies while it is being asked is missed for half a minute. The kernel
 tells at once, of a process on this machine.
@@ -24,18 +24,20 @@ _home: list[contextvars.Context] = []
 
 
 def settle() -> None:
-    """Make the present context, which knows the actor, the one of all that this process asks of others."""
+    """Make the present context, which knows the actor, the context of every call from this process to others."""
     _home[:] = [contextvars.copy_context()]
 
 
 async def at_home(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives in the context of this process's actor: in another one, such as that of a thread of the actor's own
-    making, Monarch would begin a second life as a driver."""
+    """Run `work` in the context of this process's actor, and return its result.
+
+    In another context, such as that of a thread that the actor has started, Monarch would treat the process as a driver.
+    """
     return await asyncio.get_running_loop().create_task(work, context=_home[0].copy() if _home else None)
 
 
 async def answer(process: Process, future: Any) -> Any:
-    """What a call to the process gives. Raises ProcessLookupError when it is gone."""
+    """Return the result of a call to a process. Raises ProcessLookupError when the process is gone."""
     asked = asyncio.ensure_future(_awaited(future))
     try:
         descriptor = watch(process)

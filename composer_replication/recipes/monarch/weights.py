@@ -1,4 +1,4 @@
-"""Weights that others fetch out of a process's memory: by RDMA, or Monarch's own TCP where there is none."""
+"""Weights that other processes fetch from a process's memory: by RDMA, or by Monarch's TCP transport where there is none."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SLOTS = 2
 """The present publication and the one before it."""
 ALIGNMENT = 64
 _LOOK_S = 1.0
-"""How often a fetch that goes on looks whether there is still something to fetch."""
+"""Seconds between two checks of a fetch in progress that its publication still exists."""
 _READ_S = 24 * 3600
 """Monarch ends a read after a minute unless told otherwise; the looks above end one that has lost its other side."""
 
 
 class TensorSlot(NamedTuple):
-    """Where a tensor stands in the bytes of a publication."""
+    """The place of a tensor in the bytes of a publication."""
 
     name: str
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class TensorSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightLocation:
-    """What a ticket says besides version and publisher."""
+    """The part of a weight handle that is Monarch's own."""
 
     host: Any
     """The publisher's actor."""
@@ -60,7 +60,7 @@ class WeightLocation:
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory that others read, and the number of what stands in it."""
+    """Memory that other processes read, and the number of the publication in it."""
 
     stamp: int = 0
     flat: Tensor | None = None
@@ -68,11 +68,11 @@ class _Slot:
 
 
 class MonarchPort:
-    """`Port` of an actor in this process; `host` is the actor as others reach it.
+    """The `Port` of an actor in this process; `host` is the actor as other processes reach it.
 
-    Publications take turns in two pieces of memory, so nothing is registered anew. A publication that is being overwritten is
+    Publications take turns in two pieces of memory, so no memory is registered again. A publication that is being overwritten is
     never taken for whole: its stamp is withdrawn before the first byte changes, and a fetch asks for the stamp after the last
-    byte has come. Of the ranks of a group only the first one publishes; the tickets of the others say nothing.
+    byte has come. Of the ranks of a group only the first one publishes; the handles of the others are empty.
     """
 
     def __init__(self, host: Any, rank: int) -> None:
@@ -83,7 +83,7 @@ class MonarchPort:
         self._published = 0
 
     async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
-        """As `Port.publish`; the weights must not change meanwhile.
+        """Publish weights; see `Port.publish`. The weights must not change meanwhile.
 
         Raises:
             BackendError: Monarch has neither RDMA nor its TCP transport here.
@@ -97,7 +97,7 @@ class MonarchPort:
         return self._slots[slot].stamp == stamp
 
     async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
-        """As `Port.fetch`."""
+        """Fetch weights; see `Port.fetch`."""
         return await at_home(self._fetch(ticket))
 
     async def _fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
@@ -135,7 +135,7 @@ class MonarchPort:
         number = self._published % SLOTS
         self._published += 1
         slot = self._slots[number]
-        slot.stamp = 0  # from here on, whoever reads it will be told
+        slot.stamp = 0  # from here on, a reader is told that it is gone
         if slot.flat is None or slot.flat.numel() != size:
             slot.flat = _memory(entries)
             slot.buffer = _shared(slot.flat)
@@ -150,7 +150,7 @@ async def _awaited(future: Any) -> Any:
 
 
 def _entries(weights: Mapping[str, Tensor]) -> list[TensorSlot]:
-    """A layout in which tied tensors stand once."""
+    """Return a layout in which tied tensors appear once."""
     entries: list[TensorSlot] = []
     known: dict[tuple[Any, ...], tuple[int, int]] = {}
     end = 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
 from composer_replication.policy_gradient import group_advantages, has_signal
-from composer_replication.recipes.prime_rl.scoring import Hints, Pairs, Score, hints_of, shared_pairs
+from composer_replication.recipes.prime_rl.scoring import Pairs, Score, hint_maker, select_hints, shared_pairs
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, needs_frozen, read_run_file
 from composer_replication.recipes.prime_rl.traces import trajectory_of
+from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import HintedTurn, Trajectory
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
@@ -55,7 +57,7 @@ def register() -> None:
 
 @cache
 def algorithm_class() -> type:
-    """`ComposerAlgorithm`, a subclass of PRIME-RL's `GRPOAlgorithm`.
+    """Return `ComposerAlgorithm`, a subclass of PRIME-RL's `GRPOAlgorithm`.
 
     Raises:
         MissingExtraError: PRIME-RL cannot be imported.
@@ -73,7 +75,7 @@ def algorithm_class() -> type:
         raise ConfigError("this PRIME-RL hands its algorithms no rollouts (finalize_rollout)", fix="use its release v0.8.0")
 
     class ComposerAlgorithm(_Channels, GRPOAlgorithm):
-        """GRPO with hints at error turns and preference pairs; options come from the run file in the environment."""
+        """GRPO with hints at error turns and preference pairs; its options come from the run file in the environment."""
 
         trainable_branches = staticmethod(iter_trainable_branches)
 
@@ -92,7 +94,7 @@ def algorithm_class() -> type:
 
 
 class _Channels:
-    """What is ours of the class."""
+    """The part of `ComposerAlgorithm` that needs no import of PRIME-RL."""
 
     policy_pool: Any
     run_config: RunConfig
@@ -102,19 +104,21 @@ class _Channels:
     stock_credit: Callable[[list[Any]], Awaitable[None]]
     """Reward minus the group's mean, less PRIME-RL's penalty on length where it is asked for one."""
     length_penalty: Any
-    hints: Hints | None = None
+    hints: SignalMaker | None = None
     pairs: Pairs | None = None
     frozen: Any = None
-    """The starting policy, where a server of its own serves it."""
+    """The starting policy, where a separate server serves it."""
     read, unread = 0, 0
-    """Of the present window: rollouts in which error turns were looked for, and those of which no branch is a trajectory."""
+    """Counts of the present window: rollouts that were searched for error turns, and those without a readable branch."""
 
     async def open_channels(self) -> None:
-        """PRIME-RL calls this before any weight has changed: the policy is still the one that the run starts from.
+        """Prepare hints, pairs and the frozen policy. PRIME-RL calls this before any weight has changed.
+
+        The policy is then still the one that the run starts from.
 
         Raises:
             ConfigError: the frozen policy is needed and nothing serves it; a penalty is asked for that nothing reads; or as
-                `scoring.hints_of` and `scoring.shared_pairs`.
+                `scoring.hint_maker` and `scoring.shared_pairs`.
         """
         loss, url = self.run_config.loss, os.environ.get(FROZEN_URL)
         if self.length_penalty is not None and loss.rlvr.advantage != "dr_grpo":
@@ -129,14 +133,14 @@ class _Channels:
             raise ConfigError(
                 f"the frozen policy is read, and {FROZEN_URL} is not set", fix="serve it and name its address there"
             )
-        self.hints = await asyncio.to_thread(hints_of, self.run_config)
+        self.hints = await asyncio.to_thread(hint_maker, self.run_config)
         if loss.replay.weight > 0:
             self.pairs = await asyncio.to_thread(shared_pairs, self.run_config, self.folder)
         if self.pairs is not None:
             await self.pairs.read_references((self.frozen or self.policy_pool).score)
 
     async def score_group(self, group: list[Any]) -> None:
-        """Advantages of a group of siblings and hints at their error turns; or the weights of pairs."""
+        """Assign advantages to a group of siblings and hints to their error turns; or weights to pairs."""
         if any(PAIR in rollout.info for rollout in group):
             await asyncio.gather(*(self._weigh_pair(rollout) for rollout in group))
             return
@@ -146,8 +150,11 @@ class _Channels:
         await self._credit(group, hinted)
 
     async def _credit(self, group: list[Any], hinted: list[int]) -> None:
-        """Advantages. A group without signal takes no part where `rollout.refills` asks for others: PRIME-RL's filter drops what
-        has advantages that are all 0, and what has hints gets none and stays for their sake."""
+        """Assign advantages. A group without signal takes no part where `rollout.refills` asks for others.
+
+        PRIME-RL's filter drops a rollout whose advantages are all 0. One with hints gets no advantages instead, and so stays for
+        the sake of its hints.
+        """
         rewards = [float(rollout.reward) for rollout in group]
         kind = self.run_config.loss.rlvr.advantage
         if kind == "dr_grpo":
@@ -163,7 +170,7 @@ class _Channels:
                         sample.rl_weights = [0.0] * len(sample.token_ids)
 
     async def _hint(self, group: list[Any]) -> list[int]:
-        """The number of hinted turns of each rollout. Raises BackendError as `_check_read`."""
+        """Return the number of hinted turns of each rollout. Raises BackendError as `_check_read`."""
         assert self.hints is not None
         placed: dict[str, tuple[int, Any]] = {}
         trajectories: list[Trajectory] = []
@@ -179,9 +186,10 @@ class _Channels:
                 trajectories.append(found)
         readable = {owner for owner, _ in placed.values()}
         self._check_read(len(readable), sum(missed > 0 and owner not in readable for owner, missed in enumerate(unread)))
-        told = await asyncio.to_thread(self.hints.tell, trajectories)
+        selected = await asyncio.to_thread(select_hints, self.hints, trajectories)
+        dropped = dict(Counter(str(hint.dropped) for hint in selected.dropped))
         # a turn that several branches share is trained on in the first of them only
-        turns = [turn for turn in told.turns if placed[turn.trajectory_id][1].mask[turn.student_start]]
+        turns = [turn for turn in selected.hinted if placed[turn.trajectory_id][1].mask[turn.student_start]]
         await asyncio.gather(*(self._teach(placed[turn.trajectory_id][1], turn) for turn in turns))
         counts = [0] * len(group)
         tokens = [0] * len(group)
@@ -191,12 +199,14 @@ class _Channels:
             tokens[owner] += len(turn.action_ids)
         for rollout, count, size, missed in zip(group, counts, tokens, unread, strict=True):
             rollout.record_metrics({"hint/turns": float(count), "hint/tokens": float(size), "hint/unread": float(missed)})
-            rollout.info[DROPPED] = told.dropped
+            rollout.info[DROPPED] = dropped
         return counts
 
     def _check_read(self, read: int, unread: int) -> None:
-        """Raises BackendError when none of the last rollouts, as many as a step has, could be read: the channel would be silent.
-        A few are only counted."""
+        """Raise BackendError when none of a step's worth of rollouts could be read; a few unreadable ones are only counted.
+
+        Otherwise the channel would be off without a word.
+        """
         self.read, self.unread = self.read + read, self.unread + unread
         if self.read + self.unread < self.run_config.rollout.groups * self.run_config.rollout.group_size:
             return
@@ -209,7 +219,7 @@ class _Channels:
         self.read, self.unread = 0, 0
 
     async def _teach(self, sample: Any, turn: HintedTurn) -> None:
-        """The self-teacher's log-probs of one turn, and the channel's weight on its tokens."""
+        """Read one turn with the self-teacher, and set its log-probs and the channel's weight on the turn's tokens."""
         frozen = self.run_config.loss.hint.self_teacher == "frozen"
         scored = await (self.frozen if frozen else self.policy_pool).score(list(turn.teacher_ids))
         size = len(turn.action_ids)
@@ -253,7 +263,7 @@ async def _read(sample: Any, score: Score) -> None:
 
 
 def _filled(sample: Any, stream: Sequence[float] | None, start: int, values: Sequence[float]) -> list[float]:
-    """A stream of a sample, 0 where nothing was written, with `values` from `start` on."""
+    """Return a stream of a sample, 0 where nothing was written, with `values` from `start` on."""
     filled = list(stream) if stream is not None else [0.0] * len(sample.token_ids)
     filled[start : start + len(values)] = values
     return filled

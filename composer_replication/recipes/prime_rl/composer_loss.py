@@ -27,8 +27,10 @@ __all__ = ["LossInputs", "LossOutputs", "loss_fn"]
 
 
 class LossInputs(Protocol):
-    """What PRIME-RL hands over: log-probs, advantages and mask [seq] of one sequence; from 0.7 on also `ref_logprobs` and
-    `loss_weights`, before that `teacher_logprobs`, each [seq] or None."""
+    """The arguments that PRIME-RL passes: log-probs, advantages and mask [seq] of one sequence.
+
+    From 0.7 on there are also `ref_logprobs` and `loss_weights`, before that `teacher_logprobs`, each [seq] or None.
+    """
 
     @property
     def trainer_logprobs(self) -> Tensor: ...
@@ -45,7 +47,7 @@ class LossInputs(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossOutputs:
-    """As PRIME-RL reads it."""
+    """The result in the form that PRIME-RL reads."""
 
     loss: Tensor
     """0-dim: the SUM over the tokens of the sequence."""

@@ -1,53 +1,50 @@
-"""PRIME-RL's configuration from our run file, and what of a run file PRIME-RL cannot express.
+"""PRIME-RL's configuration, made from our run file.
 
-Its trainer knows the log-prob of each token, not the distribution it is drawn from, and three components of which each is divided
-by its own tokens. What needs more is refused by name. What changes how fast a run goes and not what it computes
-(`rollout.cohorts`, `optimizer.micro_batch_size`, ...) is left to PRIME-RL.
+Options that change how fast a run goes and not its result (`rollout.cohorts`, `optimizer.micro_batch_size`, ...) are left to
+PRIME-RL.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomli_w
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
 from composer_replication.observe.files import replace_file
+from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.prime_rl.options import is_ours
-from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE, needs_frozen
+from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE
 from composer_replication.types.errors import ConfigError
 
 __all__ = ["LOSS_FN", "check", "prime_rl_config", "validate", "write_configs"]
 
 LOSS_FN = "composer_replication.recipes.prime_rl.composer_loss.loss_fn"
-_FROZEN_OPTION = f"orchestrator.env_vars.{FROZEN_URL}"
-_OTHERS = "local, trl, verl, monarch or ray"
-_BY_TOKENS = ("bnpo", "dapo", "cispo", "dppo")
-
-
-class _Refusal(NamedTuple):
-    what: str
-    fix: str
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError for what one arm asks and PRIME-RL cannot do; it names the field, and substrates that can."""
-    found = [*_channel_refusals(config), *_other_refusals(config), *_option_refusals(config)]
-    if found:
-        more = f" (and {len(found) - 1} more: {'; '.join(r.what for r in found[1:])})" if len(found) > 1 else ""
-        raise ConfigError(f"substrate.type = prime_rl: {found[0].what}{more}", fix=found[0].fix)
+    """Raise ConfigError when an arm asks for what PRIME-RL cannot do, or sets an option that is not free."""
+    refuse(config, "prime_rl")
+    made = _made(config, Path("nowhere"), gpus=2)
+    for key in config.substrate.options:
+        if is_ours(key, made):
+            raise ConfigError(
+                f"substrate.type = prime_rl: substrate.options.{key} follows from the run file, or the channels rest on it",
+                fix="leave it out, and set what it follows from; docs/prime_rl.md says what is free",
+            )
 
 
 def write_configs(config: RunConfig, out: Path, *, gpus: int = 2, resume: bool = False) -> list[Path]:
-    """One `rl.toml` per arm, with the arm's own run file beside it: in `out`, or in a folder of each arm's name where there are
-    several. `composer_replication.recipes.prime_rl.launcher rl @ rl.toml` runs it.
+    """Write one `rl.toml` per arm, with the arm's run file next to it.
+
+    They are in `out`, or in a folder named after each arm where there are several.
+    `composer_replication.recipes.prime_rl.launcher rl @ rl.toml` runs one.
 
     Args:
         gpus: GPUs of the machine: half of them train, the others sample; PRIME-RL needs two.
-        resume: an arm that has checkpoints in its folder goes on from the last.
+        resume: an arm that has checkpoints in its folder continues from the last.
 
     Raises:
         ConfigError: an arm asks for what PRIME-RL cannot do, or its own loader, where it can be imported, refuses the file.
@@ -89,7 +86,7 @@ def validate(toml: Path) -> bool:
 
 
 def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[str, Any]:
-    """The content of `rl.toml` for one arm whose run file is `folder/run.toml`; what `substrate.options` sets comes last."""
+    """Return the content of `rl.toml` for one arm whose run file is `folder/run.toml`; `substrate.options` are applied last."""
     made = _made(config, folder, gpus=gpus)
     for key, value in config.substrate.options.items():
         *tables, last = key.split(".")
@@ -105,7 +102,7 @@ def prime_rl_config(config: RunConfig, folder: Path, *, gpus: int = 2) -> dict[s
 
 
 def _made(config: RunConfig, folder: Path, *, gpus: int) -> dict[str, Any]:
-    """What follows from the run file."""
+    """Return the settings that follow from the run file."""
     return {
         "output_dir": str(folder / "outputs"),
         "max_steps": config.steps,
@@ -118,9 +115,6 @@ def _made(config: RunConfig, folder: Path, *, gpus: int) -> dict[str, Any]:
         "orchestrator": _orchestrator(config, folder / "run.toml"),
         "inference": {"seed": config.seed % (1 << 31), "model": {"max_model_len": config.rollout.context_tokens}},
     }
-
-
-# --- what there is ----------------------------------------------------------------------------------------------------
 
 
 def _trainer(config: RunConfig) -> dict[str, Any]:
@@ -191,7 +185,7 @@ def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
 
 
 def _coding_env(config: RunConfig, tasks: Path, run_file: Path) -> dict[str, Any]:
-    """The tasks of a folder for an agent whose calls are carried out in our sandbox: nothing of it runs in the runtime."""
+    """Return the environment of a task folder. The agent's calls are carried out in our sandbox, and never in the runtime."""
     rollout = config.rollout
     grading: dict[str, Any] = {"sandbox": config.sandbox.kind}
     if config.tasks.python is not None:
@@ -214,7 +208,7 @@ def _environment(run_file: Path) -> dict[str, str]:
 
 
 def _renderer(config: RunConfig) -> dict[str, str]:
-    """PRIME-RL's own for the models that it knows; the model's chat template, with Hermes markup for calls, for others."""
+    """Return PRIME-RL's renderer for models that it knows, else the chat template with Hermes markup for calls."""
     try:
         from renderers.base import MODEL_RENDERER_MAP
     except ModuleNotFoundError:
@@ -229,114 +223,8 @@ def _replays(config: RunConfig) -> bool:
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The run of one arm as a file of its own; a replay channel without pairs is off."""
+    """Return the run of one arm as a separate run; a replay channel without pairs is off."""
     replay = config.loss.replay
     weight = replay.weight if _replays(config) else 0.0
     loss = config.loss.model_copy(update={"replay": replay.model_copy(update={"weight": weight})})
     return config.model_copy(update={"loss": loss, "arms": {"main": {}}})
-
-
-# --- what there is not ------------------------------------------------------------------------------------------------
-
-
-def _channel_refusals(config: RunConfig) -> Iterator[_Refusal]:
-    rlvr, hint = config.loss.rlvr, config.loss.hint
-    if rlvr.objective not in _BY_TOKENS:
-        yield _Refusal(
-            f"loss.rlvr.objective = {rlvr.objective} averages over sequences, and PRIME-RL divides by tokens",
-            f"choose {', '.join(_BY_TOKENS)}, or a substrate that averages over sequences: {_OTHERS}",
-        )
-    if hint.weight > 0:
-        yield from _hint_refusals(config)
-    if rlvr.kl_beta > 0 and hint.weight > 0:
-        yield _Refusal(
-            "loss.rlvr.kl_beta and loss.hint.weight are both above 0: PRIME-RL sends one reference log-prob per token",
-            f"set one of them to 0, or choose another substrate: {_OTHERS}",
-        )
-    if needs_frozen(config) and not _frozen_server(config.substrate.options):
-        field = "loss.hint.self_teacher = frozen" if hint.weight > 0 else "loss.rlvr.kl_beta > 0"
-        yield _Refusal(
-            f"{field} reads the starting policy all through the run, and PRIME-RL serves only the present one",
-            f"serve it with `inference` on a GPU of its own and set {FROZEN_URL} to its address, "
-            f"set loss.hint.self_teacher = live, or choose another substrate: {_OTHERS}",
-        )
-    if (hint.weight > 0 or rlvr.kl_beta > 0) and config.rollout.temperature != 1.0:
-        yield _Refusal(
-            f"rollout.temperature = {config.rollout.temperature}: PRIME-RL's reference log-probs are those of temperature 1",
-            f"set rollout.temperature and loss.hint.temperature to 1, or choose another substrate: {_OTHERS}",
-        )
-    if config.loss.replay.weight > 0 and config.teachers:
-        yield _Refusal(
-            "[[teachers]] would be asked while it trains, and PRIME-RL's orchestrator asks nobody",
-            "ask them before: `composer replay`, `composer pairs extract`, and loss.replay.pairs names the file; or choose "
-            f"another substrate: {_OTHERS}",
-        )
-
-
-def _hint_refusals(config: RunConfig) -> Iterator[_Refusal]:
-    hint = config.loss.hint
-    if hint.form != "sampled_token":
-        yield _Refusal(
-            f"loss.hint.form = {hint.form} compares distributions, and PRIME-RL sends one log-prob per token",
-            f"choose sampled_token, the reverse KL on sampled tokens, or a substrate with whole distributions: {_OTHERS}",
-        )
-    if hint.self_teacher in ("ema", "trust_region"):
-        yield _Refusal(
-            f"loss.hint.self_teacher = {hint.self_teacher}: PRIME-RL serves the present policy and nothing in between",
-            f"choose live or frozen, or another substrate: {_OTHERS}",
-        )
-    if hint.reduction == "turn":
-        yield _Refusal(
-            "loss.hint.reduction = turn divides by hinted turns, and PRIME-RL by their tokens",
-            f"choose token, with a weight that is larger by the tokens of a turn, or another substrate: {_OTHERS}",
-        )
-    for field, given in (("shuffle", hint.shuffle), ("useful_only", hint.useful_only)):
-        if given:
-            yield _Refusal(
-                f"loss.hint.{field} needs the hints of a whole step at once, and PRIME-RL finishes one group at a time",
-                f"set it to false, or choose another substrate: {_OTHERS}",
-            )
-    asked = [name for name in ("judge", "consensus") if name in hint.generators]
-    if asked:
-        yield _Refusal(
-            f"loss.hint.generators: {asked[0]} asks teachers, and PRIME-RL's orchestrator asks nobody",
-            f"leave it out, or choose another substrate: {_OTHERS}",
-        )
-
-
-def _other_refusals(config: RunConfig) -> Iterator[_Refusal]:
-    reward, tasks = config.reward, config.tasks
-    unread = {
-        "reward.effort.weight": reward.effort.weight > 0,
-        "reward.overlong_tokens": reward.overlong_tokens > 0,
-        "reward.kl_weight": reward.kl_weight > 0,
-        "reward.prm.weight": reward.prm.weight > 0,
-        "curriculum.enabled": config.curriculum.enabled,
-        "rollout.timeout_s": config.rollout.timeout_s is not None,
-        "tasks.instruction": tasks.instruction is not None,
-        "tasks.held_out_share": tasks.held_out_share > 0,
-    }
-    for field, given in unread.items():
-        if given:
-            yield _Refusal(f"{field} is not read there", f"leave it out, or choose another substrate: {_OTHERS}")
-    if config.optimizer.type == "muon":
-        yield _Refusal(
-            "optimizer.type = muon: PRIME-RL builds its own optimizer, and its Muon follows other rules than this one",
-            "set optimizer.type = adamw, or choose another substrate: local, trl, monarch or ray",
-        )
-    if config.model.device == "cpu":
-        yield _Refusal("model.device = cpu: PRIME-RL's trainer runs on GPUs alone", f"leave it out, or choose: {_OTHERS}")
-
-
-def _option_refusals(config: RunConfig) -> Iterator[_Refusal]:
-    made = _made(config, Path("nowhere"), gpus=2)
-    for key in config.substrate.options:
-        if is_ours(key, made):
-            yield _Refusal(
-                f"substrate.options.{key} follows from the run file, or the channels rest on it",
-                "leave it out, and set what it follows from; docs/prime_rl.md says what is free",
-            )
-
-
-def _frozen_server(options: Mapping[str, Any]) -> bool:
-    return bool(options.get(_FROZEN_OPTION) or os.environ.get(FROZEN_URL))

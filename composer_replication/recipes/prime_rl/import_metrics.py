@@ -1,4 +1,4 @@
-"""What PRIME-RL wrote as the metrics, trajectories and evaluations of a run.
+"""Metrics, trajectories and evaluations of a run, read from what PRIME-RL wrote.
 
 Counts and rewards come from the traces that its orchestrator keeps of every step, the trainer's measures from its `metrics.jsonl`
 under the names that ours have. A rollout that broke has no reward and is in no mean.
@@ -68,7 +68,7 @@ class _Rollout:
 
 
 class PrimeRLMetrics:
-    """Record one arm, once PRIME-RL is done with it. The meter counts every rollout, those that broke included.
+    """A reader of one arm's records, once PRIME-RL is done with it. Its meter counts every rollout, also those that failed.
 
     Args:
         outputs: its `output_dir`.
@@ -81,7 +81,7 @@ class PrimeRLMetrics:
         self._unreadable = 0
 
     def record(self) -> None:
-        """Every step that PRIME-RL has measured, in the place of what is recorded of the arm.
+        """Record every step that PRIME-RL has measured, in place of what was recorded of the arm.
 
         Raises:
             StorageError: the run directory cannot be written, or a file of PRIME-RL cannot be read.
@@ -164,7 +164,7 @@ class PrimeRLMetrics:
         return found
 
     def _off(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        """Why a channel has nothing to show in a step."""
+        """Return why channels have nothing to show in a step."""
         loss, off = self.config.loss, {}
         if metrics.get("rlvr/frac_zero_std", 1.0) == 1.0:
             off["rlvr"] = "every advantage is 0: no group has rewards that differ"
@@ -180,7 +180,7 @@ class PrimeRLMetrics:
 
 
 def measured(outputs: Path) -> dict[int, dict[str, float]]:
-    """What trainer and orchestrator wrote into their `metrics.jsonl`, by step; numbers only."""
+    """Return the numbers in the `metrics.jsonl` files of trainer and orchestrator, by step."""
     steps: dict[int, dict[str, float]] = defaultdict(dict)
     for path in sorted(outputs.rglob("metrics.jsonl")):
         for row in read_lines(path):
@@ -248,7 +248,7 @@ def _rollout(record: Mapping[str, Any], temperature: float) -> _Rollout:
 
 
 def _trace(record: Mapping[str, Any], reward: float) -> Any:
-    """A record as `traces.trajectory_of` reads a trace."""
+    """Return a record in the form that `traces.trajectory_of` reads."""
     task = SimpleNamespace(data=SimpleNamespace(task_id=record["task"]["data"].get("task_id")))
     tools = [SimpleNamespace(**tool) for tool in record["tools"]]
     return SimpleNamespace(
@@ -265,7 +265,7 @@ def _node(node: Mapping[str, Any]) -> Any:
 
 
 def _last_path(nodes: Sequence[Any]) -> list[Any]:
-    """From the root to the node that came last: what the policy had seen in the end."""
+    """Return the path from the root to the last node: everything that the policy had seen at the end."""
     path, at = [], len(nodes) - 1 if nodes else None
     while at is not None:
         path.append(nodes[at])

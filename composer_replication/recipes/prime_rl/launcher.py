@@ -1,6 +1,6 @@
 """PRIME-RL's entry points with our algorithm registered: `python -m composer_replication.recipes.prime_rl.launcher rl @ rl.toml`.
 
-`orchestrator` puts `ComposerAlgorithm` in the place of GRPO and goes on as the stock command does. `rl` starts PRIME-RL's
+`orchestrator` puts `ComposerAlgorithm` in the place of GRPO and continues as the stock command does. `rl` starts PRIME-RL's
 processes by their names; for as long as it runs, the name `orchestrator` stands for ours.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["main", "orchestrator_command"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit status; PRIME-RL's own commands leave by SystemExit."""
+    """Run one of PRIME-RL's commands and return the exit status; PRIME-RL's own commands leave by SystemExit."""
     words = list(sys.argv[1:] if words is None else words)
     try:
         _start(words)
@@ -56,7 +56,7 @@ def _start(words: list[str]) -> None:
 
 
 def _entry(name: str) -> Any:
-    """PRIME-RL's module of that name. Raises MissingExtraError."""
+    """Import PRIME-RL's module of that name. Raises MissingExtraError."""
     try:
         return importlib.import_module(f"prime_rl.entrypoints.{name}")
     except ModuleNotFoundError as error:

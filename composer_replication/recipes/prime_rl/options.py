@@ -1,10 +1,10 @@
-"""PRIME-RL's settings that a run may set for itself: where and how fast it goes, not what it computes or where its state is."""
+"""The PRIME-RL settings that a run may set: they change where and how fast it runs, not its result or where its state is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
+from composer_replication.config.section import flat
 from composer_replication.recipes.prime_rl.settings import RUN_FILE
 
 __all__ = ["is_ours"]
@@ -61,7 +61,7 @@ _OURS = (
     "trainer.scheduler",
     "trainer.tokenizer",
 )
-"""Settings that the channels, the resuming or the readback rest on, beside all that follow from the run file."""
+"""Settings that the channels, resuming or the import of metrics depend on, in addition to all that follow from the run file."""
 _FREE = (
     "ckpt.keep_interval",
     "ckpt.keep_last",
@@ -75,13 +75,13 @@ _NEVER = (f"env_vars.{RUN_FILE}", f"orchestrator.env_vars.{RUN_FILE}")
 """How the processes find the run file."""
 
 
-def is_ours(key: str, made: Mapping[str, Any]) -> bool:
+def is_ours(key: str, made: dict[str, Any]) -> bool:
     """Return whether a dotted name, a table that holds it, or a name below it is refused; `made` follows from the run file."""
     if any(_meet(key, one) for one in _NEVER):
         return True
     if any(_within(key, one) for one in _FREE):
         return False
-    return any(_meet(key, one) for one in (*_OURS, *_leaves(made)))
+    return any(_meet(key, one) for one in (*_OURS, *flat(made)))
 
 
 def _within(key: str, table: str) -> bool:
@@ -90,11 +90,3 @@ def _within(key: str, table: str) -> bool:
 
 def _meet(key: str, other: str) -> bool:
     return _within(key, other) or _within(other, key)
-
-
-def _leaves(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for name, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"

@@ -1,4 +1,4 @@
-"""What the orchestrator adds to rollouts: hints at error turns, and pairs with the weights of their tokens.
+"""Additions of the orchestrator to rollouts: hints at error turns, and pairs with the weights of their tokens.
 
 Log-probs come from `Score`, a prefill of PRIME-RL's inference server; nothing of PRIME-RL or verifiers is imported here.
 """
@@ -6,12 +6,10 @@ Log-probs come from `Score`, a prefill of PRIME-RL's inference server; nothing o
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -19,16 +17,18 @@ from typing import TypeAlias
 from transformers import AutoTokenizer
 
 from composer_replication.config import RunConfig
-from composer_replication.hints import HintContext, detectors_named, find_hints, generators_named, insert_hints
+from composer_replication.hints import HintContext
 from composer_replication.observe.files import replace_file
 from composer_replication.recipes.prime_rl.signed_advantages import SignedPair, signed_advantages
 from composer_replication.tasks.store import load_tasks
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.hint_filter import SelectedHints
 from composer_replication.trainer.pairs.pairs_file import file_pairs
-from composer_replication.types import HintedTurn, Pair, Trajectory
+from composer_replication.trainer.signals import HintSources, SignalMaker
+from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["REFERENCES", "Hints", "Pairs", "Score", "hints_of", "shared_pairs"]
+__all__ = ["REFERENCES", "Pairs", "Score", "hint_maker", "select_hints", "shared_pairs"]
 
 Score: TypeAlias = Callable[[list[int]], Awaitable[list[float]]]
 """Token ids to the log-prob of each given those before it; of the first, 0."""
@@ -38,48 +38,9 @@ _AT_ONCE = 32
 """Prefills in flight while the reference reads the pairs."""
 
 
-@dataclass(frozen=True, slots=True)
-class HintedTurns:
-    """What became of the error turns of some trajectories."""
-
-    turns: tuple[HintedTurn, ...]
-    dropped: dict[str, int]
-    """Findings and hints that teach nothing, by reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hints:
-    """Finds error turns, writes hints and inserts them at token level."""
-
-    config: RunConfig
-    renderer: ChatRenderer
-    contexts: dict[str, HintContext] = field(default_factory=dict)
-    gold: dict[str, Sequence[str]] = field(default_factory=dict)
-
-    def tell(self, trajectories: Sequence[Trajectory]) -> HintedTurns:
-        """The hinted turns of siblings, as the self-teacher is to read them."""
-        hint = self.config.loss.hint
-        tools = {t.task_id: t.tools for t in trajectories}
-        contexts = {
-            name: dataclasses.replace(self.contexts.get(name, HintContext()), tools=declared) for name, declared in tools.items()
-        }
-        report = find_hints(
-            trajectories,
-            contexts,
-            max_per_trajectory=hint.per_trajectory,
-            gold=self.gold,
-            detectors=detectors_named(hint.detectors),
-            generators=generators_named(hint.generators),
-            demo=hint.demo,
-        )
-        window = self.config.rollout.context_tokens - 1  # a prefill is asked for one token more
-        placed = insert_hints(trajectories, report.hints, self.renderer, context_window=window)
-        return HintedTurns(placed.hinted, dict(Counter(report.dropped) + Counter(placed.dropped)))
-
-
 @dataclass(slots=True)
 class Pairs:
-    """The pairs of `loss.replay.pairs`, and what the reference says of them."""
+    """The pairs of `loss.replay.pairs`, and their log-probs under the reference."""
 
     config: RunConfig
     pairs: tuple[Pair, ...]
@@ -98,7 +59,7 @@ class Pairs:
         return sum(len(p.chosen_ids) + len(p.rejected_ids) for p in self.pairs) / len(self.pairs)
 
     async def read_references(self, score: Score) -> None:
-        """Have the reference read every pair, once: what it said is kept in `folder` and read from there by a resumed run.
+        """Score every pair once with the reference: the scores are kept in `folder`, where a resumed run reads them.
 
         `score` must be the policy that the run starts from.
         """
@@ -116,7 +77,7 @@ class Pairs:
             self.references = tuple((chosen, rejected) for chosen, rejected in kept["references"])
 
     def weigh(self, number: int, chosen: Sequence[float], rejected: Sequence[float]) -> SignedPair:
-        """Pair `number` (of the file), whose answers' tokens have these log-probs under the policy. Raises ValueError for DPO
+        """Weigh pair `number` of the file, whose answers' tokens have these log-probs under the policy. Raises ValueError for DPO
         before `read_references`."""
         reference = self.references[number] if self.references else None
         replay = self.config.loss.replay
@@ -130,17 +91,23 @@ class Pairs:
             return sum(sides[0][start:]), sum(sides[1][start:])
 
 
-def hints_of(config: RunConfig) -> Hints | None:
-    """What a run needs for its hints; None when the channel is off. Raises TaskError and ModelError."""
+def hint_maker(config: RunConfig) -> SignalMaker | None:
+    """Return the maker of a run's hints; None when the channel is off. Raises TaskError and ModelError."""
     if config.loss.hint.weight == 0:
         return None
-    tasks = load_tasks(config.tasks.folder)
-    return Hints(
+    return SignalMaker(
         config=config,
+        sources=HintSources.of(config.loss.hint, load_tasks(config.tasks.folder)),
         renderer=_renderer(config),
-        contexts={t.spec.task_id: HintContext(documentation=t.docs(), instruction=t.spec.instruction) for t in tasks},
-        gold={t.spec.task_id: t.deleted_code() for t in tasks},
+        context_window=config.rollout.context_tokens - 1,  # a prefill is asked for one token more
     )
+
+
+def select_hints(maker: SignalMaker, trajectories: Sequence[Trajectory]) -> SelectedHints:
+    """Return the hints of siblings, each in the context of the tools that its agent was offered."""
+    known, tools = maker.sources.contexts, {t.task_id: t.tools for t in trajectories}
+    contexts = {name: replace(known.get(name, HintContext()), tools=offered) for name, offered in tools.items()}
+    return replace(maker, sources=replace(maker.sources, contexts=contexts)).select_hints(0, trajectories)
 
 
 @lru_cache(maxsize=4)
@@ -153,7 +120,7 @@ def _opened(run: str, folder: Path) -> Pairs:
 
 
 def shared_pairs(config: RunConfig, folder: Path) -> Pairs:
-    """The pairs of a run in the policy's tokens, read once per process: every source of a run has an algorithm of its own.
+    """Return the pairs of a run in the policy's tokens, read once per process: every source of a run has a separate algorithm.
 
     Raises:
         ConfigError: the file has no pair for this policy, or there is no file.

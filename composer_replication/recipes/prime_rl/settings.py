@@ -1,4 +1,4 @@
-"""What the processes of a PRIME-RL run have to know of our run file, and how they are told: by its path in the environment."""
+"""How the processes of a PRIME-RL run find our run file: by its path in the environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROZEN_URL = "COMPOSER_PRIME_RL_FROZEN_URL"
 
 
 def read_run_file(environment: Mapping[str, str] | None = None) -> tuple[RunConfig, Path]:
-    """The run of this process and the folder its file is in. Raises ConfigError when none is named, or it is wrong."""
+    """Return the run of this process and the folder of its run file. Raises ConfigError when none is named or it is invalid."""
     named = (os.environ if environment is None else environment).get(RUN_FILE)
     if not named:
         raise ConfigError(

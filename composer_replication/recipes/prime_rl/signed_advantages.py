@@ -21,7 +21,7 @@ __all__ = ["SignedPair", "signed_advantages"]
 
 @dataclass(frozen=True, slots=True)
 class SignedPair:
-    """One pair, scored."""
+    """The token weights of one pair."""
 
     chosen: float
     """Weight of each token of the chosen answer, at least 0."""
@@ -40,7 +40,7 @@ def signed_advantages(
     confidence: float = 1.0,
     reference: tuple[float, float] | None = None,
 ) -> SignedPair:
-    """The weights of a pair's tokens, whose log-probs under the policy are `chosen` and `rejected`.
+    """Return the weights of a pair's tokens, whose log-probs under the policy are `chosen` and `rejected`.
 
     Args:
         confidence: weight of the pair, as in the replay channel.
@@ -60,7 +60,7 @@ def signed_advantages(
 def _loss(
     chosen: Tensor, rejected: Tensor, options: ReplayConfig, reference: tuple[float, float] | None
 ) -> tuple[Tensor, Tensor]:
-    """A pair's loss and margin. All tokens of a side have the same derivative: both losses read their sum or their mean."""
+    """Return a pair's loss and margin. All tokens of a side have one derivative: both losses read their sum or their mean."""
     if options.variant == "simpo":
         means = chosen.mean()[None], rejected.mean()[None]
         loss = simpo_loss(*means, options.simpo_beta, options.simpo_gamma)

@@ -1,4 +1,4 @@
-"""What PRIME-RL's environment servers run, as plugins of verifiers: an agent that works in our sandbox, and pairs as rollouts.
+"""Plugins of verifiers for PRIME-RL's environment servers: an agent that works in our sandbox, and pairs as rollouts.
 
 `composer_agent` is a harness for the taskset `composer_tasks`: the agent gets our tools, what it calls is carried out in our
 sandbox and nothing of it in a runtime of verifiers, which is handed the finished tree to be graded. `composer_replay` is a source
@@ -44,8 +44,7 @@ class ComposerAgentConfig(vf.HarnessConfig):
 
 
 class ComposerAgent(vf.Harness[ComposerAgentConfig]):
-    """Our environment as a harness. It is no program: it runs where the environment server does, and asks the policy through the
-    endpoint that verifiers records."""
+    """Our environment as a harness. It runs in the environment server, and asks the policy through verifiers' endpoint."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False  # in a runtime of verifiers, that is
@@ -61,8 +60,10 @@ class ComposerAgent(vf.Harness[ComposerAgentConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """One episode, until the work is submitted, a turn calls no tool, or verifiers refuses another turn. Whatever was done is
-        graded. Raises SandboxError when our box broke: there is no reward then."""
+        """Run one episode, until the agent submits, a turn calls no tool, or verifiers refuses another turn.
+
+        Whatever was done is graded. Raises SandboxError when our sandbox broke: there is no reward then.
+        """
         del mcp_urls
         env = await asyncio.to_thread(self._open, data)
         messages: list[dict[str, Any]] = [dict(message) for message in env.reset()]
@@ -100,7 +101,7 @@ class ComposerAgent(vf.Harness[ComposerAgentConfig]):
         )
 
     async def _carry_out(self, env: CodingEnv, trace: vf.Trace, call: Any) -> dict[str, Any]:
-        """One call; its status and details stay with the trace, where detectors find them."""
+        """Carry out one call; its status and details stay with the trace, where detectors find them."""
         result = await asyncio.to_thread(env.step, native_call(call.id, call.function.name, call.function.arguments)[0])
         trace.info.setdefault(RESULTS, {})[call.id] = {"status": result.status, "details": dict(result.details)}
         return {"role": "tool", "tool_call_id": call.id, "content": result.content}
@@ -124,7 +125,7 @@ class PairTasksetConfig(vf.TasksetConfig):
 
 
 class PairData(vf.TaskData):
-    """What travels with a pair."""
+    """The tokens of a pair."""
 
     number: int
     prompt_ids: list[int]
@@ -133,14 +134,14 @@ class PairData(vf.TaskData):
 
 
 class PairTask(vf.Task[PairData]):
-    """One preference pair. It has no reward: the algorithm weighs it."""
+    """A preference pair. It has no reward: the algorithm weighs it."""
 
 
 class PairTaskset(vf.Taskset[PairTask, PairTasksetConfig]):
     """The pairs of a run, in the order of their file."""
 
     def load(self) -> Iterable[PairTask]:
-        """Raises as `scoring.shared_pairs`."""
+        """Yield the pairs as tasks. Raises as `scoring.shared_pairs`."""
         config = load_config(self.config.run)
         for number, pair in enumerate(shared_pairs(config, self.config.run.absolute().parent).pairs):
             data = PairData(
@@ -156,8 +157,10 @@ class PairTaskset(vf.Taskset[PairTask, PairTasksetConfig]):
 
 
 class PairHarness(vf.Harness[vf.HarnessConfig]):
-    """Writes a pair down as a trace: two branches over one prompt, both answers as if they had been sampled. Their log-probs are
-    the algorithm's to find."""
+    """A harness that writes a pair as a trace: two branches after one prompt, both answers as if they had been sampled.
+
+    The algorithm finds their log-probs.
+    """
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -173,7 +176,7 @@ class PairHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Asks no model."""
+        """Write the pair into the trace; no model is asked."""
         del ctx, runtime, endpoint, secret, mcp_urls
         prompt = vf.MessageNode(message=UserMessage(content=""), token_ids=data.prompt_ids, mask=[False] * len(data.prompt_ids))
         answers = [

@@ -1,4 +1,4 @@
-"""A run on PRIME-RL: its configuration is written, its processes are started, and what they measured is kept with the run."""
+"""A run on PRIME-RL: write its configuration, start its processes, and import what they measured."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TAIL = 20
 """Lines of the log in the error of a run that failed."""
 
 
-async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
+async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal) -> list[SummaryRow]:
     """Train every arm, one after the other; each in `run_dir/prime_rl/ARM`, with PRIME-RL's own logs and checkpoints.
 
-    An arm with checkpoints there goes on from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
+    An arm with checkpoints there continues from the last. Rollouts, evaluation and measures are PRIME-RL's; they become the run's
     metrics, trajectories and report when an arm is done (`import_metrics`).
 
     Raises:
@@ -53,13 +53,13 @@ async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start
         imported.record()
         rows.append(imported.journal.summary())
         weights[arm] = _weights(outputs)
-        write_arms_report(config, run_dir, rows, start_label)
-    print_result(run_dir, terminal, rows, start_label, weights)
+        write_arms_report(config, run_dir, rows)
+    print_result(run_dir, terminal, rows, weights)
     return rows
 
 
 def _weights(outputs: Path) -> Path | None:
-    """The folder of the last weights that PRIME-RL kept; None when there is none."""
+    """Return the folder of the last weights that PRIME-RL kept; None when there is none."""
     found = {int(path.name.removeprefix("step_")): path for path in (outputs / "weights").glob("step_*")}
     return found[max(found)] if found else None
 
@@ -77,7 +77,7 @@ def _gpus() -> int:
 
 
 def _search_path() -> list[str]:
-    """What to put before PYTHONPATH so that PRIME-RL is found."""
+    """Return the folders to put before PYTHONPATH so that PRIME-RL is found."""
     checkout = os.environ.get(CHECKOUT)
     if checkout and (Path(checkout) / _SOURCES[0] / "prime_rl").is_dir():
         return [str(Path(checkout).absolute() / source) for source in _SOURCES]
@@ -98,4 +98,4 @@ async def _run(toml: Path, search: list[str]) -> None:
         status = await program.wait()
     if status != 0:
         said = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])
-        raise BackendError(f"PRIME-RL ended with status {status}:\n{said}", fix=f"see {log} and the logs beside it")
+        raise BackendError(f"PRIME-RL ended with status {status}:\n{said}", fix=f"see {log} and the other logs in its folder")

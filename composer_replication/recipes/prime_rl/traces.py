@@ -7,6 +7,7 @@ saw, and one training sample of PRIME-RL. Read by attribute: neither framework i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
@@ -28,7 +29,7 @@ _STOPS = {
 
 
 def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Trajectory | None:
-    """One path through a trace: `nodes`, from its root to a leaf; the `number`-th of the trace.
+    """Return one path through a trace as a trajectory: `nodes` run from the root to a leaf, the `number`-th of the trace.
 
     `context_ids(len(turns))` are the path's token ids, so that a position in one is the same position in the other. None where
     the path cannot be one: nothing was sampled or nothing stands before it, tokens of one answer do not follow each other, or
@@ -48,7 +49,7 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
         start, stop = span
         between += node.token_ids[:start]
         if turns:
-            turns[-1] = _observed(turns[-1], between)
+            turns[-1] = replace(turns[-1], observation_ids=tuple(between))
         else:
             prompt = tuple(between)
         logprobs = tuple(node.logprobs)
@@ -66,7 +67,7 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
         between = list(node.token_ids[stop:])
     if not turns or not prompt:
         return None
-    turns[-1] = _observed(turns[-1], between)
+    turns[-1] = replace(turns[-1], observation_ids=tuple(between))
     found = Trajectory(
         trajectory_id=f"{trace.id}/{number}",
         task_id=task_id_of(trace),
@@ -84,25 +85,14 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
 
 
 def task_id_of(trace: Any) -> str:
-    """The id of one of our tasks, as the taskset of this framework names it; of other tasks an empty text."""
+    """Return the id of one of our tasks, as the taskset of this framework names it; an empty text for other tasks."""
     return str(getattr(trace.task.data, "task_id", "") or "")
 
 
 def _sampled_span(node: Any) -> tuple[int, int] | None:
-    """Where the sampled tokens of a node stand; None where there are none."""
+    """Return where the sampled tokens of a node begin and end; None where there are none."""
     marked = [i for i, sampled in enumerate(node.mask) if sampled]
     return (marked[0], marked[-1] + 1) if marked else None
-
-
-def _observed(turn: Turn, ids: Sequence[int]) -> Turn:
-    return Turn(
-        action_ids=turn.action_ids,
-        logprobs=turn.logprobs,
-        text=turn.text,
-        tool_calls=turn.tool_calls,
-        results=turn.results,
-        observation_ids=tuple(ids),
-    )
 
 
 def _calls(message: Any) -> tuple[ToolCall, ...]:
@@ -111,8 +101,10 @@ def _calls(message: Any) -> tuple[ToolCall, ...]:
 
 
 def _results(calls: Sequence[ToolCall], after: Sequence[Any], known: Mapping[str, Any]) -> tuple[ToolResult, ...]:
-    """What the calls of a turn returned: the tool messages before the next answer. Another agent's tools only say in their text
-    how a call ended."""
+    """Return the results of a turn's calls: the tool messages before the next answer.
+
+    Tools of other agents only say in their text how a call ended.
+    """
     asked = {call.call_id: call for call in calls}
     found: list[ToolResult] = []
     for node in after:
@@ -129,7 +121,7 @@ def _results(calls: Sequence[ToolCall], after: Sequence[Any], known: Mapping[str
 
 
 def _text(content: Any) -> str:
-    """Text of a message's content; pictures have none."""
+    """Return the text of a message's content; pictures have none."""
     if isinstance(content, list):
         return "\n".join(part.text for part in content if part.type == "text")
     return content or ""

@@ -1,6 +1,6 @@
-"""A mesh of Ray actors, on a Ray of the run's own or on a cluster that is there.
+"""A mesh of Ray actors, on a private Ray of the run or on an existing cluster.
 
-Ray restarts nothing by itself here: whoever supervises decides what an actor's death means. Weights go through the object store:
+Ray restarts no actor by itself: the supervisor decides what an actor's death means. Weights go through the object store:
 the trainer's process puts them there once, and every generator reads the same copy.
 """
 
@@ -11,13 +11,14 @@ import socket
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.recipes.mesh.actor_shell import ActorShell, CallResult, opened
 from composer_replication.recipes.mesh.errors import ActorDiedError, WeightsLostError
-from composer_replication.recipes.mesh.processes import Process, end
+from composer_replication.recipes.mesh.processes import Process, is_gone
 from composer_replication.recipes.mesh.protocol import Build, Handle, WeightHandle
-from composer_replication.recipes.short_folder import short_folder
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import BackendError, ConfigError, MissingExtraError
 
 try:
@@ -48,20 +49,20 @@ _ENVIRONMENT = {
 
 
 class RayPort:
-    """Weights through Ray's object store."""
+    """Transfer of weights through Ray's object store."""
 
     def __init__(self) -> None:
         self._kept: deque[Any] = deque(maxlen=_KEPT)  # the store lets go of what nobody refers to
 
     async def publish(self, name: str, version: int, weights: Mapping[str, Tensor]) -> WeightHandle:
-        """As `Port.publish`."""
+        """Publish weights; see `Port.publish`."""
         packed = {id(tensor): _packed(tensor) for tensor in weights.values()}  # tied ones once
         reference = ray.put({key: packed[id(tensor)] for key, tensor in weights.items()})
         self._kept.append(reference)
         return WeightHandle(version, name, [reference])  # in a list Ray passes it on instead of what it refers to
 
     async def fetch(self, ticket: WeightHandle) -> dict[str, Tensor]:
-        """As `Port.fetch`."""
+        """Fetch weights; see `Port.fetch`."""
         try:
             packed = await ticket.where[0]
         except ObjectLostError as error:
@@ -70,7 +71,7 @@ class RayPort:
 
 
 class _RayActor:
-    """What Ray holds: an object of ours."""
+    """The class that Ray instantiates; it holds one of our objects."""
 
     def __init__(self, name: str) -> None:
         self._held = ActorShell(name)
@@ -85,57 +86,56 @@ class _RayActor:
         return Process.this()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RayHandle:
-    """One actor."""
+    """One actor, and what the driver needs to build it again."""
 
-    def __init__(self, name: str, actor: Any, process: Process, build: Build, args: tuple[Any, ...]) -> None:
-        self._name, self._actor, self._process = name, actor, process
-        self.build, self.args = build, args
-        """What it was made of."""
-
-    @property
-    def name(self) -> str:
-        return self._name
+    name: str
+    actor: Any
+    process: Process
+    build: Build | None = None
+    args: tuple[Any, ...] = ()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     async def call(self, method: str, *args: Any) -> Any:
-        return opened(await _answer(self._name, self._actor.run.remote(method, args)))
+        return opened(await _answer(self.name, self.actor.run.remote(method, args)))
 
     async def call_all(self, method: str, *args: Any) -> list[Any]:
         return [await self.call(method, *args)]
 
     def kill(self) -> None:
         """End its process at once, stopped or not."""
-        ray.kill(self._actor, no_restart=True)
-        end(self._process)  # Ray asks a process to end itself, and one that is stopped does not hear it
+        ray.kill(self.actor, no_restart=True)
+        is_gone(self.process, kill=True)  # Ray asks a process to end itself, and one that is stopped does not hear it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayHandle, (self._name, self._actor, self._process, None, ())  # only the driver builds it again
+        return RayHandle, (self.name, self.actor, self.process)  # only the driver builds it again
 
 
 class RayMesh:
-    """One process per actor; everything it started ends with it.
+    """A mesh with one process per actor. Closing it ends everything that it started.
+
+    RAY_ADDRESS names a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it runs on when
+    the mesh is closed. Without it, or with `local`, the mesh starts a private Ray.
 
     Args:
-        address: of a cluster to join, as `ray.init` takes it (`HOST:PORT`, or `auto` for one on this machine); it goes on when
-            the mesh is closed. `local`: a Ray of its own. None: what RAY_ADDRESS says, `local` where it says nothing.
-        store_bytes: shared memory for weights of a Ray of its own: at least three times those of the policy.
+        store_bytes: shared memory for weights of a private Ray: at least three times those of the policy.
 
     Raises:
         ConfigError: the address is that of a Ray client server.
         BackendError: Ray does not start, there is no cluster at the address, or Ray is started in this process already.
     """
 
-    def __init__(self, *, address: str | None = None, store_bytes: int = STORE_BYTES) -> None:
+    def __init__(self, *, store_bytes: int = STORE_BYTES) -> None:
         if ray.is_initialized():
             raise BackendError("Ray is started in this process already", fix="end it with ray.shutdown() first")
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._folders = ExitStack()
-        address = address or os.environ.get(_ADDRESS) or "local"
+        address = os.environ.get(_ADDRESS) or "local"
         if address == "local":
             self._start(store_bytes)
         else:
@@ -144,7 +144,7 @@ class RayMesh:
         self._open = True
 
     async def spawn(self, name: str, build: Build, *args: Any) -> RayHandle:
-        """As `Mesh.spawn`."""
+        """Start an actor; see `Mesh.spawn`."""
         with ExitStack() as undo:
             actor = self._make.options(num_cpus=0, max_restarts=0, max_task_retries=0).remote(name)
             undo.callback(ray.kill, actor, no_restart=True)
@@ -156,20 +156,21 @@ class RayMesh:
         return RayHandle(name, actor, process, build, args)
 
     async def replace(self, handle: Handle) -> RayHandle:
-        """As `Mesh.replace`."""
+        """Replace an actor; see `Mesh.replace`."""
         assert isinstance(handle, RayHandle)
         handle.kill()
+        assert handle.build is not None
         return await self.spawn(handle.name, handle.build, *handle.args)
 
     async def close(self) -> None:
-        """As `Mesh.close`."""
+        """End every actor; see `Mesh.close`."""
         if self._open:
             self._open = False
             ray.shutdown()
             self._folders.close()
 
     def _start(self, store_bytes: int) -> None:
-        folder = self._folders.enter_context(short_folder())
+        folder = self._folders.enter_context(scratch_folder())  # its path is short, which Ray's sockets need
         try:
             ray.init(
                 address="local",
@@ -196,7 +197,7 @@ def _join(address: str) -> None:
         )
     try:
         _knock(address)
-        # the cluster's processes have an environment of their own
+        # the cluster's processes do not inherit this environment
         ray.init(address=address, runtime_env={"env_vars": _ENVIRONMENT}, log_to_driver=False, logging_level="ERROR")
     except (RayError, RuntimeError, ValueError, OSError) as error:
         raise BackendError(
@@ -206,7 +207,7 @@ def _join(address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError when nobody listens there: Ray itself goes on asking for minutes."""
+    """Raise OSError when nothing listens at the address: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
@@ -224,7 +225,7 @@ async def _answer(name: str, reference: Any) -> Any:
 
 
 def _packed(tensor: Tensor) -> tuple[Any, Any, tuple[int, ...]]:
-    """Bytes, type and shape: numpy arrays lie in the store as they are, and have no bfloat16."""
+    """Return bytes, type and shape: numpy arrays are stored as they are, but numpy has no bfloat16."""
     import torch
 
     plain = tensor.detach().cpu().contiguous()
@@ -232,7 +233,7 @@ def _packed(tensor: Tensor) -> tuple[Any, Any, tuple[int, ...]]:
 
 
 def _unpacked(array: Any, dtype: Any, shape: tuple[int, ...]) -> Tensor:
-    """A copy: the store's memory cannot be written."""
+    """Return a copy: the store's memory is read-only."""
     import torch
 
     return torch.from_numpy(array.copy()).view(dtype).view(shape)

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from composer_replication.config import LossConfig, ReplayConfig, RunConfig
-from composer_replication.loss.forward import LogprobCache, action_entropies
+from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
@@ -37,12 +37,11 @@ from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.learning.learner import make_optimizer
-from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
 from composer_replication.trainer.rewards import taking_part, verdict
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.signals import SignalMaker, Signals
+from composer_replication.trainer.signals import Signals
 from composer_replication.types import Group, Pair, Trajectory
 from composer_replication.types.errors import ConfigError, ModelError
 
@@ -53,7 +52,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class _Step:
-    """What is known of the present step so far."""
+    """The state of the present step."""
 
     groups: Sequence[Group] = ()
     signals: Signals = field(default_factory=lambda: Signals(()))
@@ -63,7 +62,7 @@ class _Step:
 
 
 class TrlArm:
-    """Made by `create`; `train` once, then `summary`."""
+    """One arm in training. Make it with `create`, call `train` once, then `summary`."""
 
     def __init__(
         self, context: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
@@ -72,20 +71,14 @@ class TrlArm:
         self.folder = context.run_dir.ckpt_path / arm
         self.args = make_grpo_config(config, self.folder, cpu=model.device.type == "cpu")
         self.lora = _peft(config)
-        pairs_file = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-        self.fingerprint = fingerprint(model, [*context.train, *context.held_out], pairs_file)
+        self.fingerprint = context.fingerprint(config, model)
         self.model = model
         self.renderer = ChatRenderer(tokenizer)
         self.engine = TransformersEngine(model, tokenizer)
         self.meter = context.meter()
         self.journal = context.journal(config, arm, self.meter)
         self.collector = RolloutCollector(context, config, self.engine, self.renderer, self.journal)
-        self.signals = SignalMaker(
-            config=config,
-            sources=context.hint_sources(config),
-            renderer=self.renderer,
-            context_window=self.engine.context_window,
-        )
+        self.signals = context.signal_maker(config, self.renderer, self.engine.context_window)
         self.pairs: list[Pair] = []
         self.step = _Step()
         self.resumed: Path | None = None
@@ -93,7 +86,7 @@ class TrlArm:
 
     @classmethod
     async def create(cls, context: RunContext, config: RunConfig, arm: str, shown: Phase, pair_logprobs: LogprobCache) -> TrlArm:
-        """From the configured policy; evaluated, and with its pairs collected, unless there is a checkpoint to go on from.
+        """Build an arm from the configured policy. Without a checkpoint, also evaluate the policy and collect its pairs.
 
         Raises:
             ConfigError: TRL or PEFT refuses one of `substrate.options`.
@@ -110,7 +103,7 @@ class TrlArm:
             self.journal.rewind(-1)
             self.journal.log(0, await self.collector.evaluate(0))
             if wants_replay(config):
-                self.pairs = await collect_pairs(context, config, self.collector, _TrlScorer(model, pair_logprobs))
+                self.pairs = await collect_pairs(context, config, self.collector, PolicyScorer(model, pair_logprobs))
             self.engine.reset()
         else:
             self._restore(read_checkpoint(self.resumed))
@@ -120,7 +113,7 @@ class TrlArm:
         return self
 
     def train(self) -> None:
-        """The steps that are left. TRL blocks this thread, and with it the event loop it is called from."""
+        """Take the remaining steps. TRL blocks this thread, and with it the event loop that runs in it."""
         if self.resumed is not None:
             done = int(self.resumed.name.partition("_")[2])
             self.shown.advance(done)
@@ -136,7 +129,7 @@ class TrlArm:
     # --- what TRL asks for --------------------------------------------------------------------------------------------------
 
     def rollout(self, prompts: list[Any], trainer: ComposerReplicationTrainer) -> dict[str, list[Any]]:
-        """TRL's `rollout_func`: the prompts are seats, as many as the step's tasks have siblings together."""
+        """Roll out a step, as TRL's `rollout_func`. The prompts are placeholders, one for each rollout of the step."""
         version = trainer.state.global_step
         began = time.monotonic()
         groups = _elsewhere(self.collector.collect(version + 1, version))
@@ -154,7 +147,7 @@ class TrlArm:
     def teach(
         self, trainer: ComposerReplicationTrainer, inputs: list[dict[str, Any]], outputs: Mapping[str, Tensor]
     ) -> StepSignals:
-        """Our advantages and hints for the rollouts that were just made."""
+        """Return our advantages and hints for the rollouts that were just made."""
         del inputs, outputs
         groups = self.step.groups
         signals = self.step.signals = self.signals.make(trainer.state.global_step + 1, groups)
@@ -171,7 +164,7 @@ class TrlArm:
     # --- what TRL tells -----------------------------------------------------------------------------------------------------
 
     def updated(self) -> None:
-        """The weights have changed."""
+        """Forget the engine's sessions: the weights have changed."""
         self.engine.reset()
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # Ctrl-C: TRL gives the event loop no other chance
@@ -198,7 +191,7 @@ class TrlArm:
         self.shown.advance()
 
     def adopt(self, step: int) -> None:
-        """Make what TRL has saved a checkpoint of the run."""
+        """Turn what TRL has saved into a checkpoint of the run."""
         made = self.folder / f"checkpoint-{step}"
         if not (made / "config.json").exists():  # adapters alone
             self.model.config.to_json_file(made / "config.json")
@@ -233,7 +226,7 @@ class TrlArm:
             model=self.model,
             args=self.args,
             reward_funcs=[_verdicts],
-            train_dataset=Dataset.from_list([{"prompt": f"seat {i}"} for i in range(config.rollout.groups)]),
+            train_dataset=Dataset.from_list([{"prompt": f"placeholder {i}"} for i in range(config.rollout.groups)]),
             processing_class=tokenizer,
             rollout_func=self.rollout,
             peft_config=self.lora,
@@ -274,25 +267,14 @@ class _JournalCallback(TrainerCallback):
         self.arm.adopt(state.global_step)
 
 
-class _TrlScorer:
-    def __init__(self, model: Any, cache: LogprobCache) -> None:
-        self._model, self._cache = model, cache
-
-    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        return with_reference_logprobs(self._model, pairs, self._cache)
-
-    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-        return action_entropies(self._model, trajectories)
-
-
 def _verdicts(completions: list[Any], verdict: list[float | None], **_: Any) -> list[float | None]:
-    """TRL wants a reward function; ours come with the rollouts."""
+    """Return the rewards that came with the rollouts, as TRL's reward function."""
     del completions
     return verdict
 
 
 def _row(trajectory: Trajectory, filler: int) -> dict[str, list[Any]]:
-    """A trajectory as TRL takes it: what is not the policy's own has 0 in `env_mask`. TRL cannot take one without tokens."""
+    """Return a trajectory in TRL's form: `env_mask` is 0 where the policy did not sample. TRL needs at least one token."""
     ids, own, logprobs = list[int](), list[int](), list[float]()
     for turn in trajectory.turns:
         ids += [*turn.action_ids, *turn.observation_ids]
@@ -319,12 +301,12 @@ _NAMES = {
 
 
 def _renamed(logs: Mapping[str, float]) -> dict[str, float]:
-    """TRL's measures under the names that ours have."""
+    """Return TRL's measures under the names that ours have."""
     return {ours: float(logs[theirs]) for theirs, ours in _NAMES.items() if logs.get(theirs) is not None}
 
 
 def _peft(config: RunConfig) -> Any:
-    """A LoraConfig of the options below `peft.`; None without any. Raises ConfigError for one that it does not have."""
+    """Return a LoraConfig of the options that begin with `peft.`; None without any. Raises ConfigError for an unknown one."""
     options: dict[str, Any] = {
         name.removeprefix("peft."): v for name, v in config.substrate.options.items() if name.startswith("peft.")
     }
@@ -340,6 +322,6 @@ def _peft(config: RunConfig) -> Any:
 
 
 def _elsewhere(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine to its end in a thread of its own: this one's event loop waits for TRL."""
+    """Run a coroutine to its end in another thread: this thread's event loop waits for TRL."""
     with ThreadPoolExecutor(1, "trl-rollout") as thread:
         return thread.submit(asyncio.run, work).result()

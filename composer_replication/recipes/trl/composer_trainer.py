@@ -1,4 +1,4 @@
-"""The hint and replay channels beside the loss of TRL's GRPOTrainer, through two of its methods.
+"""The hint and replay channels in addition to the loss of TRL's GRPOTrainer, through two of its methods.
 
 `compute_loss` adds the channels to TRL's loss, which is what it was, of any `loss_type`. `_generate_and_score_completions` adds
 to TRL's rollouts what they teach, as tensors with one row per sample, so that it goes through TRL's shuffling and splitting.
@@ -33,7 +33,7 @@ from composer_replication.policy_gradient import importance_weights
 from composer_replication.recipes.trl.per_sample import gathered, spread, unpadded, with_students
 from composer_replication.recipes.trl.step_signals import SignalSource, StepSignals
 from composer_replication.recipes.trl.trainer_callback import TeacherCallback, state_path
-from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import pairs_of_step
 from composer_replication.types import Pair
 from composer_replication.types.errors import ConfigError, MissingExtraError
@@ -60,7 +60,7 @@ _ROWS = "composer_rows"
 
 
 class ComposerReplicationTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` with three channels. Everything TRL offers for the first one stays as it is.
+    """`trl.GRPOTrainer` with three channels. Everything that TRL offers for the first one stays as it is.
 
     Args:
         channels: the run file's `[loss]`. Of `rlvr` only `importance*` is read: the rest is GRPOConfig's. By default the hint
@@ -71,7 +71,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             without reference log-probs get the starting policy's.
 
     Log-probs that a `rollout_func` returns are not ignored, as TRL does without vLLM: they are those of the policy that sampled,
-    so ratios are taken to them, or, with `channels.rlvr.importance`, tokens are weighted by how far the policy has moved.
+    so ratios are taken to them, or, with `channels.rlvr.importance`, tokens are weighted by how much the policy has changed.
 
     Raises:
         ConfigError: a channel has a weight and nothing feeds it, or an option of GRPOConfig would make it read something else.
@@ -98,9 +98,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self.channel_metrics: dict[str, float] = {}
         """Metrics of the last step, merged from them."""
         self.resumed_from: str | None = None
-        """The checkpoint that `train` goes on from; None: it begins."""
+        """The checkpoint that `train` resumes from; None for a new run."""
         self.off: dict[str, str] = {}
-        """Channels that had nothing to say in it, and why."""
+        """Channels that had no input in it, and why."""
         self._refuse(pairs)
         hint = self.channels.hint
         self.self_teacher: SelfTeacher | None = None
@@ -112,12 +112,14 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if self.channels.replay.variant == "dpo" and any(
             p.ref_chosen_logprob is None or p.ref_rejected_logprob is None for p in pairs
         ):
-            self.pairs = with_reference_logprobs(self.model, self.pairs, LogprobCache())
+            self.pairs = PolicyScorer(self.model, LogprobCache()).with_reference_logprobs(self.pairs)
         self.add_callback(TeacherCallback(self))
 
     def train(self, resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's. Self-teacher and TAID's clock are those of the checkpoint that it goes on from; True is the last one below
-        `output_dir`. Raises CheckpointError when it does not have them."""
+        """Train as TRL does; a resumed run restores the self-teacher and TAID's clock.
+
+        `True` resumes from the last checkpoint in `output_dir`. Raises CheckpointError when the checkpoint lacks their state.
+        """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True  # type: ignore[no-untyped-call]  # without one TRL says so
         self.resumed_from = os.fspath(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str | os.PathLike) else None
@@ -162,7 +164,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return loss + found.total.to(loss.device) * self._share
 
     def state_of_teachers(self) -> dict[str, Any]:
-        """Return what a checkpoint has to keep: not the teachers that a resumed run makes again from the starting weights."""
+        """Return the state that a checkpoint keeps, without teachers that a resumed run makes again from the starting weights."""
         kept: dict[str, Any] = {}
         if isinstance(self.self_teacher, EMATeacher):
             kept["self_teacher"] = self.self_teacher.state_dict()
@@ -174,8 +176,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     @property
     def _share(self) -> float:
-        """Return the factor of a sum over the generation batch's denominators: DDP takes the mean over processes, and a
-        generation batch that lasts for several optimizer steps counts whole in them together."""
+        """The factor of a sum over the generation batch's denominators.
+
+        DDP takes the mean over processes, and a generation batch that lasts for several optimizer steps counts once in all of
+        them together.
+        """
         steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         return float(self.accelerator.num_processes * steps)
 
@@ -201,7 +206,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             )
 
     def _step_pairs(self) -> Batch:
-        """This process's part of the pairs of the optimizer steps that a generation batch lasts for."""
+        """Return this process's part of the pairs for the optimizer steps that a generation batch lasts for."""
         if not self.pairs or self.channels.replay.weight == 0:
             return {}
         accumulated, many = self.args.gradient_accumulation_steps, self.accelerator.num_processes
@@ -212,7 +217,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return collate((), None, (), mine, pad_id=int(self._tokenizer.pad_token_id)) if mine else {}
 
     def _whole(self, rows: Batch) -> Batch:
-        """The same with the denominators of all processes."""
+        """Return the rows with the denominators summed over all processes."""
         if self.accelerator.num_processes == 1:
             return rows
         names = ("composer_hint_denominator", "composer_replay_denominator")
@@ -243,7 +248,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     @contextmanager
     def _kl_of_trained_rows(self, inputs: Mapping[str, Any]) -> Iterator[None]:
-        """TRL's mean over rows counts those that are left out: advantages are scaled against it, and so is the KL's weight."""
+        """Scale the KL's weight as advantages are scaled: TRL's mean over rows counts rows that are left out."""
         beta = self.beta
         self.beta = beta * float(inputs.get(_ROWS, 1.0))
         try:
@@ -252,7 +257,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self.beta = beta
 
     def _correct(self, out: dict[str, Any]) -> None:
-        """Take log-probs of another policy than the present one into account."""
+        """Correct for log-probs that another policy than the present one has given."""
         rlvr, sampled = self.channels.rlvr, None if self.use_vllm else out.get("sampling_per_token_logps")
         if rlvr.importance == "none":
             if sampled is not None:
@@ -274,7 +279,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
             self._metrics["train"]["rlvr/importance/max"].append(used.max().item())
 
     def _present_logprobs(self, out: Mapping[str, Tensor]) -> Tensor:
-        """Log-probs [B, C] of the completions under the present policy, 0 where nothing is trained on."""
+        """Return log-probs [B, C] of the completions under the present policy, 0 where nothing is trained on."""
         ids, attended, _ = unpadded(out)
         size, width = self.args.per_device_train_batch_size, out["completion_ids"].shape[1]
         columns = torch.arange(width, device=ids.device) + out["prompt_mask"].sum(-1, keepdim=True)
@@ -290,7 +295,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         return torch.where(trained, torch.cat(found).gather(1, inside), 0.0)
 
     def _note(self, found: LossComponents, loss: Tensor) -> None:
-        """Into TRL's metrics, which are means over the micro-batches of a step."""
+        """Add to TRL's metrics, which are means over the micro-batches of a step."""
         share = self._share / self.accelerator.num_processes
         scale = {"hint/loss": share, "replay/loss": share, "replay/pairs": min(1.0, share)}  # generations share a step's pairs
         found = replace(found, metrics={name: value * scale.get(name, 1.0) for name, value in found.metrics.items()})
@@ -324,7 +329,7 @@ def _overheard(model: nn.Module, *, wanted: bool) -> Iterator[list[Forward]]:
 
 @contextmanager
 def _original_forward(model: nn.Module) -> Iterator[None]:
-    """TRL gives its model a `forward` of its own that a copy would share: the copy would read by the original's weights."""
+    """Restore the model's class `forward` while the body runs: a copy of TRL's patched one would read the original's weights."""
     inner = unwrapped(model)
     whole = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     patched = whole.__dict__.pop("forward", None)

@@ -1,4 +1,4 @@
-"""A run file in the words of GRPOConfig, and what of it cannot be said there."""
+"""The options of GRPOConfig that follow from a run file, and those that it cannot express."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import RunConfig
 from composer_replication.policy_gradient import thresholds
+from composer_replication.recipes.limits import refuse
 from composer_replication.types.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "grpo_options", "make_grpo_config"]
 
-_OTHERS = "substrate.type = local, monarch or ray"
 _LOSS_TYPES = {"bnpo": "dapo", "gspo": "grpo"}
 """Where TRL says it otherwise: its `bnpo` depends on how a batch is cut, and its GSPO is a level of importance sampling."""
 _OURS = frozenset(
@@ -43,27 +43,13 @@ _CHOICES = {
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError for what GRPOTrainer cannot express; names the field and who can."""
-    rlvr, rollout = config.loss.rlvr, config.rollout
-    rollouts, micro = rollout.groups * rollout.group_size, config.optimizer.micro_batch_size
-    refused = {
-        "loss.rlvr.objective = dppo": rlvr.objective == "dppo",
-        f"loss.rlvr.epsilon_low = {rlvr.epsilon_low} with cispo": rlvr.objective == "cispo"
-        and rlvr.epsilon_low is not None
-        and rlvr.epsilon_low < 1.0,
-        f"rollout.refills = {rollout.refills}": rollout.refills > 0,
-        f"rollout.timeout_s = {rollout.timeout_s}": rollout.timeout_s is not None,
-        f"reward.kl_weight = {config.reward.kl_weight}": config.reward.kl_weight > 0,
-        f"reward.prm.weight = {config.reward.prm.weight}": config.reward.prm.weight > 0,
-        "loss.hint.useful_only = true": config.loss.hint.weight > 0 and config.loss.hint.useful_only,
-    }
-    for what, wanted in refused.items():
-        if wanted:
-            raise ConfigError(f"{what} cannot be expressed on substrate trl", fix=f"leave it out, or use {_OTHERS}")
+    """Raise ConfigError when an arm asks for what GRPOTrainer cannot express, or sets an option that is not free."""
+    refuse(config, "trl")
+    rollouts, micro = config.rollout.groups * config.rollout.group_size, config.optimizer.micro_batch_size
     if rollouts % micro:
         raise ConfigError(
             f"optimizer.micro_batch_size = {micro} does not divide the {rollouts} rollouts of a step, as substrate trl needs",
-            fix=f"take a divisor of {rollouts}, or use {_OTHERS}",
+            fix=f"take a divisor of {rollouts}, or set substrate.type = local, monarch or ray",
         )
     for name, value in config.substrate.options.items():
         if name in _OURS or name.startswith("vllm_"):
@@ -78,7 +64,7 @@ def check(config: RunConfig) -> None:
 
 
 def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """The fields of GRPOConfig that follow from an arm's configuration, `substrate.options` over them."""
+    """Return the fields of GRPOConfig that follow from an arm's configuration; `substrate.options` override them."""
     rlvr, rollout, optimizer = config.loss.rlvr, config.rollout, config.optimizer
     parts = rollout.groups * rollout.group_size // optimizer.micro_batch_size
     low, high = thresholds("cispo" if rlvr.objective == "cispo" else "ppo", rlvr.epsilon_low, rlvr.epsilon_high)
@@ -105,7 +91,7 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
         "disable_dropout": True,  # with it the policy that learns would be another than the one that sampled
         "bf16": False,
         "shuffle_dataset": False,
-        "ignore_data_skip": True,  # its rows are seats: the step says which tasks are practised on
+        "ignore_data_skip": True,  # its rows are placeholders: the step decides which tasks are rolled out
         "logging_steps": 1,
         "save_strategy": "steps",
         "save_steps": config.checkpoint_every,
@@ -116,7 +102,10 @@ def grpo_options(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 
 def make_grpo_config(config: RunConfig, folder: Path, *, cpu: bool) -> GRPOConfig:
-    """Raises ConfigError when `substrate.options` has a name that is none of GRPOConfig's, or a value that it refuses."""
+    """Make the GRPOConfig of an arm.
+
+    Raises ConfigError when `substrate.options` names no field of GRPOConfig, or has a value that GRPOConfig refuses.
+    """
     import dataclasses
 
     from trl import GRPOConfig

@@ -19,7 +19,7 @@ from composer_replication.loss.forward import Forward
 __all__ = ["PREFIX", "gathered", "spread", "unpadded", "with_students"]
 
 PREFIX = "composer_"
-"""Of the keys, so that they meet none of a trainer's own."""
+"""Prefix of the keys, so that they differ from a trainer's own."""
 _HINTS = (
     "ctx_teacher_input_ids",
     "ctx_teacher_attention_mask",
@@ -37,9 +37,9 @@ _DENOMINATORS = ("hint_denominator", "replay_denominator")
 
 
 def spread(batch: Mapping[str, Tensor], rows: int) -> Batch:
-    """The hints and pairs of a batch of `collate`, [rows, M, ...] and [rows, S, ...], and their 0-dim denominators.
+    """Return the hints and pairs of a batch of `collate` as [rows, M, ...] and [rows, S, ...], and their 0-dim denominators.
 
-    `student_row` says whose a hinted turn is; pairs, which are nobody's, are dealt out evenly. Empty for a batch without both.
+    `student_row` names the row of a hinted turn; pairs belong to no row, and are spread evenly. Empty for a batch without both.
     """
     found: Batch = {}
     if "ctx_teacher_input_ids" in batch:
@@ -51,7 +51,7 @@ def spread(batch: Mapping[str, Tensor], rows: int) -> Batch:
 
 
 def gathered(inputs: Mapping[str, Any]) -> Batch:
-    """The keys of `compose_loss` for the hints and pairs that the rows in `inputs` hold; `student_row` counts these rows."""
+    """Return the keys of `compose_loss` for the hints and pairs in the rows of `inputs`; `student_row` counts these rows."""
     found: Batch = {}
     if PREFIX + "sdpo_loss_mask" in inputs:
         held = (inputs[PREFIX + "sdpo_loss_mask"] > 0).any(-1)  # [rows, M]
@@ -65,7 +65,7 @@ def gathered(inputs: Mapping[str, Any]) -> Batch:
 
 
 def unpadded(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Prompts and completions in one piece: right-padded ids [B, P + C], their mask, and the padding [B] they had in front."""
+    """Join prompts and completions: right-padded ids [B, P + C], their mask, and the padding [B] that stood before them."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     padding = inputs["prompt_mask"].shape[1] - inputs["prompt_mask"].sum(-1)
@@ -78,8 +78,10 @@ def unpadded(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 def with_students(
     batch: Batch, inputs: Mapping[str, Any], heard: Sequence[Forward], *, whole: bool
 ) -> tuple[Batch, Forward | None]:
-    """`batch` with the students' rows, and TRL's own forward pass over them; where that cannot be read, only the rows that are
-    compared, unless the processes must all read as many."""
+    """Add the students' rows to `batch`, and return TRL's forward pass over them where it can be read.
+
+    Where it cannot be read, only the rows that are compared are added, unless all processes have to read equally many.
+    """
     if "student_row" not in batch and not whole:
         return batch, None
     ids, mask, padding = unpadded(inputs)
@@ -103,7 +105,7 @@ class _LeftPadded(Forward):
 
 
 def _dealt(batch: Mapping[str, Tensor], keys: tuple[str, ...], owner: Tensor, rows: int) -> Batch:
-    """Row i gets what `owner` [n] says is its own, in slots of its own."""
+    """Give row i the entries whose `owner` [n] is i, each in a separate slot."""
     earlier = torch.ones(len(owner), len(owner), dtype=torch.bool, device=owner.device).tril(-1)
     slot = ((owner.unsqueeze(0) == owner.unsqueeze(1)) & earlier).sum(-1)
     slots = int(slot.max()) + 1

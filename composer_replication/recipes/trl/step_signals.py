@@ -1,4 +1,4 @@
-"""Signals that a source adds to one generation batch of TRL's."""
+"""Signals that a source adds to one of TRL's generation batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SignalSource", "StepSignals"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignals:
-    """Signals of one generation batch besides the rewards, on this process."""
+    """Signals of one generation batch in addition to the rewards, on this process."""
 
     batch: Mapping[str, Tensor] = field(default_factory=dict)
     """Hints and pairs as `collate` gives them; `student_row` is the row of the generation batch, whose tokens are the prompt's

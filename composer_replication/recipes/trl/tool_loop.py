@@ -1,4 +1,4 @@
-"""Hints from TRL's own tool loop: its rollouts in our environments, read back as trajectories without tokenising anything again.
+"""Hints from TRL's tool loop: its rollouts in our environments, read as trajectories without tokenising anything again.
 
 Turn t of a rollout is the t-th run of ones in `tool_mask`; what is between two runs is the environment's reply. Calls and their
 results are those that the environment kept, in the order in which they were made.
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from composer_replication.config import HintConfig, LossConfig, ModelConfig, ReplayConfig, RunConfig, TasksConfig
 from composer_replication.envs.tools import TOOLSETS
-from composer_replication.hints import HintContext, detectors_named, generators_named
 from composer_replication.integrations.trl import CodingEnvironment, CodingEnvironmentFactory
 from composer_replication.loss.batch import collate
 from composer_replication.recipes.trl.step_signals import StepSignals
@@ -29,8 +28,9 @@ __all__ = ["ToolLoopHints", "recovered_turns"]
 
 
 class ToolLoopHints:
-    """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: hints at error turns. Advantages stay TRL's,
-    but a rollout whose sandbox failed has none.
+    """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: it finds hints at error turns.
+
+    Advantages stay TRL's, but a rollout whose sandbox failed has none.
 
     Raises:
         ConfigError: `hint` names a detector or generator that there is not, or asks for what needs a run of ours.
@@ -40,23 +40,14 @@ class ToolLoopHints:
         hint = hint or HintConfig()
         if hint.useful_only:
             raise ConfigError("loss.hint.useful_only is not for TRL's tool loop", fix="set it to false")
-        suite, self._tools = factory.suite, TOOLSETS[factory.toolset]
-        contexts = {
-            task.spec.task_id: HintContext(tools=self._tools, documentation=task.docs(), instruction=task.spec.instruction)
-            for task in suite.tasks
-        }
+        self._tools = TOOLSETS[factory.toolset]
         self._maker = SignalMaker(
             config=RunConfig(
                 model=ModelConfig(path="TRL's"),
                 tasks=TasksConfig(train=factory.folder),
                 loss=LossConfig(hint=hint, replay=ReplayConfig(weight=0.0)),
             ),
-            sources=HintSources(
-                contexts=contexts,
-                gold={task.spec.task_id: task.deleted_code() for task in suite.tasks},
-                detectors=detectors_named(hint.detectors),
-                generators=generators_named(hint.generators, None),
-            ),
+            sources=HintSources.of(hint, factory.suite.tasks, self._tools),
             renderer=ChatRenderer(tokenizer),
             context_window=1 << 30,
         )
@@ -112,7 +103,7 @@ def recovered_turns(
     renderer: ChatRenderer,
     names: Container[str],
 ) -> tuple[Turn, ...]:
-    """The turns of a completion: `own` is 1 at sampled tokens. Their log-probs are not known, and given as 0.
+    """Return the turns of a completion: `own` is 1 at sampled tokens. Their log-probs are unknown, and given as 0.
 
     A call that did not reach the environment because there is no tool of that name among `names`, or because it could not be
     parsed, has the result that it would have had there.
@@ -132,7 +123,7 @@ def recovered_turns(
 
 
 def _result(call: ToolCall, left: list[tuple[ToolCall, ToolResult]], names: Container[str]) -> ToolResult | None:
-    """What came of a call; None when it was not carried out any more."""
+    """Return the result of a call; None when it was not carried out."""
     if call.error is not None:
         return ToolResult(call_id=call.call_id, name=call.name, content=f"bad tool call: {call.error}", status="malformed_call")
     if call.name not in names:

@@ -1,4 +1,4 @@
-"""Update what moves with the policy that TRL trains: self-teacher, TAID's clock and the step's metrics."""
+"""A callback that keeps the self-teacher, TAID's clock and the step's metrics in step with the policy that TRL trains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATE_FILE = "composer.pt"
 
 
 def state_path(checkpoint: str) -> str:
-    """Where a checkpoint of TRL's has what moves. Raises CheckpointError when it has none."""
+    """Return the path of the self-teacher's state in a checkpoint of TRL's. Raises CheckpointError when there is none."""
     path = os.path.join(checkpoint, _STATE_FILE)
     if not os.path.isfile(path):
         raise CheckpointError(f"{path} is missing: the self-teacher cannot go on", fix="resume from another checkpoint")
@@ -42,7 +42,7 @@ class _TrainerState(Protocol):
 
 
 class TeacherCallback(TrainerCallback):
-    """Update the self-teacher and TAID's clock after every step, and keep both in TRL's checkpoints."""
+    """A callback that updates the self-teacher and TAID's clock after every step, and keeps both in TRL's checkpoints."""
 
     def __init__(self, trainer: _TrainerState) -> None:
         self.trainer = trainer

@@ -28,7 +28,7 @@ VERDICT, PENALTY = 0, 1
 def composer_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, config: Any = None, index: Sequence[Any] = (), **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, R], the same on every token of a row; `index` [B] says which rows are of one group."""
+    """Return advantages and returns [B, R], equal on all tokens of a row; rows with equal `index` [B] are siblings."""
     del config
     values = advantages_of_rows(token_level_rewards, response_mask, index, ArmPlan.required().config.loss.rlvr.advantage)
     spread = values.unsqueeze(-1) * response_mask
@@ -36,7 +36,7 @@ def composer_advantages(
 
 
 def advantages_of_rows(rewards: Tensor, mask: Tensor, index: Sequence[Any], kind: AdvantageKind) -> Tensor:
-    """[B]; 0 for a row without a verdict."""
+    """Return the advantages [B]; 0 for a row without a verdict."""
     groups: defaultdict[Any, list[int]] = defaultdict(list)
     for row, name in enumerate(index):
         groups[name].append(row)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -47,14 +46,14 @@ class ComposerOutput(AgentLoopOutput):
 
 @register("composer")
 class ComposerAgentLoop(AgentLoopBase):
-    """One rollout of a task; verl makes one of these for each."""
+    """One rollout of a task; verl makes one object for each."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.episodes = _episodes(self.tokenizer)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> ComposerOutput:
-        """`row` is the prompt's of the dataset (`dataset`), with verl's `uid`, `session_id` and `global_steps`.
+        """Roll out one prompt of the data set (`dataset`): `row` is its row, with verl's `uid`, `session_id` and `global_steps`.
 
         Raises:
             ModelError: as `answer.sample_of`.
@@ -64,7 +63,7 @@ class ComposerAgentLoop(AgentLoopBase):
         evaluation = row["split"] == "held_out"
         finish = partial(self.episodes.finish, step=step, evaluation=evaluation)
         siblings = _GROUPS.setdefault(uid, Siblings(self._count(evaluation), finish))
-        with _Told(siblings, self.episodes, uid):
+        with _reporting(siblings, self.episodes, uid):
             rollout = self.episodes.rollout(str(row["task_id"]), step, number, evaluation=evaluation)
             version = step if evaluation else step - 1
             versions = await self._roll_out(rollout, f"{uid}_{number}", sampling_params)
@@ -85,7 +84,7 @@ class ComposerAgentLoop(AgentLoopBase):
         return int(self.rollout_config.val_kwargs.n if evaluation else self.rollout_config.n)
 
     async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int | None]:
-        """Until the rollout ends; the versions of the weights that sampled it."""
+        """Run the rollout to its end, and return the versions of the weights that sampled it."""
         await self._in_thread(rollout.begin)
         ends, window = self.episodes.stop_ids, self.episodes.config.rollout.context_tokens
         context: list[int] = []
@@ -119,7 +118,7 @@ class ComposerAgentLoop(AgentLoopBase):
     def _output(self, record: GroupRecord, number: int, pairs: list[Pair], version: int) -> ComposerOutput:
         trajectory = record.group.trajectories[number]
         ids, mask, logprobs = tokens_of(trajectory)
-        prompt = list(trajectory.prompt_ids) or [self.tokenizer.pad_token_id]  # the box broke before there was one
+        prompt = list(trajectory.prompt_ids) or [self.tokenizer.pad_token_id]  # the sandbox broke before there was one
         short = max(0, _LEAST - len(ids))
         verdict = 0.0 if isinstance(trajectory.reward, Unscored) else trajectory.reward
         penalty = record.penalty(number) if record.penalties else 0.0
@@ -142,21 +141,21 @@ class ComposerAgentLoop(AgentLoopBase):
         )
 
 
-class _Told(AbstractContextManager[None]):
-    """Whoever breaks inside tells its siblings and the run."""
-
-    def __init__(self, siblings: Siblings[GroupRecord], episodes: Episodes, uid: str) -> None:
-        self._siblings, self._episodes, self._uid = siblings, episodes, uid
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _GROUPS.pop(self._uid, None)
-        if error is not None:
-            self._siblings.leave(error)
-            self._episodes.fault(error)
+@contextmanager
+def _reporting(siblings: Siblings[GroupRecord], episodes: Episodes, uid: str) -> Iterator[None]:
+    """Report an error in the body to the siblings and to the run."""
+    try:
+        yield
+    except BaseException as error:
+        siblings.leave(error)
+        episodes.fault(error)
+        raise
+    finally:
+        _GROUPS.pop(uid, None)
 
 
 @cache
 def _episodes(tokenizer: Any) -> Episodes:
-    """This process's. Opened with the first agent loop, in the event loop's thread: nothing runs before it."""
+    """Return this process's episodes. The first agent loop opens them in the event loop's thread, before anything else runs."""
     plan = ArmPlan.required()
     return Episodes(plan, ChatRenderer(tokenizer))

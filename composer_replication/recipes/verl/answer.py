@@ -1,4 +1,4 @@
-"""What verl's rollout server answers, checked before a turn is made of it."""
+"""Checks of the answers of verl's rollout server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_versions", "sample_of"]
 def sample_of(
     ids: Sequence[int], logprobs: Sequence[float] | None, reason: str | None, *, most: int, room: int, ends: Collection[int]
 ) -> Sample:
-    """The sampled turn.
+    """Return the sampled turn.
 
     Args:
         reason: why it ended, as verl's `TokenOutput.stop_reason` says it.

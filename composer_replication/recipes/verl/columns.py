@@ -26,7 +26,7 @@ COLUMN = "composer"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a row of verl's batch carries for us."""
+    """Our part of a row of verl's batch."""
 
     trajectory_id: str
     hints: tuple[HintedTurn, ...] = ()
@@ -34,13 +34,15 @@ class Row:
 
 
 def pack(row: Row) -> dict[str, Any]:
-    """Plain data for `extra_fields`."""
+    """Return plain data for `extra_fields`."""
     return {COLUMN: {"trajectory_id": row.trajectory_id, "hints": to_json(row.hints), "pairs": to_json(row.pairs)}}
 
 
 def rows_of(data: Any) -> list[Row]:
-    """Those of a TensorDict, in its order. Rows with which verl fills up a batch copy another row's fields and have no turns:
-    they carry nothing. Raises KeyError on a batch of another agent loop."""
+    """Return our rows of a TensorDict, in its order. Raises KeyError on a batch of another agent loop.
+
+    verl fills up a batch with copies of other rows that have no turns; ours of those are empty.
+    """
     found = []
     for number, (fields, turns) in enumerate(zip(_plain(data["extra_fields"]), _plain(data["num_turns"]), strict=True)):
         raw = fields[COLUMN]
@@ -49,8 +51,10 @@ def rows_of(data: Any) -> list[Row]:
 
 
 def tokens_of(trajectory: Trajectory) -> tuple[list[int], list[int], list[float]]:
-    """Ids, mask and log-probs of everything after the prompt. A token whose log-prob is not finite is not trained on, nor is any
-    of a trajectory without a verdict."""
+    """Return ids, mask and log-probs of everything after the prompt.
+
+    A token without a finite log-prob is not trained on, nor is any token of a trajectory without a verdict.
+    """
     scored = not isinstance(trajectory.reward, Unscored)
     ids: list[int] = []
     mask: list[int] = []
@@ -65,7 +69,7 @@ def tokens_of(trajectory: Trajectory) -> tuple[list[int], list[int], list[float]
 
 
 def hint_batch(input_ids: Sequence[Tensor], rows: Sequence[Row], pad_id: int, device: torch.device) -> Batch:
-    """The hint channel's tensors of a micro-batch with these sequences, unpadded [T] each; without denominator.
+    """Return the hint channel's tensors of a micro-batch with these sequences, unpadded [T] each; without denominator.
 
     Every row is there, in the batch's order, so that positions are those of the student's forward pass.
     """
@@ -81,7 +85,7 @@ def hint_batch(input_ids: Sequence[Tensor], rows: Sequence[Row], pad_id: int, de
 
 
 def _sequence(number: int, ids: Tensor, row: Row) -> Trajectory:
-    """The row's tokens as one long turn: what was sampled in them is no matter here."""
+    """Return the row's tokens as one long turn; which of them were sampled does not matter here."""
     tokens = tuple(ids.tolist())
     turn = Turn(action_ids=tokens[1:], logprobs=(0.0,) * (len(tokens) - 1), text="")
     return Trajectory(
@@ -108,5 +112,5 @@ def _tupled(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> list[Any]:
-    """A column of a TensorDict, whatever it is kept as, as a list."""
+    """Return a column of a TensorDict as a list."""
     return list(column.tolist() if hasattr(column, "tolist") else column)

@@ -17,7 +17,7 @@ __all__ = ["CPUPlatform"]
 
 
 class _Device(types.SimpleNamespace):
-    """`torch.cpu` with those names of `torch.cuda` that verl calls on every device."""
+    """`torch.cpu` with the names of `torch.cuda` that verl calls on every device."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -48,7 +48,7 @@ _MODULE = _Device(
 
 @PlatformRegistry.register(platform="cpu")
 class CPUPlatform(PlatformBase):
-    """What verl asks of a device."""
+    """The CPU as a device of verl."""
 
     @property
     def device_name(self) -> str:
@@ -76,10 +76,10 @@ class CPUPlatform(PlatformBase):
         return 1
 
     def set_device(self, device_index: int) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing runs elsewhere."""
+        """Do nothing: all work is synchronous."""
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -88,10 +88,10 @@ class CPUPlatform(PlatformBase):
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
-        """The allocator has none."""
+        """Do nothing: the allocator has no settings."""
 
     def empty_cache(self) -> None:
-        """Nor a cache."""
+        """Do nothing: there is no cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         del device_index
@@ -109,10 +109,10 @@ class CPUPlatform(PlatformBase):
         yield
 
     def profiler_start(self) -> None:
-        """There is no profiler."""
+        """Do nothing: there is no profiler."""
 
     def profiler_stop(self) -> None:
-        """Likewise."""
+        """Do nothing: there is no profiler."""
 
     def ray_resource_name(self) -> str:
         return "GPU"  # verl counts no other; ours are logical
@@ -134,5 +134,5 @@ def _init_process_group(init: Any, backend: str | None = None, *args: Any, **kwa
     return init("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
 
 
-# verl asks for "cpu:gloo" beside the device's own backend, and torch takes no device twice
+# verl asks for "cpu:gloo" in addition to the device's backend, and torch takes no device twice
 torch.distributed.init_process_group = partial(_init_process_group, torch.distributed.init_process_group)

@@ -1,4 +1,4 @@
-"""verl's rollout server `composer_cpu`: our transformers engine in a Ray actor, for where vLLM cannot run.
+"""verl's rollout server `composer_cpu`: our transformers engine in a Ray actor, for machines that cannot run vLLM.
 
 Requests that arrive together are sampled together. Sessions keep their keys and values over turns until new weights arrive.
 """
@@ -39,10 +39,10 @@ class _WaitingRequest:
 
 
 class CPUServer:
-    """One policy, served to the agent loops."""
+    """A policy that is served to the agent loops."""
 
     def __init__(self, path: str) -> None:
-        """Raises ModelError when no policy can be loaded from `path`."""
+        """Load the policy. Raises ModelError when none can be loaded from `path`."""
         torch.set_num_threads(1)
         self.model, tokenizer = load_policy(ModelConfig(path=path, device="cpu"))
         self.engine = TransformersEngine(self.model, tokenizer)
@@ -55,8 +55,8 @@ class CPUServer:
     async def generate(
         self, prompt_ids: list[int], sampling_params: Mapping[str, Any], request_id: str, session: str = "", **_: Any
     ) -> TokenOutput:
-        """Sample a turn after `prompt_ids`, the session's whole context. Raises ValueError where that does not go on from what
-        the session has read."""
+        """Sample a turn after `prompt_ids`, the session's whole context. Raises ValueError when it does not continue what the
+        session has read."""
         name, prompt = session or request_id, list(prompt_ids)
         seen = self._read.get(name, [])
         if prompt[: len(seen)] != seen:
@@ -79,7 +79,7 @@ class CPUServer:
         )
 
     async def _work(self) -> None:
-        """Answer what waits, batch after batch; a batch that breaks says so to each of its requests."""
+        """Answer the waiting requests, batch after batch; the error of a failed batch goes to each of its requests."""
         await asyncio.sleep(_TOGETHER_S)
         while self._waiting:
             temperature = self._waiting[0].temperature
@@ -97,7 +97,7 @@ class CPUServer:
                     one.answer.set_exception(broke)
 
     async def load(self, weights: Mapping[str, np.ndarray[Any, Any]], version: int | None) -> None:
-        """Take over new weights. Raises ModelError where they are not all of the policy's."""
+        """Load new weights. Raises ModelError where they are not all of the policy's."""
         tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
         missing, unexpected = self.model.load_state_dict(tensors, strict=False)
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
@@ -112,14 +112,14 @@ class CPUServer:
         self.version = version
 
     async def _nothing(self, *_: Any, **__: Any) -> None:
-        """Nothing is kept on a device that would have to make room."""
+        """Do nothing: no memory of a device has to be freed."""
 
     wake_up = sleep = abort_all_requests = resume_generation = clear_kv_cache = _nothing
     release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
 
 class CPUReplica(RolloutReplica):
-    """Starts a server."""
+    """A replica that starts a server."""
 
     async def launch_servers(self) -> None:
         server = ray.remote(CPUServer).options(name=_name(self.replica_rank), num_cpus=0, max_concurrency=1000)
@@ -129,17 +129,17 @@ class CPUReplica(RolloutReplica):
 
 
 class CPURollout(BaseRollout):
-    """The trainer's side of it: hands over weights."""
+    """The trainer's side of the server, which sends it the weights."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+        """Do nothing: nothing was released."""
 
     async def release(self) -> None:
-        """Nothing is on a device."""
+        """Do nothing: nothing is on a device."""
 
     async def update_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None, **_: Any

@@ -17,7 +17,7 @@ __all__ = ["evaluation_rows", "training_rows", "write_rows"]
 
 
 def training_rows(config: RunConfig, tasks: Sequence[Task], pairs: Sequence[Pair]) -> Iterator[dict[str, Any]]:
-    """Those of all steps: the tasks that the local trainer would take, which share the step's pairs."""
+    """Yield the rows of all steps: the tasks that the local trainer would take, which share the step's pairs."""
     count = config.rollout.groups
     for step in range(1, config.steps + 1):
         taken = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
@@ -26,7 +26,7 @@ def training_rows(config: RunConfig, tasks: Sequence[Task], pairs: Sequence[Pair
 
 
 def evaluation_rows(tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
-    """One for every held-out task."""
+    """Yield one row for every held-out task."""
     for place, task in enumerate(tasks):
         yield _row(place, task, "held_out", ())
 
@@ -45,7 +45,7 @@ def _row(index: int, task: Task, split: str, pairs: Sequence[Pair]) -> dict[str,
 
 
 def write_rows(path: Path, rows: Iterator[dict[str, Any]]) -> Path:
-    """As parquet."""
+    """Write rows as parquet and return the path."""
     import pyarrow
     import pyarrow.parquet
 

@@ -2,7 +2,7 @@
 
 The first channel is verl's own path: its forward pass, its log-probs, the policy loss `composer`, and the KL to the reference
 where there is one. The hint channel reads the same forward pass at the error turns and adds its loss to it; the preference pairs
-follow in passes of their own before the optimizer steps. Both are `loss.channels`' functions on tensors made of the micro-batch
+follow in separate passes before the optimizer steps. Both are `loss.channels`' functions on tensors made of the micro-batch
 (`columns`); every denominator is that of the whole batch on all ranks.
 """
 
@@ -40,11 +40,11 @@ __all__ = ["ComposerEngine"]
 _DENOMINATOR = "composer_hint_denominator"
 """In the micro-batches of a training step: the whole batch's. Passes that only score have none, and no hint channel."""
 _PART = "composer"
-"""In a micro-batch's metrics: those of our channels."""
+"""Key of a micro-batch's metrics that holds those of our channels."""
 
 
 class _Packed(Forward):
-    """A forward pass over sequences that stand one after the other, without padding: logits [1, N, V]."""
+    """A forward pass over concatenated sequences without padding: logits [1, N, V]."""
 
     def __init__(self, logits: Tensor, offsets: Tensor) -> None:
         super().__init__(logits, None)
@@ -57,7 +57,7 @@ class _Packed(Forward):
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cuda", vendor="nvidia")
 @EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
 class ComposerEngine(FSDPEngineWithLMHead):
-    """The policy's engine of a run of ours (`ArmPlan.required`); engines that only score are verl's own."""
+    """The policy's engine of a run of ours (`ArmPlan.required`); engines that only score are verl's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -96,7 +96,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         super().load_checkpoint(local_path, *args, **kwargs)
 
     def _owners(self) -> dict[str, Any]:
-        """What moves, and has to be saved: other self-teachers are made of the policy that the run starts from."""
+        """Return the objects whose state has to be saved: other self-teachers are made again from the starting policy."""
         moving = self.self_teacher if self.loss.hint.self_teacher == "ema" else None
         owners = {"self_teacher": moving, "taid": self.taid}
         return {name: owner for name, owner in owners.items() if owner is not None}
@@ -104,7 +104,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
     # --- one step
 
     def train_batch(self, data: Any, loss_function: Callable[..., Any]) -> dict[str, Any]:
-        """One optimizer step on this rank's share of a batch. Raises ModelError when the gradient is not finite."""
+        """Take one optimizer step on this rank's share of a batch. Raises ModelError when the gradient is not finite."""
         update_mode(self.module)
         rows = rows_of(data)
         self._count(data, rows)
@@ -138,7 +138,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         tu.assign_non_tensor(data, global_batch_size=max(1, sum(self._gathered(scored))))
 
     def _gathered(self, value: Any) -> list[Any]:
-        """Every data-parallel rank's, in their order."""
+        """Return the value of every data-parallel rank, in their order."""
         found: list[Any] = [None] * self.get_data_parallel_size()
         dist.all_gather_object(found, value, group=self.get_data_parallel_group())
         return found
@@ -162,7 +162,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return found
 
     def _hints(self, logits: Tensor, micro_batch: Any) -> tuple[Tensor | None, dict[str, float]]:
-        """The hint channel's part of a micro-batch, times its weight and the number of ranks, and its metrics."""
+        """Return the hint channel's part of a micro-batch, times its weight and the number of ranks, and its metrics."""
         weight, ids = self.loss.hint.weight, micro_batch["input_ids"]
         denominator = float(micro_batch[_DENOMINATOR])
         if self.self_teacher is None or not denominator:
@@ -190,7 +190,7 @@ class ComposerEngine(FSDPEngineWithLMHead):
     # --- pairs
 
     def _pairs(self, rows: list[Row], size: int) -> list[dict[str, float]]:
-        """Forward and backward passes over all ranks' pairs, `size` at a time; the metrics of this rank's."""
+        """Run forward and backward passes over all ranks' pairs, `size` at a time; return the metrics of this rank's."""
         replay = self.loss.replay
         pairs = {pair.pair_id: pair for mine in self._gathered([p for row in rows for p in row.pairs]) for pair in mine}
         if replay.weight == 0 or not pairs:
@@ -211,13 +211,13 @@ class ComposerEngine(FSDPEngineWithLMHead):
         return metrics if mine else {}
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """As verl runs its own passes."""
+        """Return the autocast context in which verl runs its passes."""
         kind = self._autocast_dtype
         return nullcontext() if kind == torch.float32 else torch.autocast(get_device_name(), dtype=kind)
 
 
 def _add_ours(loss_function: Callable[..., Any], *, model_output: dict[str, Any], data: Any, dp_group: Any) -> Any:
-    """verl's loss of a micro-batch plus the KL's and the hint channel's, with the metrics of all."""
+    """Return verl's loss of a micro-batch plus the KL's and the hint channel's, with the metrics of all."""
     hint, hint_metrics = model_output.pop(_PART)
     loss, metrics = loss_function(model_output=model_output, data=data, dp_group=dp_group)
     ours = {name: metrics.pop(name).aggregate() for name in list(metrics) if name.startswith("rlvr/")}

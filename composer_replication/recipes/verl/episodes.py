@@ -1,4 +1,4 @@
-"""What the agent loops of one process share: tasks, sandbox, hints, and where groups are recorded."""
+"""The state that the agent loops of one process share: tasks, sandbox, hints, and the records of groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transformers import AutoConfig, GenerationConfig
@@ -22,36 +22,39 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.collector import EVAL_STEP
 from composer_replication.trainer.rewards import penalties_of
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.trainer.signals import SignalMaker
-from composer_replication.types import Group, Hint, HintedTurn, Trajectory, to_json, trajectory_from_json
+from composer_replication.types import Group, Hint, HintedTurn, Trajectory, group_from_json, to_json
 
 __all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]
 
 _FOLDERS = "agents-*"
-"""Of the processes that ran agent loops: what became of their groups, a file for each step and a line of JSON for each group."""
+"""Folders of the processes that ran agent loops: a file for each step, with a line of JSON for each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group of rollouts and what was found of it."""
+    """A group of rollouts, with its hints and penalties."""
 
     step: int
-    """Of an evaluation the optimizer steps before it."""
+    """The step; of an evaluation, the optimizer steps taken before it."""
     evaluation: bool
     group: Group
     hints: Sequence[Hint] = ()
-    """Those that are told, then those that are not (`Hint.dropped`)."""
+    """The hints that are used, then those that were dropped (`Hint.dropped`)."""
     hinted: Sequence[HintedTurn] = ()
     penalties: dict[str, list[float]] = field(default_factory=dict)
-    """Of each trajectory, by the penalty's name."""
+    """The penalties of each trajectory, by name."""
 
     def penalty(self, number: int) -> float:
-        """All that is taken off the verdict of trajectory `number`."""
+        """Return the sum of the penalties on trajectory `number`."""
         return sum(values[number] for values in self.penalties.values())
+
+    def line(self) -> str:
+        """Return the record as a line of JSON, without the hinted turns."""
+        return json.dumps(to_json(replace(self, hinted=())), default=str)
 
 
 def generation_config_of(path: str) -> GenerationConfig:
-    """As transformers gives it to the model that it loads."""
+    """Load the generation config that transformers would give to the model."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:  # a policy need not have one; its config may name the tokens that end a turn
@@ -59,49 +62,38 @@ def generation_config_of(path: str) -> GenerationConfig:
 
 
 class Episodes:
-    """Opened once per process that runs agent loops."""
+    """The tasks and hints of one process that runs agent loops."""
 
     def __init__(self, plan: ArmPlan, renderer: ChatRenderer) -> None:
-        """Raises ConfigError, TaskError or SandboxError as `RunContext.open`."""
+        """Open the tasks. Raises ConfigError, TaskError or SandboxError as `RunContext.open`."""
         self.plan, self.config, self.renderer = plan, plan.config, renderer
         self.folder = plan.folder / f"agents-{os.uname().nodename}-{os.getpid()}"
         self.context = RunContext.open(plan.config, RunDir.create(self.folder), Terminal())
-        self.maker = SignalMaker(
-            config=plan.config,
-            sources=self.context.hint_sources(plan.config),
-            renderer=renderer,
-            context_window=plan.context_window,
-        )
+        self.maker = self.context.signal_maker(plan.config, renderer, plan.context_window)
         self.threads = ThreadPoolExecutor(plan.config.rollout.env_workers, "rollout-env")
         """Tools, tests and grades."""
         self.stop_ids = stop_ids_of(generation_config_of(plan.config.model.path), renderer.tokenizer)
         """Tokens that end a turn: those that end one wherever else the policy samples."""
 
     def rollout(self, task_id: str, step: int, sibling: int, *, evaluation: bool) -> Rollout:
-        """A rollout that has not begun. Its draws are those it would have under the local trainer."""
+        """Return a rollout that has not begun. Its draws are those that the local trainer would make."""
         config, named = self.config.rollout, EVAL_STEP if evaluation else step
         env = self.context.coding.make(task_id)
-        budgets = Budgets(
-            turn_tokens=config.turn_tokens,
-            trajectory_tokens=config.trajectory_tokens,
-            context_tokens=config.context_tokens,
-            max_turns=config.max_turns,
-        )
         return Rollout(
             f"{named}/{task_id}/{sibling}",
             env,
             self.renderer,
-            budgets,
+            Budgets.of(config),
             seed=derive_seed(self.config.seed, named, task_id, sibling),
             context_tokens=min(config.context_tokens, self.plan.context_window),
         )
 
     def finish(self, trajectories: Sequence[Trajectory], *, step: int, evaluation: bool) -> GroupRecord:
-        """What is found of a group; written down before it is given back."""
+        """Find the hints and penalties of a group, record them, and return the record."""
         first = trajectories[0]
         group = Group(group_id=first.trajectory_id.rpartition("/")[0], task_id=first.task_id, trajectories=tuple(trajectories))
         record = GroupRecord(step, evaluation, group) if evaluation else self._taught(step, group)
-        append_line(self.folder / _file(step, evaluation), json.dumps(_to_json(record), default=str), durable=False)
+        append_line(self.folder / _file(step, evaluation), record.line(), durable=False)
         return record
 
     def _taught(self, step: int, group: Group) -> GroupRecord:
@@ -113,32 +105,19 @@ class Episodes:
         return GroupRecord(step, False, group, (*selected.hints, *selected.dropped), selected.hinted, penalties)
 
     def fault(self, error: BaseException) -> None:
-        """Let the run end: verl itself would go on with fewer rollouts."""
+        """Record the error that ends the run: verl itself would continue with fewer rollouts."""
         replace_file(self.plan.fault_path, f"{type(error).__name__}: {error}".encode())
 
 
-def _to_json(record: GroupRecord) -> dict[str, Any]:
-    return {
-        "step": record.step,
-        "evaluation": record.evaluation,
-        "group_id": record.group.group_id,
-        "task_id": record.group.task_id,
-        "trajectories": to_json(record.group.trajectories),
-        "hints": to_json(record.hints),
-        "hinted": len(record.hinted),
-        "penalties": record.penalties,
-    }
-
-
 def read_groups(plan: ArmPlan, step: int, *, evaluation: bool) -> list[GroupRecord]:
-    """Those recorded at a step, in the order of their tasks. Hinted turns are not kept: their number is that of told hints."""
+    """Return the groups recorded at a step, in the order of their tasks. Hinted turns are not kept."""
     paths = sorted(plan.folder.glob(f"{_FOLDERS}/{_file(step, evaluation)}"))
     found = [_from_json(line) for path in paths for line in read_lines(path)]
     return sorted(found, key=lambda record: record.group.group_id)
 
 
 def forget_groups(plan: ArmPlan) -> None:
-    """Before a run begins or goes on: what is recorded then is all of one process."""
+    """Delete all recorded groups, before a run begins or continues."""
     for folder in plan.folder.glob(_FOLDERS):
         shutil.rmtree(folder)
 
@@ -148,11 +127,5 @@ def _file(step: int, evaluation: bool) -> str:
 
 
 def _from_json(data: dict[str, Any]) -> GroupRecord:
-    trajectories = tuple(map(trajectory_from_json, data["trajectories"]))
-    return GroupRecord(
-        step=data["step"],
-        evaluation=data["evaluation"],
-        group=Group(group_id=data["group_id"], task_id=data["task_id"], trajectories=trajectories),
-        hints=tuple(Hint(**hint) for hint in data["hints"]),
-        penalties=data["penalties"],
-    )
+    hints = tuple(Hint(**hint) for hint in data["hints"])
+    return GroupRecord(**{**data, "group": group_from_json(data["group"]), "hints": hints, "hinted": ()})

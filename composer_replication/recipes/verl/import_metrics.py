@@ -1,4 +1,4 @@
-"""What verl and our agent loops wrote of a step, as the run directory has it on every substrate."""
+"""The records of verl and of our agent loops, written to the run directory as on every substrate."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _RENAMED = {
 
 @dataclass(slots=True)
 class VerlMetrics:
-    """Follows one arm."""
+    """A reader of one arm's records."""
 
     plan: ArmPlan
     journal: ArmJournal
     pairs: int
-    """Of each step."""
+    """Pairs of each step."""
     traces: Sequence[Trajectory] = ()
-    """Those of the starting policy that the pairs are of, where no step was read before: counted from the first step on, as the
-    local loop, which records them after its first evaluation, counts them."""
+    """The starting policy's traces that the pairs come from, where no step was read before. They count from the first step on,
+    as in the local loop, which records them after its first evaluation."""
     _read: int = 0
 
     def steps(self) -> Iterator[int]:
-        """Record what verl has measured since the last call; the steps that are complete with it.
+        """Record what verl has measured since the last call, and yield the steps that this completes.
 
         Raises:
             BackendError: a channel that had inputs is not in verl's metrics.
@@ -88,7 +88,7 @@ class VerlMetrics:
         return metrics
 
     def _check(self, metrics: Mapping[str, float], records: Sequence[GroupRecord]) -> None:
-        """What went into verl's batches must have come to our engine."""
+        """Raise BackendError when inputs of verl's batches did not reach our engine."""
         told = sum(hint.dropped is None for record in records for hint in record.hints)
         sent = {"rlvr/loss": 1, "hint/loss": told, "replay/loss": self.pairs}
         for name, count in sent.items():
@@ -99,7 +99,7 @@ class VerlMetrics:
                 )
 
     def _off(self, metrics: Mapping[str, float], records: Sequence[GroupRecord]) -> dict[str, str]:
-        """Why a channel has nothing to show in a step."""
+        """Return why channels have nothing to show in a step."""
         loss = self.plan.config.loss
         dropped = Counter(str(hint.dropped) for record in records for hint in record.hints if hint.dropped is not None)
         reasons = {
@@ -117,7 +117,7 @@ class VerlMetrics:
 
 
 def _measured(data: Mapping[str, Any]) -> dict[str, float]:
-    """Of verl's metrics those of our channels, and those that every substrate has."""
+    """Return those of verl's metrics that are of our channels or that every substrate has."""
     found = {}
     for name, value in data.items():
         plain = name.removeprefix("actor/")

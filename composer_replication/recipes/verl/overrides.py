@@ -1,4 +1,4 @@
-"""From a run file to verl's settings, and what verl cannot express."""
+"""verl's settings, made from a run file, and the settings that a run file may not override."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.config import RunConfig
-from composer_replication.loss.forward.models import resolve_device
 from composer_replication.policy_gradient import Objective
+from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
 from composer_replication.types.errors import ConfigError
 
@@ -65,7 +65,7 @@ _OURS = (
     "trainer.val_only",
     "trainer.v1.",
 )
-"""Settings that the channels rest on, by their beginning, beside all that follow from the run file."""
+"""Prefixes of the settings that the channels depend on, in addition to all that follow from the run file."""
 _FREE = (
     "actor_rollout_ref.actor.use_torch_compile",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
@@ -105,50 +105,24 @@ _RANKS = ("trainer.nnodes", "trainer.n_gpus_per_node")
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a run of verl reads and writes."""
+    """The files that a run of verl reads and writes."""
 
     train: Path
     held_out: Path | None
     checkpoints: Path
     outputs: Path
-    """Of hydra."""
+    """Hydra's folder."""
     ray: Path
-    """Of Ray: sockets, whose paths may not be long."""
+    """Ray's folder of sockets, whose paths must be short."""
     environment: Mapping[str, str]
-    """Variables that every process of the run has."""
+    """Environment variables of every process of the run."""
     begun: bool = False
-    """True when the run goes on from a checkpoint: where it starts from has been evaluated then."""
+    """True when the run continues from a checkpoint: its start was evaluated before."""
 
 
 def check(config: RunConfig) -> None:
-    """Raises ConfigError when an arm asks for what verl cannot express, ModelError for CUDA where there is none."""
-    hint = config.loss.hint
-    if config.optimizer.type == "muon":
-        raise ConfigError(
-            "optimizer.type = muon cannot be expressed on verl: it builds its own AdamW",
-            fix='set optimizer.type = "adamw", or substrate.type = "local", "trl", "monarch" or "ray"',
-        )
-    _refuse(config.curriculum.enabled, "curriculum.enabled = true", "verl reads its data set in one order")
-    _refuse(config.rollout.refills > 0, "rollout.refills above 0", "verl's own filter throws groups away with their hints")
-    _refuse(config.rollout.timeout_s is not None, "rollout.timeout_s", "verl's agent loops wait for every rollout")
-    _refuse(config.reward.kl_weight > 0, "reward.kl_weight above 0", "verl's advantage estimators see no verdict apart from it")
-    _refuse(config.reward.prm.weight > 0, "reward.prm.weight above 0", "verl's agent loops have no process reward model")
-    if hint.weight > 0:
-        _refuse(hint.useful_only, "loss.hint.useful_only = true", "verl's agent loops have no weights to ask")
-        _refuse(hint.shuffle, "loss.hint.shuffle = true", "verl's agent loops see one task's trajectories")
-    _refuse(config.model.device.startswith("cuda:"), f"model.device = {config.model.device}", "Ray places verl's workers")
-    cpu = resolve_device(config.model.device).type == "cpu"
-    _refuse(
-        cpu and config.loss.rlvr.kl_beta > 0, "loss.rlvr.kl_beta above 0 without CUDA", "its reference policy wants pinned memory"
-    )
-    if not cpu and config.loss.rlvr.importance == "none":
-        raise ConfigError(
-            "loss.rlvr.importance = none on verl with CUDA: the log-probs of its rollout server are not the trainer's, and the "
-            "ratio of the two would be clipped as if the policy had moved",
-            fix="set loss.rlvr.importance = tis or icepop",
-        )
-    asked = [name for name in ("judge", "consensus") if hint.weight > 0 and name in hint.generators]
-    _refuse(bool(asked), f"loss.hint.generators: {', '.join(asked)}", "verl's agent loops are processes without the run's ledger")
+    """Raise ConfigError when an arm asks for what verl cannot express, ModelError for CUDA where there is none."""
+    refuse(config, "verl")
     _check_options(config)
     rows, ranks = config.rollout.groups * config.rollout.group_size, _ranks(config)
     if rows % ranks:
@@ -176,11 +150,6 @@ def _check_options(config: RunConfig) -> None:
             )
 
 
-def _refuse(asked: bool, what: str, why: str) -> None:
-    if asked:
-        raise ConfigError(f"{what} cannot be expressed on verl: {why}", fix='leave it out, or set substrate.type = "local"')
-
-
 def _ranks(config: RunConfig) -> int:
     options = {name.lstrip("+"): (name, value) for name, value in config.substrate.options.items()}
     found = 1
@@ -193,7 +162,7 @@ def _ranks(config: RunConfig) -> int:
 
 
 def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
-    """Arguments of `python -m verl.trainer.main_ppo`. A dotted name of the run file's `substrate.options` comes last."""
+    """Return the arguments of `python -m verl.trainer.main_ppo`. The dotted names of `substrate.options` come last."""
     words = [f"{name}={_word(value)}" for name, value in settings(config, files, cpu=cpu).items()]
     options: dict[str, Any] = dict(config.substrate.options)
     if _LOGGER in options:  # what verl writes to its file is what this run reads
@@ -202,7 +171,7 @@ def command_line(config: RunConfig, files: Files, *, cpu: bool) -> list[str]:
 
 
 def settings(config: RunConfig, files: Files, *, cpu: bool) -> dict[str, Any]:
-    """verl's settings by dotted name, as hydra takes them."""
+    """Return verl's settings by dotted name, as hydra takes them."""
     rollout, optimizer = config.rollout, config.optimizer
     rows = rollout.groups * rollout.group_size // _ranks(config)
     micro = max(size for size in range(1, min(optimizer.micro_batch_size, rows) + 1) if rows % size == 0)
@@ -278,7 +247,7 @@ def _actor(config: RunConfig, micro: int, aggregation: str) -> dict[str, Any]:
 
 
 def _correction(config: RunConfig) -> dict[str, Any]:
-    """Without importance correction the sampler's log-probs are the old policy's, and are not computed again."""
+    """Return the settings of the importance correction; without it the sampler's log-probs are taken as the old policy's."""
     rlvr = config.loss.rlvr
     if rlvr.importance == "none":
         return {"algorithm.rollout_correction.bypass_mode": True}
@@ -306,7 +275,7 @@ def _device(config: RunConfig, files: Files, cpu: bool) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """A value as hydra's command line takes it."""
+    """Format a value for hydra's command line."""
     if isinstance(value, list):
         return "[" + ",".join(map(_word, value)) + "]"
     if isinstance(value, bool | int | float):

@@ -1,14 +1,13 @@
-"""What every process of a run under verl has to know: the arm, its configuration, and where to write."""
+"""The plan that every process of a run under verl reads: the arm, its configuration, and where to write."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from composer_replication.config import RunConfig
 from composer_replication.observe import files
@@ -24,11 +23,11 @@ PLAN = "COMPOSER_VERL_PLAN"
 
 @dataclass(frozen=True, slots=True)
 class ArmPlan:
-    """One arm of a run."""
+    """The plan of one arm."""
 
     arm: str
     config: RunConfig
-    """Of the arm (`config.resolve_arm`)."""
+    """The arm's configuration (`config.resolve_arm`)."""
     context_window: int
     """Most positions the policy can attend to."""
     folder: Path
@@ -40,7 +39,7 @@ class ArmPlan:
 
     @property
     def fault_path(self) -> Path:
-        """Why no rollout can go on, once that is so."""
+        """The file that says why no rollout can continue; written when that happens."""
         return self.folder / "fault.txt"
 
     @property
@@ -50,47 +49,38 @@ class ArmPlan:
 
     @property
     def log_path(self) -> Path:
-        """What verl's processes print."""
+        """The output of verl's processes."""
         return self.folder / "verl.log"
 
     def write(self) -> None:
-        """Raises StorageError when the disk refuses."""
-        data: dict[str, Any] = {"arm": self.arm, "config": self.config.model_dump(mode="json"), "folder": str(self.folder)}
-        data["context_window"] = self.context_window
-        with files.storage_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        files.replace_file(self.path, json.dumps(data).encode())
-
-    @classmethod
-    def read(cls, path: Path) -> ArmPlan:
-        """Raises ConfigError when there is none."""
-        try:
-            data: Mapping[str, Any] = json.loads(path.read_bytes())
-        except OSError as error:
-            raise ConfigError(
-                f"{PLAN}: {path}: {error.strerror}", fix="start the run with `composer train`, on a folder that all machines see"
-            ) from error
-        config = RunConfig.model_validate(data["config"])
-        return cls(data["arm"], config, data["context_window"], Path(data["folder"]))
-
-    @classmethod
-    def current(cls) -> ArmPlan | None:
-        """That of the run this process is part of; None in a process of somebody else's. Raises ConfigError as `read`."""
-        return _once(Path(os.environ[PLAN])) if os.environ.get(PLAN) else None
+        """Write the plan where `required` finds it. Raises StorageError."""
+        files.replace_file(self.path, _PLANS.dump_json(self))
 
     @classmethod
     def required(cls) -> ArmPlan:
-        """The same, where there must be one. Raises ConfigError when there is none."""
-        found = cls.current()
-        if found is None:
+        """Return the plan of the run that this process is part of.
+
+        Raises:
+            ConfigError: the process is part of no run, or cannot read the plan.
+        """
+        path = os.environ.get(PLAN)
+        if not path:
             raise ConfigError(f"{PLAN} is not set", fix="start the run with `composer train`")
-        return found
+        return _read(Path(path))
+
+
+_PLANS = TypeAdapter(ArmPlan)
 
 
 @cache
-def _once(path: Path) -> ArmPlan:
-    """A plan does not change while its run lasts."""
-    return ArmPlan.read(path)
+def _read(path: Path) -> ArmPlan:
+    """Read a plan, which does not change while its run lasts."""
+    try:
+        return _PLANS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{PLAN}: {path}: {error.strerror}", fix="start the run with `composer train`, on a folder that all machines see"
+        ) from error
 
 
 def on_cpu() -> bool:

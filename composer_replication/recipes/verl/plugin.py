@@ -1,4 +1,4 @@
-"""What verl loads in every process that imports it (entry point group `verl.plugins`).
+"""The module that verl loads in every process that imports it (entry point group `verl.plugins`).
 
 Outside a run of ours it does nothing. Inside one it must not fail in silence: verl notes only at DEBUG that a plugin could not be
 loaded, and would go on without our loss. So a process that cannot load it ends, with the reason on stderr.
@@ -9,22 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from contextlib import AbstractContextManager
-from types import TracebackType
 
 from composer_replication.recipes.verl.plan import PLAN, ArmPlan, on_cpu
 
 __all__: list[str] = []
-
-
-class _Loud(AbstractContextManager[None]):
-    """Ends the process (SystemExit, which verl does not catch) when its body fails."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, Exception):
-            lines = "".join(traceback.format_exception(error))
-            sys.stderr.write(f"composer_replication: verl cannot load the plugin, so the run ends here:\n{lines}")
-            raise SystemExit(1) from error
 
 
 def _register() -> None:
@@ -39,5 +27,9 @@ def _register() -> None:
 
 
 if os.environ.get(PLAN):
-    with _Loud():
+    try:
         _register()
+    except Exception as error:
+        lines = traceback.format_exc()
+        sys.stderr.write(f"composer_replication: verl cannot load the plugin, so the run ends here:\n{lines}")
+        raise SystemExit(1) from error  # which verl does not catch

@@ -31,7 +31,7 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a micro-batch, its tensors [B, R], and metrics named `channel/what/stat`.
+    """Return the loss of a micro-batch, whose tensors are [B, R], and metrics named `channel/what/stat`.
 
     Divided by what verl counts over the whole batch (`config.global_batch_info`), and multiplied by the number of ranks, as FSDP
     takes the mean of their gradients.
@@ -53,14 +53,14 @@ def policy_loss(
         }
         if rollout_is_weights is None:
             metrics["rlvr/kl_k3"] = kl_k3(old, new.detach()).mean().item()
-        else:  # there `old` is of the present policy, and verl measures how far the one that sampled is
+        else:  # there `old` is of the present policy, and verl measures how much the sampling policy differs
             weights = rollout_is_weights[row, column]
             metrics |= {"rlvr/importance/mean": weights.mean().item(), "rlvr/importance/max": weights.max().item()}
     return value, metrics
 
 
 def kl_loss(log_probs: Tensor, data: Any) -> tuple[Tensor | None, dict[str, float]]:
-    """`kl_beta` times the k3 estimate of the KL to the reference, averaged and scaled as `policy_loss`, and its metrics.
+    """Return `kl_beta` times the k3 estimate of the KL to the reference, averaged and scaled as `policy_loss`, and its metrics.
 
     `log_probs` are those of a micro-batch's whole sequences, nested [B, T]; `data` is the micro-batch. Without `kl_beta` None.
     """

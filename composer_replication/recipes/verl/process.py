@@ -22,7 +22,7 @@ class Main:
     """The running program; its output is in the plan's log."""
 
     def __init__(self, plan: ArmPlan, arguments: Sequence[str], environment: Mapping[str, str], without: Sequence[str]) -> None:
-        """`without` are variables of this process that it must not have."""
+        """Start the program. It does not inherit the variables named in `without`."""
         self._plan = plan
         self._began = plan.log_path.stat().st_size if plan.log_path.exists() else 0
         self._program = RunningProgram(
@@ -37,11 +37,11 @@ class Main:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it and everything it started, Ray's processes too."""
+        """End the program and everything it started, Ray's processes too."""
         self._program.end()
 
     async def wait(self, stall_s: float) -> bool:
-        """Wait a moment; whether the program has ended well.
+        """Wait a moment, and return whether the program has ended without error.
 
         Raises:
             BackendError: it ended otherwise, a rollout broke, or nothing was printed, measured or rolled out in `stall_s` s.
@@ -57,7 +57,7 @@ class Main:
         return code == 0
 
     def last_words(self) -> str:
-        """The last line of its log that names an error, of Ray's own only when there is no other; else the last one."""
+        """Return the last line of its log that names an error, preferring errors that are not Ray's own; else the last line."""
         with self._plan.log_path.open("rb") as log:
             log.seek(self._began)
             lines = [_RAY.sub("", line).strip() for line in log.read().decode(errors="replace").splitlines()]
@@ -71,6 +71,6 @@ class Main:
         return f"read {self._plan.log_path}, then continue with --resume"
 
     def _moved(self) -> float:
-        """When any of its files was last written to."""
+        """Return when any of its files was last written."""
         paths = [self._plan.path, self._plan.log_path, self._plan.metrics_path, *self._plan.folder.glob("agents-*/*")]
         return max(path.stat().st_mtime for path in paths if path.exists())

@@ -1,4 +1,4 @@
-"""The rollouts of one prompt wait for each other: hints may come from one that passed, and must not give away what it did."""
+"""Synchronisation of the rollouts of one prompt: a hint may come from a sibling that passed, so all have to be there."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ class Siblings(Generic[FoundT]):
     """The `count` rollouts of one group, which run in one event loop."""
 
     def __init__(self, count: int, finish: Callable[[Sequence[Trajectory]], FoundT]) -> None:
-        """`finish` gets the whole group, in the siblings' order. It is called once, in a thread."""
+        """Make an empty group. `finish` is called once, in a thread, with all trajectories in the siblings' order."""
         self._count, self._finish = count, finish
         self._done: dict[int, Trajectory] = {}
         self._complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._found: asyncio.Task[FoundT] | None = None
 
     async def meet(self, number: int, trajectory: Trajectory) -> FoundT:
-        """Hand in the trajectory of sibling `number` (from 0) and wait for what is found of all. Raises what `finish` raises, or
-        what `leave` was told."""
+        """Hand in the trajectory of sibling `number` (from 0), and return the result of `finish` once all are in.
+
+        Raises what `finish` raises, or the error given to `leave`.
+        """
         self._done[number] = trajectory
         if len(self._done) == self._count and not self._complete.done():
             self._complete.set_result(None)
@@ -36,7 +38,7 @@ class Siblings(Generic[FoundT]):
         return await asyncio.shield(self._found)
 
     def leave(self, error: BaseException) -> None:
-        """A sibling broke and will not come: the others must not wait for it."""
+        """Release the siblings that wait for one that failed and will not come."""
         if not self._complete.done():
             self._complete.set_exception(error)
             self._complete.exception()  # looked at: perhaps nobody waits yet

@@ -1,4 +1,4 @@
-"""A run on verl: pairs first, in this process; then verl trains, and what it writes is read back step by step."""
+"""A run on verl: pairs are collected in this process; then verl trains, and its records are read step by step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from composer_replication.config import ModelConfig, RunConfig
 from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import latest_checkpoint, save_checkpoint
-from composer_replication.loss.forward.models import load_policy, resolve_device
-from composer_replication.observe import Phase, RunDir, Terminal
+from composer_replication.loss.forward.models import load_policy
+from composer_replication.observe import Phase, RunDir
 from composer_replication.observe.files import replace_file, storage_errors
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.short_folder import short_folder
+from composer_replication.recipes.limits import on_cpu
 from composer_replication.recipes.verl.dataset import evaluation_rows, training_rows, write_rows
 from composer_replication.recipes.verl.episodes import forget_groups
 from composer_replication.recipes.verl.import_metrics import VerlMetrics
@@ -29,40 +29,32 @@ from composer_replication.recipes.verl.overrides import Files, check, command_li
 from composer_replication.recipes.verl.plan import PLAN, ArmPlan
 from composer_replication.recipes.verl.process import Main
 from composer_replication.rollouts.transformers_engine import TransformersEngine
+from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import refuse_others
 from composer_replication.trainer.collector import RolloutCollector
 from composer_replication.trainer.journal import RolloutMeter
-from composer_replication.trainer.learning.learner import Learner
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
-from composer_replication.trainer.preflight import fingerprint
-from composer_replication.trainer.report import train_arms
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Pair
 from composer_replication.types.errors import BackendError, CheckpointError
 
-__all__ = ["check", "train"]
+__all__ = ["check", "train_arm"]
 
 _MADE_OF = "made_of.json"
 """In an arm's folder: the fingerprint of what it started from."""
 
 
-async def train(config: RunConfig, run_dir: RunDir, terminal: Terminal, *, start_label: str = "start") -> list[SummaryRow]:
-    """Train every arm of a run that `open_run` holds, and write the report; arms and steps already done are kept.
+async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    """Train one arm from verl's last checkpoint of it, or from the start.
 
     Raises:
-        ConfigError: something is wrong with the run (`RunContext.open`).
-        CheckpointError: an arm goes on, and its starting weights, tasks or pairs were others.
-        BackendError: verl died, broke or stands still; its log is named.
-        ComposerError: whatever a part of the recipe has to say.
+        CheckpointError: an arm is resumed, and its starting weights, tasks or pairs were different.
+        BackendError: verl died, broke or stopped making progress; the message names its log.
+        ComposerError: any other error of a part of the recipe.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return await train_arms(RunContext.open(config, run_dir, terminal), start_label, _train_arm)
-
-
-async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
     run_dir = context.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
     done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
@@ -87,7 +79,7 @@ async def _train_arm(context: RunContext, config: RunConfig, arm: str, shown: Ph
 
 
 async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Path, done: int) -> tuple[list[Pair], int]:
-    """The pairs of the starting policy, collected once, and its context window.
+    """Return the pairs of the starting policy, collected once, and its context window.
 
     Raises CheckpointError when `done` steps were taken, or the pairs collected, with other weights, tasks or pairs.
     """
@@ -95,8 +87,7 @@ async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Pa
     wanted = wants_replay(config)
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model)
-    given = config.loss.replay.pairs if config.loss.replay.weight > 0 else None
-    made_of = fingerprint(model, [*context.train, *context.held_out], given)
+    made_of = context.fingerprint(config, model)
     pairs_there = pairs_digest(context, arm)
     if done or pairs_there is not None:
         _refuse_others(folder / _MADE_OF, made_of, pairs_there, store, done)
@@ -105,16 +96,15 @@ async def _prepared(context: RunContext, config: RunConfig, arm: str, folder: Pa
     if not wanted or store.is_file():
         return (stored_pairs(context, arm) if wanted else []), engine.context_window
     with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as known:
-        learner = Learner(model, config, known)
-        own, journal = TransformersEngine(learner.policy, tokenizer), context.journal(config, arm, RolloutMeter())
-        collector = RolloutCollector(context, config, own, ChatRenderer(tokenizer), journal)
-        pairs = await collect_pairs(context, config, collector, learner)
+        journal = context.journal(config, arm, RolloutMeter())
+        collector = RolloutCollector(context, config, engine, ChatRenderer(tokenizer), journal)
+        pairs = await collect_pairs(context, config, collector, PolicyScorer(model, known))
     _note(folder / _MADE_OF, made_of, pairs_digest(context, arm))
     return pairs, engine.context_window
 
 
 def _note(path: Path, made_of: Mapping[str, str], pairs: str | None) -> None:
-    """Keep what the arm is made of beside verl's checkpoints, which do not say it."""
+    """Write down what the arm is made of; verl's checkpoints do not contain it."""
     with storage_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps({"fingerprint": dict(made_of), "pairs": pairs}).encode())
@@ -133,8 +123,8 @@ def _refuse_others(path: Path, made_of: Mapping[str, str], pairs: str | None, st
 
 
 async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], imported: VerlMetrics, shown: Phase) -> None:
-    """From the last checkpoint to the end."""
-    config, cpu = plan.config, resolve_device(plan.config.model.device).type == "cpu"
+    """Run verl from the last checkpoint to the end."""
+    config, cpu = plan.config, on_cpu(plan.config)
     forget_groups(plan)
     for old in (plan.fault_path, plan.metrics_path):
         old.unlink(missing_ok=True)
@@ -145,7 +135,7 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
     environment |= {"VERL_PLATFORM": "cpu"} if cpu else {}
     environment |= {"OMP_NUM_THREADS": str(config.threads)} if config.threads else {}
     held_out = plan.folder / "held_out.parquet"
-    with short_folder() as ray:
+    with scratch_folder() as ray:  # a short path, which the sockets need
         files = Files(
             train=write_rows(plan.folder / "train.parquet", training_rows(config, context.coding.train, pairs)),
             held_out=write_rows(held_out, evaluation_rows(context.coding.held_out)) if context.held_out else None,
@@ -156,9 +146,8 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
             begun=shown.done > 0,
         )
         context.terminal.note(f"{plan.arm}: verl writes to {plan.log_path}")
-        without = (
-            ("CUDA_VISIBLE_DEVICES",) if cpu and not os.environ.get("CUDA_VISIBLE_DEVICES") else ()
-        )  # Ray counts an empty one
+        # Ray counts an empty one
+        without = ("CUDA_VISIBLE_DEVICES",) if cpu and not os.environ.get("CUDA_VISIBLE_DEVICES") else ()
         ended = False
         with Main(plan, command_line(config, files, cpu=cpu), environment, without) as main:
             while not ended:
@@ -172,7 +161,7 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
 
 
 def _resume_at(checkpoints: Path, recorded: int) -> int:
-    """Steps behind the checkpoint that verl goes on from: its last of which the run has the metrics, 0 without one.
+    """Return the steps behind the checkpoint that verl continues from: its last one whose metrics the run has; 0 without one.
 
     verl saves a step before it evaluates and logs it: one that was killed in between takes that step again.
     """
@@ -194,12 +183,12 @@ def _resume_at(checkpoints: Path, recorded: int) -> int:
 
 
 def _recorded(run_dir: RunDir, arm: str) -> int:
-    """The last step that the run has the metrics of; 0 without one."""
+    """Return the last step whose metrics the run has; 0 without one."""
     return max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
 
 
 def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
-    """Rollouts and tokens of the steps that are kept."""
+    """Return the rollouts and tokens of the steps that are kept."""
     lines = [line.values for line in run_dir.read_metrics() if line.arm == arm]
     found = next((line for line in reversed(lines) if "rollout/total" in line), {})
     return int(found.get("rollout/total", 0)), int(found.get("rollout/tokens_total", 0))
@@ -207,7 +196,7 @@ def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A policy as verl left it; its optimizer is in verl's own checkpoint."""
+    """A policy as verl left it; its optimizer is in verl's checkpoint."""
 
     policy: PreTrainedModel
 
@@ -215,13 +204,13 @@ class _Trained:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor], /) -> None:
-        """There is no state but the weights."""
+        """Load the weights; there is no other state."""
         del state
         self.policy.load_state_dict(weights)
 
 
 def _keep_weights(folder: Path, checkpoints: Path, step: int) -> Path:
-    """The last weights where those of every substrate are. Raises StorageError."""
+    """Save the last weights where those of every substrate are, and return the folder. Raises StorageError."""
     saved = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
     model, tokenizer = load_policy(ModelConfig(path=str(saved), device="cpu"))
     save_checkpoint(folder, step, _Trained(model), tokenizer, {"substrate": "verl"})

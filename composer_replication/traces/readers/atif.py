@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
+from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
 from composer_replication.traces.schema import AtifCall, AtifResult, AtifStep, AtifTrace, check
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, peek
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, holds
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.traces.store import context_from
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json
@@ -38,10 +38,7 @@ class AtifReader:
     name = "atif"
 
     def sniff(self, path: Path) -> bool:
-        try:
-            return path.is_file() and any(_is_atif(record) for record in peek(path))
-        except UnreadableError:
-            return False
+        return holds(path, _is_atif)
 
     def read(self, path: Path) -> Iterator[Item]:
         try:
@@ -118,10 +115,9 @@ def _trace(record: Mapping[str, Any], recorder: ConversationRecorder, path: Path
         usd=number(record, "final_metrics", "total_cost_usd"),
     )  # fmt: skip
     opening = ours.get("messages")
-    return Trace(
-        trajectory_id=string(record, "trajectory_id") or string(record, "session_id") or path.stem,
-        format=string(ours, "format") or READER.name,
-        turns=recorder.turns(),
+    return recorder.trace(
+        string(record, "trajectory_id") or string(record, "session_id") or path.stem,
+        string(ours, "format") or READER.name,
         messages=tuple(opening) if isinstance(opening, list) else recorder.opening,
         tools=tuple(objects_in(agent.get("tool_definitions"))),
         task_id=string(ours, "task_id"),
@@ -158,8 +154,7 @@ class _AtifPlayer:
         reason = COPIED if step.get("is_copied_context") is True else NO_MODEL if step.get("llm_call_count") == 0 else ""
         if reason:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
-            raw = {call.call_id: text for call, text in calls if text is not None}
-            self._recorder.say(assistant(text, [call for call, _ in calls], raw))
+            self._recorder.say(spoken(text, calls))
         else:
             self._turn(step, text, calls)
         for result in self._results(step, [call for call, _ in calls]):

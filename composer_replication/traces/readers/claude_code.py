@@ -21,7 +21,7 @@ from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, peek
+from composer_replication.traces.source import Dropped, Problem, holds, objects
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
@@ -46,12 +46,7 @@ class ClaudeCodeReader:
     name = "claude-code"
 
     def sniff(self, path: Path) -> bool:
-        try:
-            return path.is_file() and any(
-                string(record, "type") in _TYPES and ("sessionId" in record or "leafUuid" in record) for record in peek(path)
-            )
-        except UnreadableError:
-            return False
+        return holds(path, lambda line: string(line, "type") in _TYPES and not line.keys().isdisjoint(("sessionId", "leafUuid")))
 
     def read(self, path: Path) -> Iterator[Item]:
         session = _ClaudeSession()
@@ -253,11 +248,9 @@ def _trace(path: Path, session: _ClaudeSession, way: list[_Unit], place: int, do
 def _whole(path: Path, way: list[_Unit], place: int, recorder: ConversationRecorder) -> Trace:
     last = way[-1].lines[-1]
     version = string(last, "version")
-    return Trace(
-        trajectory_id=(string(last, "sessionId") or path.stem) + (f"/branch-{place}" if place else ""),
-        format=READER.name,
-        turns=recorder.turns(),
-        messages=recorder.opening,
+    return recorder.trace(
+        (string(last, "sessionId") or path.stem) + (f"/branch-{place}" if place else ""),
+        READER.name,
         agent=f"claude-code {version}".strip(),
         model=string(last, "message", "model"),
         details=present(cwd=string(last, "cwd"), git_branch=string(last, "gitBranch")),

@@ -17,11 +17,10 @@ from typing import Any
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
-from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, parse, peek
+from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.source import Dropped, Problem, UnreadableError, holds, objects, parse
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
-from composer_replication.types.transcript import Trace
 
 __all__ = ["READER", "CodexReader"]
 
@@ -39,12 +38,7 @@ class CodexReader:
     name = "codex"
 
     def sniff(self, path: Path) -> bool:
-        try:
-            return path.is_file() and any(
-                string(record, "type") in _TYPES and isinstance(record.get("payload"), dict) for record in peek(path)
-            )
-        except UnreadableError:
-            return False
+        return holds(path, lambda line: string(line, "type") in _TYPES and isinstance(line.get("payload"), dict))
 
     def read(self, path: Path) -> Iterator[Item]:
         player = _CodexPlayer()
@@ -61,11 +55,9 @@ class CodexReader:
             return
         meta = player.meta
         version = string(meta, "cli_version")
-        yield Trace(
-            trajectory_id=string(meta, "id") or path.stem,
-            format=self.name,
-            turns=player.recorder.turns(),
-            messages=player.recorder.opening,
+        yield player.recorder.trace(
+            string(meta, "id") or path.stem,
+            self.name,
             agent=f"codex {version}".strip(),
             model=player.model,
             details=present(
@@ -145,8 +137,7 @@ class _CodexPlayer:
         elif kind in _OUTPUT or (kind == "message" and item.get("role") == "assistant"):
             text, calls, _ = _spoken([item])
             if text or calls:
-                raw = {call.call_id: broken for call, broken in calls if broken is not None}
-                self.recorder.say(assistant(text, [call for call, _ in calls], raw))
+                self.recorder.say(spoken(text, calls))
         elif kind == "message":
             self._message(item)
         else:

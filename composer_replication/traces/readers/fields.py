@@ -6,7 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["number", "objects_in", "present", "section", "string", "text_of"]
+from composer_replication.traces.recorder import native_call
+from composer_replication.types import ToolCall
+
+__all__ = ["native_calls", "number", "objects_in", "present", "section", "string", "text_of"]
 
 
 def string(record: Mapping[str, Any], *path: str) -> str:
@@ -35,6 +38,14 @@ def objects_in(value: Any) -> list[dict[str, Any]]:
 def present(**values: Any) -> dict[str, Any]:
     """Keep the values that are not empty."""
     return {name: value for name, value in values.items() if value not in (None, "", {}, [], ())}
+
+
+def native_calls(calls: Any) -> list[tuple[ToolCall, str | None]]:
+    """Return each of a message's `tool_calls` as `native_call` reads it; nothing when they are not a list."""
+    return [
+        native_call(string(call, "id"), string(call, "function", "name"), section(call, "function").get("arguments"))
+        for call in objects_in(calls)
+    ]
 
 
 def text_of(content: Any) -> tuple[str, str]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
-from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
+from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
-from composer_replication.traces.source import Problem, UnreadableError, document, peek
+from composer_replication.traces.source import Problem, UnreadableError, document, holds
 from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
 from composer_replication.types import Message, ToolSchema
 from composer_replication.types.transcript import Trace
@@ -40,12 +40,7 @@ class MiniSweAgentReader:
     name = "mini-swe-agent"
 
     def sniff(self, path: Path) -> bool:
-        try:
-            return path.is_file() and any(
-                string(record, "trajectory_format").startswith("mini-swe-agent") for record in peek(path)
-            )
-        except UnreadableError:
-            return False
+        return holds(path, lambda record: string(record, "trajectory_format").startswith("mini-swe-agent"))
 
     def read(self, path: Path) -> Iterator[Item]:
         try:
@@ -72,11 +67,9 @@ def _trace(path: Path, record: Mapping[str, Any], player: _MiniSweAgentPlayer) -
     info = section(record, "info")
     text_based = "textbased" in string(info, "config", "model_type").lower() or not player.native
     version = string(info, "mini_version")
-    return Trace(
-        trajectory_id=string(record, "instance_id") or path.name.removesuffix(".json").removesuffix(".traj"),
-        format=READER.name,
-        turns=player.recorder.turns(),
-        messages=player.recorder.opening,
+    return player.recorder.trace(
+        string(record, "instance_id") or path.name.removesuffix(".json").removesuffix(".traj"),
+        READER.name,
         tools=() if text_based else (BASH,),
         task_id=string(record, "instance_id"),
         agent=f"mini-swe-agent {version}".strip(),
@@ -133,10 +126,7 @@ class _MiniSweAgentPlayer:
         return ""
 
     def _assistant(self, message: Mapping[str, Any], text: str, extra: Mapping[str, Any], *, shown: bool = True) -> None:
-        calls = [
-            native_call(string(call, "id"), string(call, "function", "name"), section(call, "function").get("arguments"))
-            for call in objects_in(message.get("tool_calls"))
-        ]
+        calls = native_calls(message.get("tool_calls"))
         self.native = self.native or bool(calls)
         spoken = None
         if not calls:  # commands in the text

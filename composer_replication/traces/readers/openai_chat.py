@@ -17,7 +17,7 @@ from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
 from composer_replication.traces.recorder import ConversationRecorder, native_call
-from composer_replication.traces.source import Problem, UnreadableError, documents, peek
+from composer_replication.traces.source import Problem, documents, holds
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
@@ -44,12 +44,7 @@ class OpenAIChatReader:
     name = "openai-chat"
 
     def sniff(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        try:
-            return any(_messages(record) is not None for record in peek(path))
-        except UnreadableError:
-            return False
+        return holds(path, lambda record: _messages(record) is not None)
 
     def read(self, path: Path) -> Iterator[Item]:
         for item in documents(path):
@@ -93,11 +88,9 @@ def _trace(path: Path, number: int, record: Mapping[str, Any], recorder: Convers
         except ValueError:
             tools = []
     named = next((str(record[name]) for name in _IDS if isinstance(record.get(name), str | int)), "")
-    return Trace(
-        trajectory_id=named or f"{path.stem}:{number}",
-        format=READER.name,
-        turns=recorder.turns(),
-        messages=recorder.opening,
+    return recorder.trace(
+        named or f"{path.stem}:{number}",
+        READER.name,
         tools=tuple(objects_in(tools)),
         task_id=string(record, "instance_id") or string(record, "task_id"),
         model=string(record, "model") or string(record, "model_name"),

@@ -18,10 +18,10 @@ from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
-from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
+from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
 from composer_replication.traces.readers.openai_chat import play_messages
-from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call, tool_message
-from composer_replication.traces.source import Problem, UnreadableError, document, peek
+from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.source import Problem, UnreadableError, document, holds
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import Trace
@@ -51,10 +51,7 @@ class OpenHandsReader:
         if next(path.glob(EVENTS), None) is not None:
             return True
         first = next(iter(sorted(path.glob(COMPLETIONS))), None)
-        try:
-            return first is not None and any(_is_completion(record) for record in peek(first))
-        except UnreadableError:
-            return False
+        return first is not None and holds(first, _is_completion)
 
     def read(self, path: Path) -> Iterator[Item]:
         events = sorted(path.glob(EVENTS))
@@ -116,11 +113,9 @@ def _conversation(path: Path, events: list[dict[str, Any]]) -> Iterator[Item]:
     if not view.recorder.turns():
         yield Problem(path, "a conversation without an answer of the model")
         return
-    yield Trace(
-        trajectory_id=_named(path),
-        format=READER.name,
-        turns=view.recorder.turns(),
-        messages=view.recorder.opening,
+    yield view.recorder.trace(
+        _named(path),
+        READER.name,
         agent="openhands",
     )
 
@@ -205,8 +200,7 @@ class _ContextView:
                 read = replace(read, arguments={}, error=str(read.arguments.get("error")))
             calls.append((read, raw_text))
         self._answer(text, calls, first, first)
-        raw = {call.call_id: broken for call, broken in calls if broken is not None}
-        self._shown.append((string(first, "id"), assistant(text, [call for call, _ in calls], raw)))
+        self._shown.append((string(first, "id"), spoken(text, calls)))
         self._open = []
 
     def _observation(self, event: Mapping[str, Any], kind: str, name: str) -> None:
@@ -283,11 +277,9 @@ def _completions(path: Path, records: list[dict[str, Any]]) -> Iterator[Item]:
             problem = _request(recorder, record)
             if problem:
                 yield Problem(path, problem)
-        yield Trace(
-            trajectory_id=_named(path) + (f"/{place}" if place else ""),
-            format=READER.name,
-            turns=recorder.turns(),
-            messages=recorder.opening,
+        yield recorder.trace(
+            _named(path) + (f"/{place}" if place else ""),
+            READER.name,
             agent="openhands",
             model=string(requests[0], "response", "model"),
         )
@@ -313,10 +305,7 @@ def _request(recorder: ConversationRecorder, record: Mapping[str, Any]) -> str:
     recorder.restart(shared.get(repr(message), message) for message in sent_so_far.context)
     choices = objects_in(section(record, "response").get("choices"))
     answer = section(choices[0], "message") if choices else {}
-    calls = [
-        native_call(string(call, "id"), string(call, "function", "name"), section(call, "function").get("arguments"))
-        for call in objects_in(answer.get("tool_calls"))
-    ]
+    calls = native_calls(answer.get("tool_calls"))
     details = present(
         usd=number(record, "cost"),
         timestamp=number(record, "timestamp"),

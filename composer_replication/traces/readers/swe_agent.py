@@ -12,9 +12,9 @@ from typing import Any
 
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import Item
-from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, assistant, native_call
-from composer_replication.traces.source import Problem, UnreadableError, document, peek
+from composer_replication.traces.readers.fields import native_calls, objects_in, present, section, string, text_of
+from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken
+from composer_replication.traces.source import Problem, UnreadableError, document, holds
 from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
@@ -30,10 +30,7 @@ class SweAgentReader:
     name = "swe-agent"
 
     def sniff(self, path: Path) -> bool:
-        try:
-            return path.is_file() and any(_steps(record) is not None for record in peek(path))
-        except UnreadableError:
-            return False
+        return holds(path, lambda record: _steps(record) is not None)
 
     def read(self, path: Path) -> Iterator[Item]:
         try:
@@ -62,11 +59,9 @@ def _trace(path: Path, record: Mapping[str, Any], player: _SweAgentPlayer) -> Tr
     info = section(record, "info")
     config = record.get("replay_config")
     version = string(info, "swe_agent_version")
-    return Trace(
-        trajectory_id=path.name.removesuffix(".traj"),
-        format=READER.name,
-        turns=player.recorder.turns(),
-        messages=player.recorder.opening,
+    return player.recorder.trace(
+        path.name.removesuffix(".traj"),
+        READER.name,
         task_id=string(record, "instance_id") or path.name.removesuffix(".traj"),
         agent=f"swe-agent {version}".strip(),
         model=string(config, "agent", "model", "name") if isinstance(config, dict) else "",
@@ -98,10 +93,7 @@ class _SweAgentPlayer:
             self.recorder.restart(self._shared(message) for message in _messages(queried))
         text, response = string(step, "thought"), string(step, "response")
         called = step.get("tool_calls") or self._called(response, string(step, "action"))
-        calls = [
-            native_call(string(call, "id"), string(call, "function", "name"), section(call, "function").get("arguments"))
-            for call in objects_in(called)
-        ]
+        calls = native_calls(called)
         self.native = self.native or bool(calls)
         if calls:
             spoken = None
@@ -159,12 +151,7 @@ def _messages(history: list[dict[str, Any]]) -> Iterator[Message]:
         role = string(message, "role")
         ids = message.get("tool_call_ids")
         if role == "assistant":
-            calls = [
-                native_call(string(call, "id"), string(call, "function", "name"), section(call, "function").get("arguments"))
-                for call in objects_in(message.get("tool_calls"))
-            ]
-            raw = {call.call_id: broken for call, broken in calls if broken is not None}
-            yield assistant(text, [call for call, _ in calls], raw)
+            yield spoken(text, native_calls(message.get("tool_calls")))
         elif role == "tool":
             call_id = string(message, "tool_call_id") or (str(ids[0]) if isinstance(ids, list) and ids else "")
             yield Message(role="tool", content=text, tool_call_id=call_id)

@@ -22,7 +22,6 @@ from composer_replication.loss import compose_loss
 from composer_replication.loss.batch import Batch, collate, split
 from composer_replication.loss.forward import (
     LogprobCache,
-    action_entropies,
     enable_checkpointing,
     evaluating,
     fallbacks,
@@ -32,9 +31,9 @@ from composer_replication.loss.forward import (
 )
 from composer_replication.policy_gradient import kl_k1_penalty
 from composer_replication.trainer.learning.optimizers import make_muon
-from composer_replication.trainer.learning.reference import with_reference_logprobs
+from composer_replication.trainer.learning.reference import PolicyScorer
 from composer_replication.trainer.learning.sharding import load_whole_optimizer, load_whole_weights, on_first_rank, shard, whole
-from composer_replication.types import Pair, Trajectory
+from composer_replication.types import Trajectory
 from composer_replication.types.errors import ModelError
 
 __all__ = ["Learner", "StepResult", "make_optimizer", "merge_metrics", "rate_share"]
@@ -58,7 +57,7 @@ class _MicroBatch(NamedTuple):
 
 
 class Learner:
-    """Owns everything the optimizer touches: policy, optimizer, warm-up, self-teacher, TAID clock and the policy version.
+    """Everything that the optimizer touches: policy, optimizer, warm-up, self-teacher, TAID clock and the policy version.
 
     Args:
         sharded: several processes share the weights out among themselves (FSDP2); otherwise each has all of them (DDP). The
@@ -74,7 +73,7 @@ class Learner:
         if config.optimizer.gradient_checkpointing:
             enable_checkpointing(model)
         self.accelerator = Accelerator(cpu=next(model.parameters()).device.type == "cpu")
-        model.to(self.accelerator.device)  # before copies of it are made: of several processes each has a device of its own
+        model.to(self.accelerator.device)  # before copies of it are made: each process has its device
         self.sharded = sharded and self.accelerator.num_processes > 1
         hint = config.loss.hint
         self.self_teacher = make_self_teacher(hint.self_teacher, model, rate=hint.rate) if hint.weight > 0 else None
@@ -102,12 +101,12 @@ class Learner:
 
     @property
     def fallbacks(self) -> Mapping[str, str]:
-        """Name the slow paths that this policy has to take in an update, and why."""
+        """The slow paths that this policy has to take in an update, and why."""
         update_mode(self.policy)
         return fallbacks(self.policy)
 
     def update(self, batch: Batch) -> StepResult:
-        """One optimizer step on a whole batch; its micro-batches add up to the same gradient as the batch at once."""
+        """Take one optimizer step on a whole batch; its micro-batches add up to the gradient of the batch at once."""
         update_mode(self.model)
         self.optimizer.zero_grad()
         try:
@@ -139,21 +138,20 @@ class Learner:
         off = {channel: why for channel, why in results[0].off.items() if all(channel in part.off for part in results)}
         return StepResult(metrics, off)
 
-    def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]:
-        """The pairs with both sides' summed log-probs under the present policy, which so becomes their reference."""
-        return with_reference_logprobs(self.policy, pairs, self.pair_logprobs)  # whose passes no other process waits for
-
-    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-        """Return the mean entropy in nats of each turn's action under the present policy, by trajectory id."""
-        return action_entropies(self.policy, trajectories)
+    @property
+    def scorer(self) -> PolicyScorer:
+        """Readings of pairs and trajectories by the present policy; no other process waits for its passes."""
+        return PolicyScorer(self.policy, self.pair_logprobs)
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the policy's weights on the CPU, whole: every rank has to ask at the same time."""
+        """Return whole copies of the policy's weights on the CPU. Every rank has to call this at the same time."""
         return {name: whole(tensor.detach()).cpu().clone() for name, tensor in self.policy.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the policy's weights. When those are sharded every rank has to ask at the same time, and the first has
-        what one process would have."""
+        """Return everything but the policy's weights.
+
+        With sharded weights every rank has to call this at the same time, and the first gets what one process would have.
+        """
         apart = None if self.reference is self.self_teacher else self.reference
         optimizer = self.optimizer.state_dict()
         return {
@@ -166,7 +164,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Inverse of `state_dict`, whether sharded or not when it was made; `weights` are the policy's, whole on every rank."""
+        """Restore what `state_dict` returned, sharded or not; `weights` are the policy's, whole on every rank."""
         if self.sharded:
             load_whole_weights(self.policy, weights)
             load_whole_optimizer(self.optimizer, state["optimizer"])
@@ -196,7 +194,7 @@ class Learner:
         )
 
     def _share(self, batch: Batch) -> list[Batch]:
-        """This process's micro-batches."""
+        """Return this process's micro-batches."""
         size = self.config.optimizer.micro_batch_size
         return split(batch, size, rank=self.accelerator.process_index, ranks=self.accelerator.num_processes)
 
@@ -213,7 +211,7 @@ class Learner:
         return _MicroBatch(parts.metrics, parts.off, float(parts.total.detach()))
 
     def _inputs(self, batch: Batch) -> Batch:
-        """The batch with what the options of the policy gradient ask for besides."""
+        """Add the log-probs that the options of the policy gradient need to a batch."""
         rlvr = self.config.loss.rlvr
         if rlvr.importance != "none" and "old_logprobs" in batch:
             batch = batch | {"sampler_logprobs": batch["old_logprobs"]}
@@ -223,8 +221,10 @@ class Learner:
         return batch
 
     def kl_to_reference(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        """k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference), over the tokens with a recorded
-        log-prob."""
+        """Return the k1 estimate, in nats, of each trajectory's KL(policy that sampled it || reference).
+
+        Tokens without a recorded log-prob are left out.
+        """
         found: list[float] = []
         for start in range(0, len(trajectories), self.config.optimizer.micro_batch_size):
             some = trajectories[start : start + self.config.optimizer.micro_batch_size]
@@ -234,7 +234,7 @@ class Learner:
         return found
 
     def _reference_logprobs(self, batch: Batch) -> Tensor:
-        """Log-probs [B, T] of the sampled tokens under the reference."""
+        """Return log-probs [B, T] of the sampled tokens under the reference."""
         assert self.reference is not None
         (part,) = self.reference.parts(self.policy)
         temperature = self.config.rollout.temperature
@@ -262,13 +262,13 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> tuple[torch.optim.Opt
 
 
 def rate_share(config: OptimizerConfig, steps: int, taken: int) -> float:
-    """Share of the learning rate for the step after `taken` of `steps`."""
+    """Return the share of the learning rate for the step after `taken` of `steps`."""
     warm = min(1.0, (taken + 1) / (config.warmup_steps + 1))
     return warm if config.schedule == "constant" else warm * max(0.0, 1.0 - taken / steps)
 
 
 def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of micro-batches as `LossComponents.metrics` says they combine: sums, maxima, means weighted by counts."""
+    """Merge metrics of micro-batches as `LossComponents.metrics` describes: sums, maxima, means weighted by counts."""
     merged: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found = [(part[name], _count(name, part)) for part in parts if name in part]
@@ -282,6 +282,6 @@ def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _count(name: str, part: Mapping[str, float]) -> float:
-    """How many tokens or pairs a mean of this micro-batch is over."""
+    """Return the number of tokens or pairs that a mean of this micro-batch is over."""
     channel = name.partition("/")[0]
     return part.get(f"{channel}/tokens", part.get(f"{channel}/pairs", 1.0))

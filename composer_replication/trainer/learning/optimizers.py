@@ -52,7 +52,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of both."""
+        """Take one step of both."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -62,7 +62,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -76,7 +76,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 def make_muon(
     model: nn.Module, *, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
 ) -> MuonWithAdamW:
-    """Muon for the matrices inside a model's blocks; AdamW for embeddings, head, norms and biases.
+    """Make Muon for the matrices inside a model's blocks, with AdamW for embeddings, head, norms and biases.
 
     Raises:
         ConfigError: the model's blocks have no matrix.

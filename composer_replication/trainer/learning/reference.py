@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
-from composer_replication.loss.forward import LogprobCache, evaluating, sequence_logprobs, unwrapped, weights_digest
-from composer_replication.types import Pair
+from composer_replication.loss.forward import (
+    LogprobCache,
+    action_entropies,
+    evaluating,
+    sequence_logprobs,
+    unwrapped,
+    weights_digest,
+)
+from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 
-__all__ = ["with_reference_logprobs"]
+__all__ = ["PolicyScorer"]
 
 
-def with_reference_logprobs(model: nn.Module, pairs: Sequence[Pair], cache: LogprobCache) -> list[Pair]:
-    """The pairs with both sides' summed log-probs under `model` as it is, without dropout; what `cache` has is not scored again.
+@dataclass(frozen=True, slots=True)
+class PolicyScorer:
+    """Log-probs of pairs and entropies of trajectories under a policy as it is now, without dropout."""
 
-    Raises ModelError when the device runs out of memory.
-    """
-    policy = weights_digest(unwrapped(model))
-    return [
-        dataclasses.replace(
-            pair,
-            ref_chosen_logprob=_score(model, policy, pair.prompt_ids, pair.chosen_ids, cache),
-            ref_rejected_logprob=_score(model, policy, pair.prompt_ids, pair.rejected_ids, cache),
-        )
-        for pair in pairs
-    ]
+    model: nn.Module
+    cache: LogprobCache
+    """Log-probs of the answers of pairs, which are not computed again."""
+
+    def with_reference_logprobs(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the pairs with both sides' summed log-probs: the policy becomes their reference.
+
+        Raises ModelError when the device runs out of memory.
+        """
+        policy = weights_digest(unwrapped(self.model))
+        return [
+            replace(
+                pair,
+                ref_chosen_logprob=_score(self.model, policy, pair.prompt_ids, pair.chosen_ids, self.cache),
+                ref_rejected_logprob=_score(self.model, policy, pair.prompt_ids, pair.rejected_ids, self.cache),
+            )
+            for pair in pairs
+        ]
+
+    def action_entropies(self, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+        """Return the mean entropy in nats of each turn's action, by trajectory id."""
+        return action_entropies(self.model, trajectories)
 
 
 def _score(model: nn.Module, policy: str, prompt: tuple[int, ...], continuation: tuple[int, ...], cache: LogprobCache) -> float:

@@ -1,4 +1,4 @@
-"""A policy whose weights are shared out among processes by FSDP2."""
+"""A policy whose weights are sharded over processes by FSDP2."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ def shard(model: nn.Module) -> None:
 
 
 def whole(tensor: Any) -> Tensor:
-    """A sharded tensor gathered, which every rank has to ask for at the same time; others as they are."""
+    """Gather a sharded tensor, which every rank has to do at the same time; return others unchanged."""
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
 
 
 def load_whole_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Inverse of `loss.forward.modes.whole_weights`: every rank gives all of them and keeps its share."""
+    """Load whole weights into a sharded model: every rank passes all of them and keeps its share."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     set_model_state_dict(model, dict(weights), options=StateDictOptions(full_state_dict=True))
 
 
 def on_first_rank(state: Any) -> Any:
-    """An optimizer's state with every tensor whole, on the first rank's CPU; the others, which have to ask at the same time, get
-    None for a tensor."""
+    """Return an optimizer's state with every tensor whole, on the first rank's CPU; the other ranks get None for a tensor."""
     if isinstance(state, Mapping):
         return {key: on_first_rank(value) for key, value in state.items()}
     if isinstance(state, list):

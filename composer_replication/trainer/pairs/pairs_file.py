@@ -25,7 +25,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class FilePairs:
-    """What a file of pairs gives a policy."""
+    """The pairs that a file gives a policy."""
 
     path: Path
     pairs: tuple[Pair, ...]
@@ -39,7 +39,7 @@ class FilePairs:
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:
-    """The pairs of a file. Raises ConfigError when it has none, or a line that is none."""
+    """Return the pairs of a file. Raises ConfigError when it has none, or a line is not a pair."""
     pairs, bad = read_pairs(path)
     problem = f"{bad[0]}" + (f" (and {len(bad) - 1} more lines)" if len(bad) > 1 else "") if bad else ""
     if not problem and not pairs:
@@ -52,7 +52,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file, as 64 hexadecimal digits."""
+    """Return the SHA-256 of the file, as 64 hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -62,12 +62,12 @@ def fits(pair: Pair, tokens: int) -> bool:
 
 
 def shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
-    """The pairs in an order of the seed's, so that early steps see of every source."""
+    """Return the pairs in an order that follows from the seed, so that early steps see pairs of every source."""
     return random.Random(f"{seed}/pairs").sample(pairs, len(pairs))
 
 
 def file_pairs(config: RunConfig, renderer: ChatRenderer, context_window: int) -> FilePairs | None:
-    """The pairs of a run's file as a policy reads them; None when the run names no file or the channel's weight is 0.
+    """Return the pairs of a run's file in the policy's tokens; None when the run names no file or the channel's weight is 0.
 
     A pair is as long as a trajectory may be: `rollout.context_tokens`, or `context_window` if that is less.
 
@@ -114,7 +114,7 @@ def _rendered(line: Mapping[str, Any], renderer: ChatRenderer) -> Pair:
 
 
 def _extra(line: Mapping[str, Any], key: str, default: Any) -> Any:
-    """What a pair carries besides; `composer pairs normalize` moves it into `metadata`."""
+    """Return an additional field of a pair, which `composer pairs normalize` moves into `metadata`."""
     return line.get(key, line.get("metadata", {}).get(key, default))
 
 
@@ -123,7 +123,7 @@ def _tools(line: Mapping[str, Any]) -> list[ToolSchema]:
 
 
 def _problem_of(line: Mapping[str, Any]) -> str | None:
-    """What keeps a `DPOPair` from being rendered; None when nothing does."""
+    """Return what keeps a `DPOPair` from being rendered; None when nothing does."""
     confidence, tools = _extra(line, "confidence", 1.0), _extra(line, "tools", None) or ()
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence <= 1:
         return f"confidence is {confidence!r}, not above 0 and at most 1"
@@ -148,7 +148,7 @@ def _problem_of(line: Mapping[str, Any]) -> str | None:
 
 
 def _message(raw: Mapping[str, Any], place: int) -> Message:
-    """A message in the form that templates read: text where an API has null, arguments as an object where it has their JSON."""
+    """Return a message in the form that templates read: an empty text for an API's null, arguments as an object."""
     message = Message(role=raw["role"], content=raw.get("content") or "")
     wire = []
     for number, call in enumerate(raw.get("tool_calls") or ()):

@@ -53,7 +53,7 @@ __all__ = [
 
 
 class TraceRecorder(Protocol):
-    """Has trajectories of the starting policy to be frozen (`trainer.collector.RolloutCollector`)."""
+    """A source of trajectories of the starting policy, to be frozen (`trainer.collector.RolloutCollector`)."""
 
     @property
     def arm(self) -> str: ...
@@ -70,37 +70,37 @@ class TraceRecorder(Protocol):
 
 
 class Scorer(EntropyReader, Protocol):
-    """Reads traces, and knows the reference's log-probs (`Learner`)."""
+    """A reader of traces that can also score pairs (`PolicyScorer`)."""
 
     def with_reference_logprobs(self, pairs: list[Pair]) -> list[Pair]: ...
 
 
-async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
-    """The pairs of the teachers and of the file that the run names, with reference log-probs; kept for `stored_pairs`.
+async def collect_pairs(context: RunContext, config: RunConfig, actor: TraceRecorder, scorer: Scorer) -> list[Pair]:
+    """Return the pairs of the teachers and of the run's file, with reference log-probs; keep them for `stored_pairs`.
 
     Raises:
         ConfigError: the file gives no pair (`file_pairs`).
         TeacherError: no teacher answered, or BudgetExceededError when the cap is the reason.
     """
     given = file_pairs(config, actor.renderer, actor.context_window)
-    pairs = await _pairs_of_teachers(context, config, actor, learner) if config.teachers else []
+    pairs = await _pairs_of_teachers(context, config, actor, scorer) if config.teachers else []
     if given is not None:
         pairs = shuffled([*pairs, *given.pairs], config.seed)
         read = pairs[: config.steps * config.loss.replay.pairs_per_step]  # no step comes to the others
         context.terminal.note(f"{actor.arm}: {given}; {len(read)} of {len(pairs)} pairs are read in {config.steps} steps")
         pairs = read
-    pairs = learner.with_reference_logprobs(pairs)
+    pairs = scorer.with_reference_logprobs(pairs)
     files.replace_file(_store(context, actor.arm), "".join(json.dumps(to_json(p)) + "\n" for p in pairs).encode())
     return pairs
 
 
-async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: TraceRecorder, learner: Scorer) -> list[Pair]:
+async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: TraceRecorder, reader: Scorer) -> list[Pair]:
     """Replay the starting policy's traces through the teachers, and return the pairs of the disagreements."""
     ours = isinstance(context.source, CodingTasks)
     groups = await actor.record_traces()
     trajectories = [t for g in groups for t in g.trajectories]
     states = states_from_trajectories(trajectories)
-    answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, learner)
+    answers = await ask_teachers(context, config, actor.arm, actor.renderer, states, trajectories, reader)
     with context.terminal.phase(f"{actor.arm}: compare {len(answers)} answers"):
         found = await asyncio.to_thread(
             find_disagreements,
@@ -126,7 +126,7 @@ async def _pairs_of_teachers(context: RunContext, config: RunConfig, actor: Trac
 
 
 def _agreement(found: PairMining) -> str:
-    """How votes were compared and weighed, in a line."""
+    """Describe in a line how votes were compared and weighed."""
     weights = ", ".join(f"{family} {weight:.2f}" for family, weight in found.weights.items())
     ratio = "" if found.length_ratio is None else f"; chosen over rejected length {found.length_ratio:.2f}"
     torn = f"; {found.dissolved} clusters contradicted themselves" if found.dissolved else ""
@@ -134,8 +134,7 @@ def _agreement(found: PairMining) -> str:
 
 
 def _scene(context: RunContext, trajectories: Mapping[str, Trajectory], state: TraceState) -> Scene:
-    """The student's workspace at a state of our own, and the sandbox if pairs are to be verified; opened where they are
-    needed."""
+    """Return the student's workspace at one of our states, and the sandbox if pairs are verified; both open on first use."""
     trajectory, turn = trajectories[state["trajectory_id"]], state["turn"]
 
     @cache
@@ -176,7 +175,7 @@ def _normalized(
 def _that_fit(
     pairs: Sequence[DPOPair], trajectories: Sequence[Trajectory], actor: TraceRecorder, dropped: Counter[str]
 ) -> list[DPOPair]:
-    """The pairs whose sides the model has positions for: a teacher's answer may be longer than the policy's can be."""
+    """Return the pairs that fit into the context window: a teacher's answer may be longer than the policy's can be."""
     kept = []
     for pair, ids in zip(pairs, pairs_to_token_pairs(pairs, trajectories, actor.renderer), strict=True):
         if fits(ids, actor.context_window):
@@ -191,24 +190,24 @@ def _counts(reasons: Counter[str]) -> str:
 
 
 def wants_replay(config: RunConfig) -> bool:
-    """Say whether the replay channel has a source of pairs."""
+    """Return whether the replay channel has a source of pairs."""
     replay = config.loss.replay
     return replay.weight > 0 and (bool(config.teachers) or replay.pairs is not None)
 
 
 def stored_pairs(context: RunContext, arm: str) -> list[Pair]:
-    """The pairs an arm has collected before its first checkpoint."""
+    """Return the pairs that an arm has collected before its first checkpoint."""
     return [_pair(line) for line in files.read_lines(_store(context, arm))]
 
 
 def pairs_digest(context: RunContext, arm: str) -> str | None:
-    """SHA-256 of the stored pairs; None when nothing was collected."""
+    """Return the SHA-256 of the stored pairs; None when nothing was collected."""
     store = _store(context, arm)
     return hashlib.sha256(store.read_bytes()).hexdigest() if store.is_file() else None
 
 
 def pairs_of_step(pairs: Sequence[Pair], step: int, count: int) -> list[Pair]:
-    """The pairs of a step (1-based): the list read round and round."""
+    """Return the pairs of a step (1-based): the list is read over and over."""
     count = min(count, len(pairs))
     return [pairs[((step - 1) * count + i) % len(pairs)] for i in range(count)]
 
@@ -220,7 +219,7 @@ def verify_pair(env: Env, trajectory: Trajectory, turn: int, chosen: Message) ->
     student's own action. One that only looks is confirmed when it can be carried out and the student's own could not.
 
     Raises:
-        SandboxError: the box broke, so there is no verdict.
+        SandboxError: the sandbox broke, so there is no verdict.
     """
     calls = [_call(c) for c in chosen.get("tool_calls", ())]
     if not calls:
@@ -291,7 +290,7 @@ def _store(context: RunContext, arm: str) -> Path:
 
 
 def _rows(pairs: Sequence[DPOPair], answers: Sequence[TeacherAnswer], trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    """The pairs as the report shows them."""
+    """Return the pairs in the report's form."""
     votes: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for answer in answers:
         calls = [json.dumps({"name": c.name, "arguments": dict(c.arguments)}) for c in answer.tool_calls]

@@ -1,4 +1,4 @@
-"""Which tasks teach now: those that the policy solves about half the time, harder ones as easy ones are solved.
+"""A curriculum: tasks that the policy solves about half the time, and harder ones as easy ones are solved.
 
 The gradient of a group whose siblings all got the same verdict is zero, and its expected size is greatest at a pass rate of one
 half (the variance p (1 - p) of the reward; the same argument as DAPO's dynamic sampling, 2503.14476, section 3.2, before the
@@ -27,7 +27,7 @@ TaskT = TypeVar("TaskT", bound=AnyTask)
 
 @dataclass(slots=True)
 class Record:
-    """What became of one task's rollouts so far."""
+    """The counts of one task's rollouts so far."""
 
     passed: float = 0.0
     tried: float = 0.0
@@ -35,7 +35,7 @@ class Record:
     failed_visits: int = 0
     """Visits in a row on which every sibling failed."""
     last_step: int = 0
-    """The last step that practised on it."""
+    """The last step that trained on it."""
     view: int = 0
     """How often the tests that the agent sees have become fewer; what was counted before is forgotten then."""
 
@@ -48,8 +48,8 @@ class Record:
 class Curriculum:
     """Pass rates of one arm, and the choice of tasks that follows from them.
 
-    Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is practised on; the next is added when
-    at least half of those practised on have been visited and their mean pass rate has reached `promote_at`. Larger groups
+    Tasks are sorted by their estimated difficulty into `levels` equal parts. The first is trained on; the next is added when
+    at least half of the open tasks have been visited and their mean pass rate has reached `promote_at`. Larger groups
     of functions are estimated as harder, so a folder of several sizes is a curriculum by itself. A task on which every sibling
     failed for `quarantine_after` visits in a row is left alone but for one visit every `probe_every` steps; no level waits for
     it.
@@ -59,7 +59,7 @@ class Curriculum:
     siblings fail with fewer tests, it shows the share before again instead of going into quarantine.
 
     Of tasks that are solved with the fewest of their tests, two of one source may be joined into a harder one (`to_join`), up to
-    `join_up_to` functions. It is practised on from then on, like a task of the last level taken up.
+    `join_up_to` functions. It is trained on from then on, like a task of the highest open level.
     """
 
     def __init__(self, config: CurriculumConfig, tasks: Sequence[Task], seed: int) -> None:
@@ -67,7 +67,7 @@ class Curriculum:
         self._tasks = {task.spec.task_id: task for task in tasks}
         self._views = {name: _views(task, config.visible_tests, seed) for name, task in self._tasks.items()}
         self._last: dict[str, float] = {}
-        """What the last step practised on: the share of the fail-to-pass tests that was withheld."""
+        """By task of the last step: the share of its fail-to-pass tests that was hidden."""
         ordered = sorted(tasks, key=lambda t: (float(t.provenance.get("difficulty", 0.0)), t.spec.task_id))
         self._level = {task.spec.task_id: number * config.levels // len(ordered) for number, task in enumerate(ordered)}
         self._seed = seed
@@ -75,10 +75,10 @@ class Curriculum:
         """Ids of two tasks that were to be joined, and of the task they became; empty when they became none."""
         self.records: dict[str, Record] = {}
         self.unlocked = 1
-        """Levels that are practised on."""
+        """Number of levels that are trained on."""
 
     def choose(self, tasks: Sequence[TaskT], seed: int, step: int, count: int, *, refill: int = 0) -> list[TaskT]:
-        """At most `count` of `tasks` for a step, none twice, drawn without replacement with the weights of `weight`.
+        """Return at most `count` of `tasks` for a step, none twice, drawn by the weights of `weight`.
 
         A function of its arguments and the pass rates alone. Where the unlocked levels hold too few tasks, the easiest of the
         others make up the number, and for a step itself those in quarantine, too; a refill rather stays short of it.
@@ -96,7 +96,7 @@ class Curriculum:
         return sorted(tasks, key=lambda t: keys[t.spec.task_id])[:count]
 
     def weight(self, task_id: str, step: int) -> float:
-        """`4 p (1 - p)`, at least `floor`; 0 in quarantine between probes."""
+        """Return `4 p (1 - p)`, at least `floor`; 0 in quarantine between probes."""
         record = self.records.get(task_id, Record())
         if self.is_quarantined(task_id) and step - record.last_step < self._config.probe_every:
             return 0.0
@@ -107,14 +107,14 @@ class Curriculum:
         return self.records.get(task_id, Record()).failed_visits >= self._config.quarantine_after
 
     def learn(self, groups: Iterable[Group], step: int) -> None:
-        """Take the verdicts of a step in, and unlock the next level when it is time. Unscored siblings say nothing."""
+        """Take in the verdicts of a step, and unlock the next level when it is time. Unscored siblings say nothing."""
         self._last = {}
         for group in groups:
             rewards = [t.reward for t in group.trajectories if not isinstance(t.reward, Unscored)]
             if not rewards:
                 continue
             record = self.records.setdefault(group.task_id, Record())
-            self._last[group.task_id] = len(self.withheld(group.task_id)) / max(
+            self._last[group.task_id] = len(self.hidden_tests(group.task_id)) / max(
                 1, len(self._tasks[group.task_id].spec.fail_to_pass)
             )
             passed = sum(reward >= 1.0 for reward in rewards)
@@ -132,7 +132,7 @@ class Curriculum:
             self.unlocked += 1
 
     def to_join(self) -> tuple[Task, Task] | None:
-        """Two solved tasks to make a harder one of, the smallest first; none is taken twice."""
+        """Return two solved tasks to join into a harder one, the smallest first; none is taken twice."""
         if self._config.join_up_to < 2:
             return None
         used = {name for *pair, _ in self.joined for name in pair}
@@ -146,7 +146,7 @@ class Curriculum:
         return None
 
     def add_joined(self, first: Task, second: Task, task: Task | None) -> None:
-        """What became of `to_join`."""
+        """Record the outcome of joining the pair of `to_join`; `task` is None when there is no task."""
         self.joined.append((first.spec.task_id, second.spec.task_id, "" if task is None else task.spec.task_id))
         if task is not None:
             name = task.spec.task_id
@@ -155,12 +155,12 @@ class Curriculum:
             self._level[name] = max(self._level[first.spec.task_id], self._level[second.spec.task_id])
 
     def _is_solved(self, task_id: str) -> bool:
-        """With as few of its tests as there may be."""
+        """Return whether the task is solved with as few visible tests as possible."""
         record = self.records.get(task_id, Record())
         return record.rate >= self._config.promote_at and record.view + 1 == len(self._views[task_id])
 
-    def withheld(self, task_id: str) -> frozenset[str]:
-        """Ids of the fail-to-pass tests that the agent does not see now."""
+    def hidden_tests(self, task_id: str) -> frozenset[str]:
+        """Return the ids of the fail-to-pass tests that the agent does not see now."""
         return self._views[task_id][self.records.get(task_id, Record()).view]
 
     def _change_view(self, task_id: str, record: Record) -> None:
@@ -173,7 +173,7 @@ class Curriculum:
         self.records[task_id] = Record(last_step=record.last_step, view=record.view + change)
 
     def metrics(self) -> dict[str, float]:
-        """For the run's metrics."""
+        """Return the curriculum's metrics."""
         rates = [record.rate for record in self.records.values()]
         return {
             "curriculum/level": float(self.unlocked),
@@ -186,18 +186,18 @@ class Curriculum:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: plain JSON."""
+        """Return plain JSON for a checkpoint."""
         records = {name: asdict(record) for name, record in sorted(self.records.items())}
         return {"unlocked": self.unlocked, "records": records, "joined": [list(entry) for entry in self.joined]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`, once `add_joined` has been told of each of its `joined`."""
+        """Restore what `state_dict` returned, after `add_joined` was called for each of its `joined`."""
         self.unlocked = state["unlocked"]
         self.records = {name: Record(**record) for name, record in state["records"].items()}
 
 
 def _views(task: Task, shares: Sequence[float], seed: int) -> list[frozenset[str]]:
-    """What is withheld of a task, one set after the other; shares that make no difference to it are left out."""
+    """Return the sets of hidden tests of a task, in turn; shares that hide the same tests are left out."""
     if tuple(shares) == (1.0,):
         return [frozenset()]
     return list(dict.fromkeys(withheld_tests(task, share, seed) for share in shares))

@@ -1,4 +1,4 @@
-"""The tasks of a step, where nothing but its number decides."""
+"""The tasks of a step, as a function of its number alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def choose_tasks(tasks: Sequence[T], seed: int, step: int, count: int) -> list[T]:
-    """The tasks of a step (1-based), none of them twice; every pass over all tasks is a permutation of its own.
+    """Return the tasks of a step (1-based), none of them twice; every pass over all tasks is a new permutation.
 
     A function of its arguments alone, so the data cursor of a resumed run is its step. Raises ValueError when there are fewer
     than `count` tasks.

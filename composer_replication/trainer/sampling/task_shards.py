@@ -1,4 +1,4 @@
-"""Which tasks are a replica's: what one replica alone would practise on in a step, shared out among all of them."""
+"""A replica's share of the tasks that one replica alone would train on in a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TaskShard"]
 
 @dataclass(frozen=True, slots=True)
 class TaskShard:
-    """One replica's part of the tasks. A function of the step, so that a resumed replica goes on with its own."""
+    """One replica's part of the tasks. It follows from the step, so that a resumed replica continues with its own tasks."""
 
     rank: int
     world_size: int
@@ -24,7 +24,7 @@ class TaskShard:
     """Steps of a round."""
 
     def of_step(self, tasks: Sequence[AnyTask], step: int, count: int) -> tuple[list[AnyTask], list[AnyTask]]:
-        """This replica's `count` tasks of a step (1-based), and others that are its alone in this step.
+        """Return this replica's `count` tasks of a step (1-based), and spare tasks that no other replica uses in this step.
 
         No task is taken twice in a round, by whatever replica; where a round needs more tasks than there are, in no so many steps
         as they last for, counted from the first.
@@ -43,7 +43,7 @@ class TaskShard:
         return [tasks[i] for i in mine], [tasks[i] for i in others]
 
     def of_round(self, tasks: Sequence[AnyTask], step: int) -> list[AnyTask]:
-        """This replica's part of all tasks in the round of a step, for one that chooses among them itself."""
+        """Return this replica's part of all tasks in the round of a step, for a curriculum to choose from."""
         order = list(tasks)
         random.Random(f"{self.seed}/{(step - 1) // self.window}/round").shuffle(order)
         return order[self.rank :: self.world_size]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import dataclasses
 import inspect
 import json
 import typing
@@ -102,7 +101,7 @@ def endpoint(monkeypatch):
         return Reply(content=f"**{text}**" if "gpt" in body["model"] else f"{text}.", cost=0.002)
 
     with TeacherServer(answer) as server:
-        local = tuple(dataclasses.replace(t, base_url=server.base_url) for t in composer_replication.DEFAULT_TEACHERS)
+        local = tuple(t.model_copy(update={"base_url": server.base_url}) for t in composer_replication.DEFAULT_TEACHERS)
         monkeypatch.setattr("composer_replication.teacher_replay.DEFAULT_TEACHERS", local)
         monkeypatch.setenv("OPENROUTER_API_KEY", "sk-local")
         yield server

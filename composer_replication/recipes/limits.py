@@ -1,0 +1,202 @@
+"""Limits of substrates: fields of a run file that they cannot follow. `composer doctor` lists them, and `refuse` checks them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from composer_replication.config import RunConfig, SubstrateType
+from composer_replication.recipes.prime_rl.settings import FROZEN_URL
+from composer_replication.types.errors import ConfigError
+
+__all__ = ["LIMITS", "SubstrateLimit", "on_cpu", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubstrateLimit:
+    """A field of a run file that a substrate cannot follow, or not with every value."""
+
+    field: str
+    why: str
+    values: tuple[str, ...] = ()
+    """Values that are refused; none refuses all but those that switch the field off. What is off is never refused."""
+    can: str = "local"
+    """Substrates that can do it."""
+    fix: str = "leave it out"
+    when: Callable[[RunConfig], bool] = lambda _: True
+    """A further condition."""
+    condition: str = ""
+    """The same in words."""
+
+    def __str__(self) -> str:
+        values = f" = {', '.join(self.values)}" if self.values else ""
+        return f"{self.field}{values}{self.condition and f' {self.condition}'}: {self.why} ({self.can} can)"
+
+    def value(self, config: RunConfig) -> Any:
+        """Return the value that an arm has in the field."""
+        return reduce(getattr, self.field.split("."), config)
+
+    def is_broken(self, config: RunConfig) -> bool:
+        """Return whether an arm asks for what the substrate cannot do."""
+        value = self.value(config)
+        asked = any(one in self.values for one in ([value] if isinstance(value, str) else value)) if self.values else value
+        return bool(asked) and not (self.field.startswith("loss.hint.") and config.loss.hint.weight == 0) and self.when(config)
+
+    def refusal(self, config: RunConfig) -> str:
+        """Return what an arm asks for and why it is refused."""
+        value = "" if self.field == "teachers" else f" = {self.value(config)}"
+        return f"{self.field}{value}: {self.why}"
+
+
+def refuse(config: RunConfig, kind: SubstrateType) -> None:
+    """Raise ConfigError when an arm asks for what the substrate cannot do; all of it is named."""
+    broken = [limit for limit in LIMITS[kind] if limit.is_broken(config)]
+    if broken:
+        first, *others = (limit.refusal(config) for limit in broken)
+        more = f" (and {len(others)} more: {'; '.join(others)})" if others else ""
+        fix = f"{broken[0].fix}, or set substrate.type = {broken[0].can}"
+        raise ConfigError(f"substrate.type = {kind}: {first}{more}", fix=fix)
+
+
+def on_cpu(config: RunConfig) -> bool:
+    """Return whether an arm trains without CUDA. Raises ModelError when it asks for CUDA and there is none."""
+    from composer_replication.loss.forward.models import resolve_device  # imports torch
+
+    return resolve_device(config.model.device).type == "cpu"
+
+
+def _unserved(config: RunConfig) -> bool:
+    return not (config.substrate.options.get(f"orchestrator.env_vars.{FROZEN_URL}") or os.environ.get(FROZEN_URL))
+
+
+_MESH = (
+    SubstrateLimit("curriculum.enabled", "groups are issued before the verdicts are in that a curriculum chooses by"),
+    SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
+)
+_FULL = "local, monarch or ray"
+_ADAMW: Any = {"values": ("muon",), "can": "local, trl, monarch or ray", "fix": "set optimizer.type = adamw"}
+_ASKING = ("judge", "consensus")
+_ANY = "local, trl, verl, monarch or ray"
+_WHOLE_STEP = "it needs the hints of a whole step at once, and PRIME-RL finishes one group at a time"
+_PRESENT = "it reads the starting policy all through the run, and PRIME-RL serves only the present one"
+_SERVE = f"serve it with `inference` on another GPU and set {FROZEN_URL} to its address"
+_UNREAD = (
+    *("reward.effort.weight", "reward.overlong_tokens", "reward.kl_weight", "reward.prm.weight"),
+    *("curriculum.enabled", "rollout.timeout_s", "tasks.instruction", "tasks.held_out_share"),
+)
+LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
+    "ray": _MESH,
+    "monarch": _MESH,
+    "trl": (
+        SubstrateLimit("loss.rlvr.objective", "TRL has no such surrogate", ("dppo",), _FULL),
+        SubstrateLimit(
+            "loss.rlvr.objective",
+            "TRL has no lower limit for its ratios, and loss.rlvr.epsilon_low sets one",
+            ("cispo",),
+            _FULL,
+            "leave loss.rlvr.epsilon_low out",
+            lambda c: c.loss.rlvr.epsilon_low is not None and c.loss.rlvr.epsilon_low < 1.0,
+            "with epsilon_low below 1",
+        ),
+        SubstrateLimit("rollout.refills", "a step takes a fixed number of rollouts"),
+        SubstrateLimit("rollout.timeout_s", "TRL samples the turns of all rollouts together"),
+        SubstrateLimit("reward.kl_weight", "the rollouts of a step are scored in one pass", can=_FULL),
+        SubstrateLimit("reward.prm.weight", "a rollout has one advantage, and process rewards give each turn its own", can=_FULL),
+        SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
+    ),
+    "verl": (
+        SubstrateLimit("optimizer.type", "verl builds its own AdamW", **_ADAMW),
+        SubstrateLimit("curriculum.enabled", "its data set is in order before the run begins"),
+        SubstrateLimit("rollout.refills", "its own filter throws groups away with their hints"),
+        SubstrateLimit("rollout.timeout_s", "its agent loops wait for every rollout"),
+        SubstrateLimit("reward.kl_weight", "its advantage estimators see rewards, and no verdict apart from them"),
+        SubstrateLimit("reward.prm.weight", "its agent loops have no process reward model", can=_FULL),
+        SubstrateLimit("loss.hint.useful_only", "its agent loops have no weights to ask"),
+        SubstrateLimit(
+            "loss.hint.shuffle", "its agent loops see one task's trajectories, and the control needs other tasks' hints"
+        ),
+        SubstrateLimit("loss.hint.generators", "its agent loops are processes without the run's ledger", _ASKING),
+        SubstrateLimit(
+            "model.device", "Ray places its workers", when=lambda c: c.model.device.startswith("cuda:"), condition="= cuda:N"
+        ),
+        SubstrateLimit("loss.rlvr.kl_beta", "its reference policy needs pinned memory", when=on_cpu, condition="without CUDA"),
+        SubstrateLimit(
+            "loss.rlvr.importance",
+            "the log-probs of its server are not the trainer's, and their ratio would be clipped as if the policy had moved",
+            ("none",),
+            fix="set loss.rlvr.importance = tis or icepop",
+            when=lambda c: not c.model.device.startswith("cuda:") and not on_cpu(c),
+            condition="with CUDA",
+        ),
+    ),
+    "prime_rl": (
+        SubstrateLimit(
+            "loss.rlvr.objective",
+            "it averages over sequences, and PRIME-RL divides by tokens",
+            ("grpo", "dr_grpo", "gspo"),
+            _ANY,
+            "choose bnpo, dapo, cispo or dppo",
+        ),
+        SubstrateLimit(
+            "loss.hint.form",
+            "it compares distributions, and PRIME-RL sends one log-prob per token",
+            can=_ANY,
+            fix="choose sampled_token, the reverse KL on sampled tokens",
+            when=lambda c: c.loss.hint.form != "sampled_token",
+            condition="other than sampled_token",
+        ),
+        SubstrateLimit(
+            "loss.hint.self_teacher",
+            "PRIME-RL serves the present policy and nothing in between",
+            ("ema", "trust_region"),
+            _ANY,
+            "choose live or frozen",
+        ),
+        SubstrateLimit(
+            "loss.hint.reduction",
+            "it divides by hinted turns, and PRIME-RL by their tokens",
+            ("turn",),
+            _ANY,
+            "choose token, with a weight that is larger by the tokens of a turn",
+        ),
+        SubstrateLimit("loss.hint.shuffle", _WHOLE_STEP, can=_ANY, fix="set it to false"),
+        SubstrateLimit("loss.hint.useful_only", _WHOLE_STEP, can=_ANY, fix="set it to false"),
+        SubstrateLimit("loss.hint.generators", "they ask teachers, and PRIME-RL's orchestrator cannot", _ASKING, _ANY),
+        SubstrateLimit(
+            "loss.rlvr.kl_beta",
+            "PRIME-RL sends one reference log-prob per token, and loss.hint.weight is above 0 too",
+            can=_ANY,
+            fix="set one of them to 0",
+            when=lambda c: c.loss.hint.weight > 0,
+            condition="with hints",
+        ),
+        SubstrateLimit(
+            "loss.hint.self_teacher", _PRESENT, ("frozen",), _ANY, f"{_SERVE}, choose live", _unserved, "unless it is served"
+        ),
+        SubstrateLimit("loss.rlvr.kl_beta", _PRESENT, can=_ANY, fix=_SERVE, when=_unserved, condition="unless it is served"),
+        SubstrateLimit(
+            "rollout.temperature",
+            "PRIME-RL's reference log-probs are those of temperature 1",
+            can=_ANY,
+            fix="set rollout.temperature and loss.hint.temperature to 1",
+            when=lambda c: c.rollout.temperature != 1.0 and (c.loss.hint.weight > 0 or c.loss.rlvr.kl_beta > 0),
+            condition="other than 1 with hints or kl_beta",
+        ),
+        SubstrateLimit(
+            "teachers",
+            "teachers would be asked while it trains, and PRIME-RL's orchestrator cannot ask them",
+            can=_ANY,
+            fix="ask them before: `composer replay`, `composer pairs extract`, and loss.replay.pairs names the file",
+            when=lambda c: c.loss.replay.weight > 0,
+        ),
+        *(SubstrateLimit(field, "PRIME-RL does not read it", can=_ANY) for field in _UNREAD),
+        SubstrateLimit(
+            "optimizer.type", "PRIME-RL builds its own optimizer, and its Muon follows other rules than this one", **_ADAMW
+        ),
+        SubstrateLimit("model.device", "PRIME-RL's trainer runs on GPUs alone", ("cpu",), _ANY),
+    ),
+}
+"""By substrate; `local` has none."""
