@@ -168,6 +168,11 @@ class CurriculumConfig(Section):
     visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1), _IF_ENABLED] = (1.0,)
     """Show the agent these shares of a task's fail-to-pass tests, largest first; all tests are always graded. A task solved at
     `promote_at` moves to the next share; one that `quarantine_after` would set aside moves back by one."""
+    prm_credit: Annotated[Share, _IF_ENABLED] = 0.0
+    """Count a rollout that failed as this much of a success, times the mean probability that its turns are good (the process
+    reward model of `reward.prm.path`), when tasks are drawn: of tasks that always fail, those that are nearly solved come more
+    often. Levels and tests still follow the tests alone. 0 asks no such model. Set it to 0.5 or so when you have trained one and
+    most groups fail."""
     join_up_to: Annotated[Positive, _IF_ENABLED] = 1
     """Make new tasks during the run by joining two solved ones of one source, up to this many functions each. 1 makes none."""
 
@@ -358,9 +363,18 @@ class RunConfig(Section):
             )
         return self
 
+    @property
+    def scores_turns(self) -> bool:
+        """True when training asks the process reward model of `reward.prm.path` about every turn."""
+        return self.reward.prm.weight > 0 or (self.curriculum.enabled and self.curriculum.prm_credit > 0)
+
     @model_validator(mode="after")
     def _turns_are_scored_by_a_model(self) -> Self:
-        readers = {"reward.prm.weight": self.reward.prm.weight, "loss.replay.gate.doubtful": self.loss.replay.gate.doubtful}
+        readers = {
+            "reward.prm.weight": self.reward.prm.weight,
+            "curriculum.prm_credit": self.curriculum.prm_credit,
+            "loss.replay.gate.doubtful": self.loss.replay.gate.doubtful,
+        }
         for field, value in readers.items():
             if value > 0 and self.reward.prm.path is None:
                 refuse(

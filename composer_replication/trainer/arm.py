@@ -66,7 +66,7 @@ class ArmTrainer:
         meter = context.meter()
         journal = context.journal(config, arm, meter)
         signals = context.signal_maker(config, renderer, engine.context_window, learner)
-        collector = RolloutCollector(context, config, engine, renderer, journal, shard)
+        collector = RolloutCollector(context, config, engine, renderer, journal, shard, signals.steps)
         return cls(context, config, arm, learner, engine, renderer, meter, journal, collector, signals, made_of)
 
     async def begin(self, *, resumed: bool | None = None) -> list[Pair]:
