@@ -140,8 +140,8 @@ def openenv(session: nox.Session) -> None:
 
 @nox.session
 def verifiers(session: nox.Session) -> None:
-    """An evaluation by the command of verifiers."""
-    _test_face(session, "verifiers", "uv")  # its harness runs on uv, and would fetch it from elsewhere
+    """An evaluation by the command of verifiers, and training on its environments."""
+    _test_face(session, "verifiers", "uv", "textarena>=0.7,<0.8", "nltk")  # its harness runs on uv, and would fetch it elsewhere
 
 
 @nox.session

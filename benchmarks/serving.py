@@ -18,7 +18,7 @@ from measuring import cpu_seconds, emit, interleave, ratio
 
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollouts.protocol import Engine, SampleRequest
-from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.serving import ServingEngine, SharedFolder, open_server
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import byte_level_tokenizer
 
@@ -60,7 +60,11 @@ def main(arguments: list[str]) -> None:
         with vllm(given.vllm, work / "policy", work, *OPTIONS, *WHOLE_PROMPTS) as running:
             policy = Policy(model, tokenizer)
             served = ServingEngine(
-                open_server("vllm", running.url), stop_ids=(), probe_ids=range(1, 40), policy=policy, folder=work / "weights"
+                open_server("vllm", running.url),
+                stop_ids=(),
+                probe_ids=range(1, 40),
+                policy=policy,
+                transfer=SharedFolder(work / "weights"),
             )
             served.check()
             load_s, load_cpu_s = -time.perf_counter(), -cpu_seconds()

@@ -31,6 +31,7 @@ from composer_replication.cli.serve_cmd import app as serve_app
 from composer_replication.cli.tasks_cmd import app as tasks_app
 from composer_replication.cli.traces_cmd import app as traces_app
 from composer_replication.cli.train_cmd import train
+from composer_replication.cli.weights_cmd import app as weights_app
 from composer_replication.types.errors import ComposerError
 
 __all__ = ["app", "main"]
@@ -82,6 +83,7 @@ app.add_typer(traces_app, name="traces")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(train)
 app.add_typer(diloco_app, name="diloco")
 app.add_typer(prm_app, name="prm")
+app.add_typer(weights_app, name="weights")
 app.command()(report)
 app.add_typer(hints_app, name="hints")
 app.command()(doctor)

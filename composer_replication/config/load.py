@@ -206,6 +206,8 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
     rollout = config.rollout
     if rollout.server_weights is not None:
         rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
+    if rollout.server_store is not None and "://" not in rollout.server_store:
+        rollout = rollout.model_copy(update={"server_store": str((base / rollout.server_store).absolute())})
     options = {k: str((base / v).resolve()) if _is_relative(v) else v for k, v in config.env.options.items()}
     env = config.env.model_copy(update={"options": options, "path": (base / (config.env.path or ".")).resolve()})
     arms = {

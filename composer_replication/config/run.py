@@ -104,6 +104,10 @@ class RolloutConfig(Section):
     server_weights: Annotated[Path | None, _SERVED] = None
     """Pass the weights through this folder, which must have the same path here and on the server's machine. Defaults to a folder
     of the run."""
+    server_store: Annotated[str | None, _SERVED] = None
+    """Send what has changed in the weights through this object store instead: a folder, `s3://`, `gs://` or `az://`. Run
+    `composer weights follow STORE --run NAME --into FOLDER` on the server's machine, which writes them there. Set it when the
+    machines share no folder, or when whole weights take long to write."""
     groups: Positive = 8
     """Roll out this many tasks per step."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -142,6 +146,8 @@ class RolloutConfig(Section):
     def _a_server_has_an_address(self) -> Self:
         if self.engine != "transformers" and self.server_url is None:
             refuse(f"server_url is missing with engine = {self.engine}", 'add server_url = "http://HOST:PORT"')
+        if self.server_weights is not None and self.server_store is not None:
+            refuse("server_weights and server_store are both given", "remove one: the weights take one way")
         return self
 
 

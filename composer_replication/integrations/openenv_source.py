@@ -13,6 +13,7 @@ from urllib.request import urlopen
 from composer_replication.integrations.seeds import (
     EpisodeReward,
     check_reward,
+    encodable,
     episode_reward,
     opening_messages,
     seed_tasks,
@@ -154,7 +155,7 @@ class _ServerEpisode:
     def step(self, call: ToolCall) -> ToolResult:
         if call.name not in {tool["function"]["name"] for tool in self.tools}:
             return unknown_tool(call)
-        arguments = _encodable(call.arguments)
+        arguments = encodable(call.arguments)
         action = {"type": "call_tool", "tool_name": call.name, "arguments": arguments} if self._source._mcp else arguments
         status, content = self._act(action)
         return ToolResult(call_id=call.call_id, name=call.name, content=content, status=status)
@@ -226,7 +227,7 @@ class _SpokenEpisode(_ServerEpisode):
     """One seed in one session, where what the policy says is the action."""
 
     def say(self, text: str) -> Message | None:
-        _, content = self._act(_encodable({self._source._say: text}))
+        _, content = self._act(encodable({self._source._say: text}))
         return None if self.done else Message(role="user", content=content)
 
 
@@ -265,13 +266,6 @@ def _act_tool(action: Mapping[str, Any], fields: Mapping[str, Any]) -> ToolSchem
 
 def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> ToolSchema:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
-
-
-def _encodable(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace half surrogate pairs, which a model may write in JSON and servers cannot encode."""
-    text = json.dumps(dict(arguments), ensure_ascii=False)
-    cleaned: dict[str, Any] = json.loads(text.encode(errors="replace"))
-    return cleaned
 
 
 def _said(result: Any) -> Any:

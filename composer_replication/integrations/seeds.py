@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from composer_replication.envs.source import EnvTask
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["EpisodeReward", "check_reward", "episode_reward", "opening_messages", "seed_tasks", "unknown_tool"]
+__all__ = ["EpisodeReward", "check_reward", "encodable", "episode_reward", "opening_messages", "seed_tasks", "unknown_tool"]
 
 EpisodeReward: TypeAlias = Literal["sum", "last"]
 
@@ -40,3 +41,10 @@ def episode_reward(rewards: Sequence[float], kind: EpisodeReward) -> float:
 def unknown_tool(call: ToolCall) -> ToolResult:
     """Answer a call of a tool that the environment does not offer."""
     return ToolResult(call_id=call.call_id, name=call.name, content=f"there is no tool {call.name}", status="unknown_tool")
+
+
+def encodable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace half surrogate pairs, which a model may write in JSON and servers cannot encode."""
+    text = json.dumps(dict(arguments), ensure_ascii=False)
+    cleaned: dict[str, Any] = json.loads(text.encode(errors="replace"))
+    return cleaned

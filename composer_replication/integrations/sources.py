@@ -19,6 +19,7 @@ BUILT_IN = {
     "function": "composer_replication.integrations.function_env:FunctionSource",
     "gymnasium": "composer_replication.integrations.gymnasium_source:GymnasiumSource",
     "openenv": "composer_replication.integrations.openenv_source:OpenEnvSource",
+    "verifiers": "composer_replication.integrations.verifiers_source:VerifiersSource",
 }
 """Environments of other frameworks, each imported when it is asked for."""
 

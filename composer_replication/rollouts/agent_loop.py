@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 
-from composer_replication.rollouts.protocol import Budgets, Env, Sample, SampleRequest, TextEnv
+from composer_replication.rollouts.protocol import Budgets, Env, Sample, SampleRequest, TextEnv, TurnEnv
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
@@ -84,7 +84,11 @@ class Rollout:
         self.sampled += len(sample.ids)
         results: tuple[ToolResult, ...] = ()
         replies: list[Message] = []
-        if not sample.finished:
+        if isinstance(self.env, TurnEnv):
+            results, replies = self._hand_over(self.env, sample, calls)
+            if not sample.finished and self._stop is not StopReason.INFRASTRUCTURE:
+                self._stop = exhausted
+        elif not sample.finished:
             self._say(self._renderer.visible_text(sample.ids))  # graded as far as it came, and not answered
             self._stop = self._stop if self._stop is StopReason.INFRASTRUCTURE else exhausted
         elif calls:
@@ -180,6 +184,25 @@ class Rollout:
             self._stop = StopReason.SUBMITTED if isinstance(self.env, TextEnv) else StopReason.NO_TOOL_CALL
             return []
         return [reply]
+
+    def _hand_over(
+        self, env: TurnEnv, sample: Sample, calls: tuple[ToolCall, ...]
+    ) -> tuple[tuple[ToolResult, ...], list[Message]]:
+        """Hand a whole turn to the program that carries it out, and return the results of its calls and all replies."""
+        usable = tuple(call for call in calls if call.error is None)
+        visible = self._renderer.visible_text(sample.ids)
+        said = parse_tool_calls(visible, turn=len(self._turns))[0] if usable else visible
+        try:
+            replies = env.take(said, usable, finished=sample.finished)
+        except SandboxError as error:
+            self._break(error)
+            return (), []
+        if self.env.done:
+            self._stop = StopReason.SUBMITTED
+        names = {call.call_id: call.name for call in calls}
+        answers = [(reply.get("tool_call_id", ""), reply) for reply in replies if reply["role"] == "tool"]
+        results = tuple(ToolResult(call_id=i, name=names.get(i, ""), content=reply["content"]) for i, reply in answers)
+        return results, list(replies)
 
     def _observe(self, action_ids: tuple[int, ...], replies: list[Message]) -> tuple[int, ...]:
         """Render the replies, or return nothing when no budget is left to answer them."""

@@ -9,7 +9,7 @@ from typing import Protocol, Self, runtime_checkable
 from composer_replication.config import RolloutConfig
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest", "TextEnv"]
+__all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest", "TextEnv", "TurnEnv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,24 @@ class TextEnv(Protocol):
 
     def say(self, text: str) -> Message | None:
         """Take what the agent said and return the reply, or None when the episode is over."""
+        ...
+
+
+@runtime_checkable
+class TurnEnv(Protocol):
+    """An `Env` whose tool calls another program carries out: it takes whole turns, and `step` is not called."""
+
+    def take(self, text: str, calls: tuple[ToolCall, ...], *, finished: bool) -> tuple[Message, ...]:
+        """Take a turn and return the messages that answer it; none when the episode is over.
+
+        Args:
+            text: what the agent said beside its calls.
+            calls: the calls that could be parsed.
+            finished: False for a turn that a token budget cut off; it is not answered.
+
+        Raises:
+            SandboxError: the program broke.
+        """
         ...
 
 

@@ -11,10 +11,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from composer_replication.config import RunConfig
+from composer_replication.diloco.store import open_store
 from composer_replication.loss.forward import evaluating, sequence_logprobs
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.rollouts.protocol import Engine
-from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.serving import ServingEngine, SharedFolder, WeightTransfer, open_server
+from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 from composer_replication.trainer.learning.learner import Learner
 
@@ -64,25 +66,34 @@ def open_engine(config: RunConfig, learner: Learner, tokenizer: PreTrainedTokeni
     """Open the engine that a run file names.
 
     Args:
-        folder: where a server finds the policy's weights, unless the run file names another place.
+        folder: for the policy's weights on their way to a server, unless the run file names another place.
 
     Raises:
         ModelError: the policy cannot be sampled from, or the server lacks something (`ServingEngine.check`).
+        ConfigError, ObjectStoreError: the store that weights go through cannot be opened, or has another run's.
     """
     rollout, policy = config.rollout, learner.policy
     if rollout.engine == "transformers":
         return TransformersEngine(policy, tokenizer)
     assert rollout.server_url is not None
-    elsewhere = rollout.server_weights
     engine = ServingEngine(
         open_server(rollout.engine, rollout.server_url, timeout_s=rollout.stall_s),
         stop_ids=sorted(stop_ids_of(policy.generation_config, tokenizer)),
         probe_ids=_probe_ids(tokenizer),
         policy=LearnerPolicy(learner, tokenizer),
-        folder=folder if elsewhere is None else elsewhere / config.name / arm,
+        transfer=_transfer(config, arm, folder),
     )
     engine.check()
     return engine
+
+
+def _transfer(config: RunConfig, arm: str, folder: Path) -> WeightTransfer:
+    """Return the way of the policy's weights to the server that the run file names."""
+    rollout = config.rollout
+    if rollout.server_store is not None:
+        store = open_store(rollout.server_store).at(config.name)
+        return ThroughStore(store, folder, run=config.name, timeout_s=rollout.stall_s)
+    return SharedFolder(folder if rollout.server_weights is None else rollout.server_weights / config.name / arm)
 
 
 def open_server_engine(

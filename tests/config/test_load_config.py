@@ -129,6 +129,7 @@ UNREAD = [
     ("loss.replay", "simpo_gamma = 9", "simpo_gamma"),
     ("rollout", "server_url = 'http://127.0.0.1:8000'", "server_url"),
     ("rollout", "server_weights = 'weights'", "server_weights"),
+    ("rollout", "server_store = 's3://bucket'", "server_store"),
     ("curriculum", "levels = 3", "levels"),
     ("curriculum", "enabled = false\npromote_at = 0.5", "promote_at"),
     ("curriculum", "floor = 0.1", "floor"),
@@ -316,3 +317,9 @@ def test_the_folder_for_a_servers_weights_is_relative_to_the_run_file(run_file: 
     config = load_config(run_file, [*words, "--rollout.server_weights", "shared"])
     assert config.rollout.server_weights == run_file.parent.resolve() / "shared"
     assert load_config(run_file, words).rollout.server_weights is None
+    assert load_config(run_file, [*words, "--rollout.server_store", "store"]).rollout.server_store == str(
+        run_file.parent / "store"
+    )
+    assert load_config(run_file, [*words, "--rollout.server_store", "s3://b/c"]).rollout.server_store == "s3://b/c"
+    with pytest.raises(ConfigError, match="both given"):
+        load_config(run_file, [*words, "--rollout.server_store", "store", "--rollout.server_weights", "shared"])

@@ -202,11 +202,12 @@ def test_a_suite_proves_the_first_task_that_can_be_solved(folder, tmp_path):
 
 
 @pytest.mark.parametrize("framework", ["openenv", "verifiers", "gymnasium"])
-def test_without_its_framework_a_face_names_the_extra(framework):
+@pytest.mark.parametrize("kind", ["", "_source"])
+def test_without_its_framework_a_face_names_the_extra(framework, kind):
     code = (
         f"import sys; sys.modules[{framework!r}] = None\n"
         "from composer_replication.types.errors import MissingExtraError\n"
-        f"try:\n    import composer_replication.integrations.{framework}\n"
+        f"try:\n    import composer_replication.integrations.{framework}{kind}\n"
         "except MissingExtraError as error:\n    print(error.fix)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

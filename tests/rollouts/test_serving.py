@@ -14,11 +14,14 @@ import peft
 import pytest
 import torch
 
+from composer_replication.diloco.store import open_store
 from composer_replication.loss.forward.models import save_policy
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
-from composer_replication.rollouts.serving import KEY_VARIABLE, ServingEngine, open_server
+from composer_replication.rollouts.serving import KEY_VARIABLE, ServingEngine, SharedFolder, open_server
+from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.types.errors import ConfigError, ModelError, StorageError
+from composer_replication.weights.follow import follow
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import served_policy
@@ -45,11 +48,11 @@ def kind(request):
 
 
 @contextlib.contextmanager
-def serving(kind, *faults, served=None, policy=None, folder=None, key="", attempts=3):
+def serving(kind, *faults, served=None, policy=None, transfer=None, key="", attempts=3):
     """A server, and an engine at it that the caller has not checked."""
     with WireServer(kind, Backend(served or model(), TOKENIZER, faults, key=key)) as server:
         at = open_server(kind, server.url, attempts=attempts)
-        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=policy, folder=folder)
+        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=policy, transfer=transfer)
         try:
             yield engine, server.backend
         finally:
@@ -214,7 +217,7 @@ def test_the_window_is_kept(kind):
 
 def test_a_reload_and_nothing_else_changes_the_weights(kind, tmp_path):
     policy = policy_of(model(0))
-    with serving(kind, served=model(7), policy=policy, folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, served=model(7), policy=policy, transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         assert engine.policy_version is None
         first = engine.sample(ask("a"), temperature=0.0)[0]
         assert engine.policy_version == 0
@@ -236,7 +239,7 @@ def test_adapters_are_swapped_by_name(kind, tmp_path):
     base = model()
     options = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     policy = policy_of(peft.get_peft_model(copy.deepcopy(base), options), is_adapter=True)
-    with serving(kind, served=base, policy=policy, folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, served=base, policy=policy, transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         first = engine.sample(ask("a"), temperature=0.0)[0]
         assert unlike(policy.logprobs(PROMPT, first.ids), first.logprobs) < TOLERANCE
         with torch.no_grad():
@@ -257,7 +260,10 @@ def test_adapters_are_swapped_by_name(kind, tmp_path):
 
 
 def test_a_server_that_keeps_its_old_weights_is_found_out(kind, tmp_path):
-    with serving(kind, "keeps", served=model(3), policy=policy_of(model(0)), folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, "keeps", served=model(3), policy=policy_of(model(0)), transfer=SharedFolder(tmp_path / "w")) as (
+        engine,
+        backend,
+    ):
         with pytest.raises(ModelError, match="nats from the policy's own"):
             engine.sample(ask("a"), temperature=1.0)
         assert engine.policy_version is None
@@ -267,7 +273,7 @@ def test_a_server_that_keeps_its_old_weights_is_found_out(kind, tmp_path):
 
 
 def test_weights_of_somebody_else_are_found_out(kind, tmp_path):
-    with serving(kind, policy=policy_of(model(0)), folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, policy=policy_of(model(0)), transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         engine.sample(ask("a"), temperature=1.0)
         backend.label = "default"  # as after a new start
         with pytest.raises(ModelError, match="sampled from the weights 'default'"):
@@ -281,7 +287,7 @@ def test_weights_of_somebody_else_are_found_out(kind, tmp_path):
 def test_a_server_that_cannot_load(kind, tmp_path):
     for adapter in (True, False)[: 1 if kind == "sglang" else 2]:
         policy = policy_of(model(), is_adapter=adapter)
-        with serving(kind, "no_loading", policy=policy, folder=tmp_path / "w") as (engine, _):
+        with serving(kind, "no_loading", policy=policy, transfer=SharedFolder(tmp_path / "w")) as (engine, _):
             with pytest.raises(ModelError, match="cannot load") as raised:
                 engine.check()
             assert "start" in raised.value.fix
@@ -293,7 +299,7 @@ def test_a_folder_that_only_this_machine_has(kind, tmp_path):
             folder.joinpath("nothing").touch()
 
     policy = Elsewhere(model(), TOKENIZER)
-    with serving(kind, policy=policy, folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, policy=policy, transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         with pytest.raises(ModelError, match="no weights in") as raised:
             engine.sample(ask("a"), temperature=1.0)
         assert "readable under this path" in raised.value.fix
@@ -306,7 +312,7 @@ def test_a_folder_that_only_this_machine_has(kind, tmp_path):
 def test_a_disk_that_cannot_be_written(kind, tmp_path):
     (tmp_path / "w").write_text("a file")
     with (
-        serving(kind, policy=policy_of(model()), folder=tmp_path / "w") as (engine, _),
+        serving(kind, policy=policy_of(model()), transfer=SharedFolder(tmp_path / "w")) as (engine, _),
         pytest.raises(StorageError, match="server"),
     ):
         engine.sample(ask("a"), temperature=1.0)
@@ -353,7 +359,7 @@ def sample_each(engine, *requests, temperature=0.0):
 
 def test_turns_asked_for_one_by_one_are_those_of_a_batch_and_load_the_weights_once(kind, tmp_path):
     policy = policy_of(model(0))
-    with serving(kind, served=model(7), policy=policy, folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, served=model(7), policy=policy, transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         new, old = PROMPT, TransformersEngine(model(0), TOKENIZER, stop_ids=STOP)
         for _turn in range(2):
             requests = ask("a", "b", "c", ids=new)
@@ -371,7 +377,7 @@ def test_turns_asked_for_one_by_one_are_those_of_a_batch_and_load_the_weights_on
 
 
 def test_one_turn_from_the_weights_of_somebody_else_is_found_out(kind, tmp_path):
-    with serving(kind, policy=policy_of(model(0)), folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, policy=policy_of(model(0)), transfer=SharedFolder(tmp_path / "w")) as (engine, backend):
         sample_each(engine, *ask("a"))
         backend.label = "default"  # as after a new start
         with pytest.raises(ModelError, match="sampled from the weights 'default'"):
@@ -380,7 +386,10 @@ def test_one_turn_from_the_weights_of_somebody_else_is_found_out(kind, tmp_path)
 
 
 def test_one_turn_that_fails_says_why_and_weights_that_cannot_be_loaded_are_tried_again(kind, tmp_path):
-    with serving(kind, "keeps", served=model(3), policy=policy_of(model(0)), folder=tmp_path / "w") as (engine, backend):
+    with serving(kind, "keeps", served=model(3), policy=policy_of(model(0)), transfer=SharedFolder(tmp_path / "w")) as (
+        engine,
+        backend,
+    ):
         for _attempt in range(2):
             with pytest.raises(ModelError, match="nats from the policy's own"):
                 sample_each(engine, *ask("a", "b"))
@@ -389,3 +398,31 @@ def test_one_turn_that_fails_says_why_and_weights_that_cannot_be_loaded_are_trie
             sample_each(engine, *ask("a"))
         backend.faults.clear()
         assert len(sample_each(engine, *ask("a", "b"))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("adapter", [False, True])
+def test_weights_reach_a_server_through_a_store(kind, tmp_path, adapter):
+    """The server is given a folder that a follower has written, for full weights and for adapters."""
+    base, moved = model(0), model(1)
+    if adapter:
+        options = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+        base, moved = (peft.get_peft_model(model(0), options) for _ in range(2))
+    policy, store = policy_of(base, is_adapter=adapter), open_store(tmp_path / "store")
+    written = []
+    follower = threading.Thread(target=lambda: written.extend(follow(store, tmp_path / "there", run="run", versions=2)))
+    follower.start()
+    transfer = ThroughStore(store, tmp_path / "scratch", run="run", timeout_s=60)
+    with serving(kind, served=model(0 if adapter else 7), policy=policy, transfer=transfer) as (engine, backend):
+        first = engine.sample(ask("a"), temperature=0.0)[0]
+        policy.model, policy.version = moved, 1
+        engine.reset()
+        second = engine.sample(ask("b"), temperature=0.0)[0]
+        assert unlike(policy.logprobs(PROMPT, second.ids), second.logprobs) < TOLERANCE
+        assert first != second
+        assert engine.policy_version == 1
+    follower.join()
+    assert [pulled.version for pulled in written] == [0, 1]
+    named = [str(body) for _, body in backend.asked if "composer-" in str(body)]
+    assert any(str(tmp_path / "there") in body for body in named)
+    assert not any("scratch" in body for body in named)

@@ -72,6 +72,25 @@ def test_a_run_over_a_server_that_dies_and_comes_back_ends_as_one_that_was_left_
 
 
 @pytest.mark.slow
+def test_weights_that_go_through_a_store_train_as_those_in_a_folder_do(world: World, run_file: Path) -> None:
+    policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
+    store, there = run_file.parent / "store", run_file.parent / "there"
+    with WireServer("vllm", Backend(policy, tokenizer)) as server:
+        words = ("train", served(run_file, "vllm", server.url))
+        finish(*words, "--name", "folder", cwd=run_file.parent)
+        follower = composer("weights", "follow", str(store), "--run", "patches", "--into", str(there), cwd=run_file.parent)
+        finish(*words, "--name", "patches", "--rollout.server_store", "store", cwd=run_file.parent)
+        follower.terminate()
+        said, _ = follower.communicate()
+    runs = (RunDir(run_file.parent / "runs" / name) for name in ("folder", "patches"))
+    metrics = [[(m.step, deterministic(m.values)) for m in run.read_metrics()] for run in runs]
+    assert metrics[0] == metrics[1]
+    versions = [line for line in said.splitlines() if line.startswith("version")]
+    assert len(versions) == 5, said
+    assert "1 shards whole and 0 patched" in versions[0]
+
+
+@pytest.mark.slow
 def test_a_server_that_lacks_something_is_said_before_the_run_starts(world: World, run_file: Path) -> None:
     policy, tokenizer = load_policy(ModelConfig(path=str(world.policy), device="cpu"))
     with WireServer("vllm", Backend(policy, tokenizer, ("no_loading",))) as server:

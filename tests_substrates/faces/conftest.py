@@ -61,9 +61,19 @@ def resumes(tmp_path):
     tokenizer = tiny_tokenizer()
     save_policy(tiny_model(tokenizer, 0, hidden=32, layers=1), tokenizer, tmp_path / "policy")
 
-    def both(run_file):
+    def both(run_file, *options):
         command = [sys.executable, "-c", "from composer_replication.cli import main; main()", "train", str(run_file)]
-        command += ["--model.path", str(tmp_path / "policy"), "--model.device", "cpu", "--out", str(tmp_path), "--threads", "1"]
+        command += [
+            "--model.path",
+            str(tmp_path / "policy"),
+            "--model.device",
+            "cpu",
+            "--out",
+            str(tmp_path),
+            "--threads",
+            "1",
+            *options,
+        ]
         subprocess.run([*command, "--name", "whole"], check=True, capture_output=True)
         with subprocess.Popen([*command, "--name", "part"], stdout=subprocess.DEVNULL) as killed:
             while not (tmp_path / "part" / "ckpt" / "main" / "step_00001" / "MANIFEST.sha256").exists():

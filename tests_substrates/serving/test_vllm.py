@@ -20,7 +20,7 @@ from composer_replication.observe import RunDir
 from composer_replication.quickstart.language import project_path
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.quickstart.warm_start import imitate
-from composer_replication.rollouts.serving import ServingEngine, open_server
+from composer_replication.rollouts.serving import ServingEngine, SharedFolder, open_server
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tokens import ChatRenderer
@@ -69,7 +69,11 @@ def policy() -> Policy:
 @pytest.fixture
 def engine(server, policy, tmp_path) -> Iterator[ServingEngine]:
     made = ServingEngine(
-        open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=policy, folder=tmp_path / "weights"
+        open_server("vllm", server.url),
+        stop_ids=STOP,
+        probe_ids=PROMPT,
+        policy=policy,
+        transfer=SharedFolder(tmp_path / "weights"),
     )
     yield made
     made.end()
@@ -140,12 +144,14 @@ def test_adapters_are_swapped_by_name(server, tmp_path):
 
     base = Policy(untied(0), TOKENIZER)
     with_base = ServingEngine(
-        open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=base, folder=tmp_path / "b"
+        open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=base, transfer=SharedFolder(tmp_path / "b")
     )
     plain = with_base.sample(ask(PROMPT, "a", tokens=32), temperature=0.0)[0]
     options = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
     policy = Policy(get_peft_model(copy.deepcopy(base.model), options), TOKENIZER, is_adapter=True)
-    engine = ServingEngine(open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=policy, folder=tmp_path / "w")
+    engine = ServingEngine(
+        open_server("vllm", server.url), stop_ids=STOP, probe_ids=PROMPT, policy=policy, transfer=SharedFolder(tmp_path / "w")
+    )
     for version in range(4):
         policy.version = version
         with torch.no_grad():
@@ -243,7 +249,7 @@ def test_a_server_that_is_not_started_as_it_must_be(tmp_path):
         assert raised.value.fix == "start vLLM with --logprobs-mode processed_logprobs"
         for adapter, needed in ((False, "VLLM_SERVER_DEV_MODE=1"), (True, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")):
             learning = Policy(untied(0), TOKENIZER, is_adapter=adapter)
-            engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=learning, folder=tmp_path / "w")
+            engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=learning, transfer=SharedFolder(tmp_path / "w"))
             with pytest.raises(ModelError, match="while it runs") as raised:
                 engine.check()
             assert needed in raised.value.fix
@@ -279,7 +285,7 @@ def test_a_tied_head_is_found_out_and_a_killed_server_is_an_error(tmp_path):
     with vllm(PYTHON, tmp_path / "policy", tmp_path, *OPTIONS) as running:
         tied = Policy(tiny_model(TOKENIZER, 0), TOKENIZER)
         at = open_server("vllm", running.url, attempts=2)
-        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=tied, folder=tmp_path / "w")
+        engine = ServingEngine(at, stop_ids=STOP, probe_ids=PROMPT, policy=tied, transfer=SharedFolder(tmp_path / "w"))
         engine.sample(ask(PROMPT, "a"), temperature=1.0)
         tied.model, tied.version = tiny_model(TOKENIZER, 1), 1
         engine.reset()

@@ -6,7 +6,7 @@ from composer_replication.rollouts.serving.engine import ServingEngine, open_ser
 from composer_replication.rollouts.serving.http import KEY_VARIABLE, Http
 from composer_replication.rollouts.serving.sglang import SglangServer
 from composer_replication.rollouts.serving.vllm import VllmServer
-from composer_replication.rollouts.serving.weights import PolicySource
+from composer_replication.rollouts.serving.weights import PolicySource, SharedFolder, WeightTransfer
 from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "Server",
     "ServingEngine",
     "SglangServer",
+    "SharedFolder",
     "VllmServer",
+    "WeightTransfer",
     "open_server",
 ]

@@ -15,7 +15,7 @@ from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.rollouts.serving.sglang import SglangServer
 from composer_replication.rollouts.serving.vllm import VllmServer
-from composer_replication.rollouts.serving.weights import PREFIX, PolicySource, keep_only, write_whole
+from composer_replication.rollouts.serving.weights import PREFIX, PolicySource, WeightTransfer
 from composer_replication.rollouts.serving.wire import Answer, Ask, Server, checked
 from composer_replication.types.errors import ModelError
 
@@ -59,7 +59,7 @@ class ServingEngine:
         probe_ids: some token ids of the policy's vocabulary; by their continuation the server is proved.
         probe_text: what they encode; where it is given, the server's tokenizer has to agree.
         policy: what the server is to hold; None takes its weights as they are.
-        folder: for the policy's weights; the server must read it under the same path.
+        transfer: the way of the policy's weights to the server's machine.
         tolerance: nats, see `TOLERANCE`.
     """
 
@@ -71,15 +71,15 @@ class ServingEngine:
         probe_ids: Sequence[int],
         probe_text: str | None = None,
         policy: PolicySource | None = None,
-        folder: Path | None = None,
+        transfer: WeightTransfer | None = None,
         tolerance: float = TOLERANCE,
     ) -> None:
-        if (policy is None) != (folder is None):
-            raise ValueError("a policy needs a folder to pass through, and a folder a policy")
+        if (policy is None) != (transfer is None):
+            raise ValueError("a policy needs a transfer, and a transfer a policy")
         self._server = server
         self._stop_ids, self._probe_ids = tuple(sorted(set(stop_ids))), tuple(probe_ids)
         self._probe_text = probe_text
-        self._policy, self._folder, self._tolerance = policy, folder, tolerance
+        self._policy, self._transfer, self._tolerance = policy, transfer, tolerance
         self._sessions: dict[str, tuple[int, ...]] = {}
         self._window: int | None = None
         self._run, self._pushes = uuid.uuid4().hex[:8], 0
@@ -182,22 +182,23 @@ class ServingEngine:
 
         Raises:
             ModelError: it cannot, or its log-probs are others than the policy's own.
-            StorageError: the folder cannot be written.
+            StorageError: the weights cannot be written.
+            ObjectStoreError: the store they go through failed.
         """
         assert self._policy is not None
-        assert self._folder is not None
+        assert self._transfer is not None
         version = self._policy.version
         self._pushes += 1
         label = f"{PREFIX}{self._run}-{version}-{self._pushes}"
-        write_whole(self._policy, self._folder / label)
+        folder = self._transfer.send(self._policy, label)
         before, self._pushed, self.policy_version = self._pushed, None, None
         adapter = label if self._policy.is_adapter else None
-        self._await(self._load(self._folder.absolute() / label, label, adapter))
+        self._await(self._load(folder, label, adapter))
         self._prove(adapter)
         if adapter is not None and before is not None:
             self._await(self._server.unload_adapter(before))
         self._pushed, self.policy_version, self._stale = label, version, False
-        keep_only(self._folder / label)
+        self._transfer.keep_only(label)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 

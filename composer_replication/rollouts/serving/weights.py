@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from composer_replication.types.errors import StorageError
 
-__all__ = ["PREFIX", "PolicySource", "keep_only", "write_whole"]
+__all__ = ["PREFIX", "PolicySource", "SharedFolder", "WeightTransfer"]
 
 PREFIX = "composer-"
 """Prefix of the folders' names."""
@@ -39,24 +39,49 @@ class PolicySource(Protocol):
         ...
 
 
-def write_whole(source: PolicySource, target: Path) -> None:
-    """Write the policy beside `target`, then rename, so that it is never half written. Raises StorageError."""
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        source.save(partial)
-        partial.rename(target)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise StorageError(
-            f"{target}: the weights for the server could not be written: {error}",
-            fix="free disk space, or name another rollout.server_weights",
-        ) from error
+class WeightTransfer(Protocol):
+    """A way for the policy's weights to a server's machine."""
+
+    def send(self, policy: PolicySource, label: str) -> Path:
+        """Bring the weights there under a new name, and return the folder in which the server finds them.
+
+        Raises:
+            ModelError: they did not arrive.
+            StorageError: they cannot be written.
+            ObjectStoreError: the store failed.
+        """
+        ...
+
+    def keep_only(self, label: str) -> None:
+        """Remove all that was sent before: the server has loaded this one."""
+        ...
 
 
-def keep_only(target: Path) -> None:
-    """Remove the other versions beside `target`, and what a killed run left half written there."""
-    for path in target.parent.iterdir():
-        if path != target and path.name.lstrip(".").startswith(PREFIX):
-            shutil.rmtree(path, ignore_errors=True)
+class SharedFolder:
+    """Writes whole weights into a folder that the server sees under the same path."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+
+    def send(self, policy: PolicySource, label: str) -> Path:
+        """Write the policy beside its place, then rename, so that it is never half written."""
+        target = self._folder / label
+        partial = target.with_name(f".{label}.partial")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            policy.save(partial)
+            partial.rename(target)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise StorageError(
+                f"{target}: the weights for the server could not be written: {error}",
+                fix="free disk space, or name another rollout.server_weights",
+            ) from error
+        return target
+
+    def keep_only(self, label: str) -> None:
+        """Remove the other versions, and what a killed run left half written there."""
+        for path in self._folder.iterdir():
+            if path.name != label and path.name.lstrip(".").startswith(PREFIX):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,37 @@
+"""`composer weights`: the policy's weights on their way to a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Bring a run's weights to the machine of its server.", no_args_is_help=True)
+
+
+@app.callback()
+def _weights() -> None:
+    """Bring a run's weights to the machine of its server."""
+
+
+@app.command("follow")
+def follow_command(
+    store: Annotated[str, typer.Argument(help="The run's rollout.server_store: a folder, s3://, gs:// or az://.")],
+    run: Annotated[str, typer.Option(help="The run's name.")],
+    into: Annotated[Path, typer.Option(file_okay=False, help="Folder on this machine that the server can read.")],
+    versions: Annotated[int | None, typer.Option(min=1, help="Stop after this many; without it, when interrupted.")] = None,
+) -> None:
+    """Write every new version of a run's weights into a folder, where its vLLM or SGLang server loads it.
+
+    Start it on the server's machine, before or after the run; only what has changed is fetched. Killed and started again, it
+    continues with the newest version.
+    """
+    from composer_replication.diloco.store import open_store
+    from composer_replication.weights.follow import follow
+
+    for pulled in follow(open_store(store).at(run), into, run=run, versions=versions):
+        shards = f"{pulled.full} shards whole and {pulled.patched} patched"
+        typer.echo(f"version {pulled.version} is in {into / pulled.facts['label']}: {pulled.bytes_down:,} bytes, {shards}")
