@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -90,6 +90,7 @@ class SandboxConfig(Section):
 
 
 _SERVED = ReadBy("engine", "vllm", "sglang")
+_Address: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")]
 
 
 class RolloutConfig(Section):
@@ -98,9 +99,9 @@ class RolloutConfig(Section):
     engine: Literal["transformers", "vllm", "sglang"] = "transformers"
     """Sample with the trainer's own model in its own process (transformers), or with a server that receives the policy's weights
     after each step. A server's log-probs differ from the trainer's, so it needs `loss.rlvr.importance`."""
-    server_url: Annotated[Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")] | None, _SERVED] = None
-    """Reach the server at this address, `http://HOST:PORT`. Put its key, if it wants one, in the environment variable
-    COMPOSER_SERVER_KEY."""
+    server_url: Annotated[_Address | tuple[_Address, ...] | None, _SERVED] = None
+    """Reach the server at this address, `http://HOST:PORT`. On a mesh, list one address for each of `substrate.generators`. Put
+    the key, if the server wants one, in the environment variable COMPOSER_SERVER_KEY."""
     server_weights: Annotated[Path | None, _SERVED] = None
     """Pass the weights through this folder, which must have the same path here and on the server's machine. Defaults to a folder
     of the run."""
@@ -142,9 +143,15 @@ class RolloutConfig(Section):
     a free thread or under `max_requests`, and sampling in the trainer's own process, do not count. A rollout over the limit ends
     without a verdict and enters no baseline; the others continue."""
 
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """The servers' addresses; empty without a server."""
+        given = self.server_url
+        return () if given is None else (given,) if isinstance(given, str) else given
+
     @model_validator(mode="after")
     def _a_server_has_an_address(self) -> Self:
-        if self.engine != "transformers" and self.server_url is None:
+        if self.engine != "transformers" and not self.server_urls:
             refuse(f"server_url is missing with engine = {self.engine}", 'add server_url = "http://HOST:PORT"')
         if self.server_weights is not None and self.server_store is not None:
             refuse("server_weights and server_store are both given", "remove one: the weights take one way")
@@ -367,6 +374,15 @@ class RunConfig(Section):
                 "on sampled tokens, and biased for another distribution than the one they are drawn from",
                 f"set loss.hint.temperature = {sampled_at}, or choose a loss.hint.form over the vocabulary (jsd, top_k_jsd)",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _who_samples_has_a_server(self) -> Self:
+        mesh = self.substrate.type in ("ray", "monarch")
+        samplers, servers = self.substrate.generators if mesh else 1, len(self.rollout.server_urls)
+        if self.rollout.engine != "transformers" and samplers != servers:
+            who = f"substrate.generators = {samplers}" if mesh else f"substrate.type = {self.substrate.type}"
+            refuse(f"rollout.server_url: addresses given: {servers}; addresses that {who} needs: {samplers}", "give that many")
         return self
 
     @property
