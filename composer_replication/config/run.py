@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -90,6 +90,7 @@ class SandboxConfig(Section):
 
 
 _SERVED = ReadBy("engine", "vllm", "sglang")
+_Address: TypeAlias = Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")]
 
 
 class RolloutConfig(Section):
@@ -98,9 +99,9 @@ class RolloutConfig(Section):
     engine: Literal["transformers", "vllm", "sglang"] = "transformers"
     """Sample with the trainer's own model in its own process (transformers), or with a server that receives the policy's weights
     after each step. A server's log-probs differ from the trainer's, so it needs `loss.rlvr.importance`."""
-    server_url: Annotated[Annotated[str, Field(pattern=r"^https?://[^@?#\s]+$")] | None, _SERVED] = None
-    """Reach the server at this address, `http://HOST:PORT`. Put its key, if it wants one, in the environment variable
-    COMPOSER_SERVER_KEY."""
+    server_url: Annotated[_Address | tuple[_Address, ...] | None, _SERVED] = None
+    """Reach the server at this address, `http://HOST:PORT`. On a mesh, list one address for each of `substrate.generators`. Put
+    the key, if the server wants one, in the environment variable COMPOSER_SERVER_KEY."""
     server_weights: Annotated[Path | None, _SERVED] = None
     """Pass the weights through this folder, which must have the same path here and on the server's machine. Defaults to a folder
     of the run."""
@@ -142,9 +143,15 @@ class RolloutConfig(Section):
     a free thread or under `max_requests`, and sampling in the trainer's own process, do not count. A rollout over the limit ends
     without a verdict and enters no baseline; the others continue."""
 
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """The servers' addresses; empty without a server."""
+        given = self.server_url
+        return () if given is None else (given,) if isinstance(given, str) else given
+
     @model_validator(mode="after")
     def _a_server_has_an_address(self) -> Self:
-        if self.engine != "transformers" and self.server_url is None:
+        if self.engine != "transformers" and not self.server_urls:
             refuse(f"server_url is missing with engine = {self.engine}", 'add server_url = "http://HOST:PORT"')
         if self.server_weights is not None and self.server_store is not None:
             refuse("server_weights and server_store are both given", "remove one: the weights take one way")
@@ -174,6 +181,11 @@ class CurriculumConfig(Section):
     visible_tests: Annotated[tuple[Annotated[float, Field(gt=0.0, le=1.0)], ...], Field(min_length=1), _IF_ENABLED] = (1.0,)
     """Show the agent these shares of a task's fail-to-pass tests, largest first; all tests are always graded. A task solved at
     `promote_at` moves to the next share; one that `quarantine_after` would set aside moves back by one."""
+    prm_credit: Annotated[Share, _IF_ENABLED] = 0.0
+    """Count a rollout that failed as this much of a success, times the mean probability that its turns are good (the process
+    reward model of `reward.prm.path`), when tasks are drawn: of tasks that always fail, those that are nearly solved come more
+    often. Levels and tests still follow the tests alone. 0 asks no such model. Set it to 0.5 or so when you have trained one and
+    most groups fail."""
     join_up_to: Annotated[Positive, _IF_ENABLED] = 1
     """Make new tasks during the run by joining two solved ones of one source, up to this many functions each. 1 makes none."""
 
@@ -365,8 +377,26 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _who_samples_has_a_server(self) -> Self:
+        mesh = self.substrate.type in ("ray", "monarch")
+        samplers, servers = self.substrate.generators if mesh else 1, len(self.rollout.server_urls)
+        if self.rollout.engine != "transformers" and samplers != servers:
+            who = f"substrate.generators = {samplers}" if mesh else f"substrate.type = {self.substrate.type}"
+            refuse(f"rollout.server_url: addresses given: {servers}; addresses that {who} needs: {samplers}", "give that many")
+        return self
+
+    @property
+    def scores_turns(self) -> bool:
+        """True when training asks the process reward model of `reward.prm.path` about every turn."""
+        return self.reward.prm.weight > 0 or (self.curriculum.enabled and self.curriculum.prm_credit > 0)
+
+    @model_validator(mode="after")
     def _turns_are_scored_by_a_model(self) -> Self:
-        readers = {"reward.prm.weight": self.reward.prm.weight, "loss.replay.gate.doubtful": self.loss.replay.gate.doubtful}
+        readers = {
+            "reward.prm.weight": self.reward.prm.weight,
+            "curriculum.prm_credit": self.curriculum.prm_credit,
+            "loss.replay.gate.doubtful": self.loss.replay.gate.doubtful,
+        }
         for field, value in readers.items():
             if value > 0 and self.reward.prm.path is None:
                 refuse(

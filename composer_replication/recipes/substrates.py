@@ -104,11 +104,6 @@ class Substrate:
         return " and ".join(steps)
 
 
-_IN_A_MESH = (
-    *map(str, LIMITS["ray"]),
-    "rollout.engine = vllm and sglang: each generator samples with its own policy (local can)",
-)
-
 SUBSTRATES: Mapping[SubstrateType, Substrate] = {
     "local": Substrate(about="one process; started by accelerate's launcher, several that share a batch"),
     "trl": Substrate(
@@ -138,12 +133,14 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         module="prime_rl",
     ),
     "monarch": Substrate(
-        about="generators, trainer, rewarder and teachers as actors on Monarch", extra="monarch", cannot=_IN_A_MESH
+        about="generators, trainer, rewarder and teachers as actors on Monarch",
+        extra="monarch",
+        cannot=tuple(map(str, LIMITS["monarch"])),
     ),
     "ray": Substrate(
         about="the same actors on Ray, its own or a cluster named by RAY_ADDRESS",
         extra="ray",
-        cannot=(*_IN_A_MESH, "substrate.trainers: the trainer is one process (monarch can)"),
+        cannot=(*map(str, LIMITS["ray"]), "substrate.trainers: the trainer is one process (monarch can)"),
     ),
 }
 
@@ -155,10 +152,10 @@ def check_substrate(config: RunConfig) -> None:
         return
     for arm in config.arms:
         variant = resolve_arm(config, arm)
-        if variant.rollout.engine != "transformers":
+        if variant.rollout.engine != "transformers" and kind not in ("ray", "monarch"):
             raise ConfigError(
                 f"rollout.engine = {variant.rollout.engine} is not read by substrate.type = {kind}, which samples in its own way",
-                fix="leave rollout.engine out, or set substrate.type = local",
+                fix="leave rollout.engine out, or set substrate.type = local, ray or monarch",
             )
         for field, given in (("env.use", variant.env.use), ("reward.function", variant.reward.function)):
             if given is not None and kind != "trl":

@@ -17,7 +17,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.ask_teachers import teacher_totals
 from composer_replication.trainer.checkpoint import restore, trained_on
 from composer_replication.trainer.collector import RolloutCollector
-from composer_replication.trainer.engines import PolicyEngine, open_engine
+from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.trainer.journal import ArmJournal, RolloutMeter
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.pairs.replay import collect_pairs, pairs_digest, stored_pairs, wants_replay
@@ -62,11 +62,12 @@ class ArmTrainer:
         made_of = context.fingerprint(config, model)
         learner = Learner(model, config, pair_logprobs)
         renderer = ChatRenderer(tokenizer)
-        engine = open_engine(config, learner, tokenizer, arm, context.run_dir.ckpt_path / arm / "serving")
+        served = ServedPolicy(learner.policy, tokenizer, lambda: learner.version)
+        engine = open_engine(config, served, arm, context.run_dir.ckpt_path / arm / "serving")
         meter = context.meter()
         journal = context.journal(config, arm, meter)
         signals = context.signal_maker(config, renderer, engine.context_window, learner)
-        collector = RolloutCollector(context, config, engine, renderer, journal, shard)
+        collector = RolloutCollector(context, config, engine, renderer, journal, shard, signals.steps)
         return cls(context, config, arm, learner, engine, renderer, meter, journal, collector, signals, made_of)
 
     async def begin(self, *, resumed: bool | None = None) -> list[Pair]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,8 @@ from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.curriculum import Curriculum
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.trainer.sampling.task_shards import TaskShard
-from composer_replication.types import Group
+from composer_replication.trainer.step_rewards import mean_scores
+from composer_replication.types import Group, Trajectory
 from composer_replication.types.errors import CheckpointError, SandboxError
 
 __all__ = ["EVAL_STEP", "TRACE_STEP", "RolloutCollector"]
@@ -35,6 +36,7 @@ class RolloutCollector:
 
     Args:
         share: the part of the tasks that this replica trains on; None for all.
+        steps: scores every turn of each trajectory for the curriculum; asked only with `curriculum.prm_credit`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class RolloutCollector:
         renderer: ChatRenderer,
         journal: ArmJournal,
         share: TaskShard | None = None,
+        steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None,
     ) -> None:
         self.context = context
         self.config = config
@@ -56,6 +59,7 @@ class RolloutCollector:
         self.curriculum = Curriculum(chosen, context.coding.train, config.seed) if chosen.enabled else None
         """Chooses the tasks; None takes all in turn."""
         self._share = share
+        self._steps = steps
         self._train = list(context.train)
         """The tasks trained on: the run's tasks, and tasks joined since."""
 
@@ -106,11 +110,24 @@ class RolloutCollector:
             if not tasks:
                 break
         if self.curriculum is not None:
-            self.curriculum.learn(groups, step)
+            self.curriculum.learn(groups, step, self._scores(groups))
             pair = self.curriculum.to_join()
             if pair is not None:
                 await self._join(*pair)
         return groups
+
+    def _scores(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Return the mean score of each trajectory's turns where the curriculum counts them.
+
+        Raises:
+            ValueError: nothing scores them.
+        """
+        if self.config.curriculum.prm_credit == 0:
+            return {}
+        if self._steps is None:
+            raise ValueError("curriculum.prm_credit is above 0, and nothing scores the turns")
+        trajectories = flat(groups)
+        return mean_scores(trajectories, self._steps(trajectories))
 
     async def _join(self, first: Task, second: Task) -> None:
         """Make a harder task of two that are solved: seconds of tests, at most once a step. A broken sandbox postpones it."""

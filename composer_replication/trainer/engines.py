@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,9 +18,8 @@ from composer_replication.rollouts.protocol import Engine
 from composer_replication.rollouts.serving import ServingEngine, SharedFolder, WeightTransfer, open_server
 from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
-from composer_replication.trainer.learning.learner import Learner
 
-__all__ = ["LearnerPolicy", "PolicyEngine", "open_engine", "open_server_engine"]
+__all__ = ["PolicyEngine", "ServedPolicy", "open_engine", "open_server_engine"]
 
 _PROBE = 'def total(prices):\n    """The sum of all prices."""\n    return '
 
@@ -34,66 +33,67 @@ class PolicyEngine(Engine, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerPolicy:
-    """The policy of a learner, in the form that a serving engine needs."""
+class ServedPolicy:
+    """A model as a serving engine wants it."""
 
-    learner: Learner
+    model: Any
     tokenizer: PreTrainedTokenizerBase
+    steps: Callable[[], int]
+    """Returns the number of optimizer steps that the model has taken."""
 
     @property
     def version(self) -> int:
-        return self.learner.version
+        return self.steps()
 
     @property
     def is_adapter(self) -> bool:
-        return hasattr(self.learner.policy, "peft_config")
+        return hasattr(self.model, "peft_config")
 
     def save(self, folder: Path) -> None:
-        save_policy(self.learner.policy, self.tokenizer, folder)
+        save_policy(self.model, self.tokenizer, folder)
 
     @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> Sequence[float]:
-        policy: Any = self.learner.policy
-        rows = torch.tensor([[*prompt_ids, *ids]], device=policy.device)
+        rows = torch.tensor([[*prompt_ids, *ids]], device=self.model.device)
         wanted = torch.zeros_like(rows)
         wanted[:, len(prompt_ids) :] = 1
-        with evaluating(policy):
-            scored: list[float] = sequence_logprobs(policy, rows, None, wanted)[0, len(prompt_ids) :].tolist()
+        with evaluating(self.model):
+            scored: list[float] = sequence_logprobs(self.model, rows, None, wanted)[0, len(prompt_ids) :].tolist()
         return scored
 
 
-def open_engine(config: RunConfig, learner: Learner, tokenizer: PreTrainedTokenizerBase, arm: str, folder: Path) -> PolicyEngine:
-    """Open the engine that a run file names.
+def open_engine(config: RunConfig, policy: ServedPolicy, arm: str, folder: Path, *, generator: int = 0) -> PolicyEngine:
+    """Return the engine that a run file names.
 
     Args:
         folder: for the policy's weights on their way to a server, unless the run file names another place.
+        generator: the number of the mesh's generator that asks; each has a server.
 
     Raises:
         ModelError: the policy cannot be sampled from, or the server lacks something (`ServingEngine.check`).
         ConfigError, ObjectStoreError: the store that weights go through cannot be opened, or has another run's.
     """
-    rollout, policy = config.rollout, learner.policy
+    rollout, tokenizer = config.rollout, policy.tokenizer
     if rollout.engine == "transformers":
-        return TransformersEngine(policy, tokenizer)
-    assert rollout.server_url is not None
+        return TransformersEngine(policy.model, tokenizer)
     engine = ServingEngine(
-        open_server(rollout.engine, rollout.server_url, timeout_s=rollout.stall_s),
-        stop_ids=sorted(stop_ids_of(policy.generation_config, tokenizer)),
+        open_server(rollout.engine, rollout.server_urls[generator], timeout_s=rollout.stall_s),
+        stop_ids=sorted(stop_ids_of(policy.model.generation_config, tokenizer)),
         probe_ids=_probe_ids(tokenizer),
-        policy=LearnerPolicy(learner, tokenizer),
-        transfer=_transfer(config, arm, folder),
+        policy=policy,
+        transfer=_transfer(config, arm, folder, generator),
     )
     engine.check()
     return engine
 
 
-def _transfer(config: RunConfig, arm: str, folder: Path) -> WeightTransfer:
+def _transfer(config: RunConfig, arm: str, folder: Path, generator: int) -> WeightTransfer:
     """Return the way of the policy's weights to the server that the run file names."""
     rollout = config.rollout
+    name = config.name if len(rollout.server_urls) == 1 else f"{config.name}.{generator}"
     if rollout.server_store is not None:
-        store = open_store(rollout.server_store).at(config.name)
-        return ThroughStore(store, folder, run=config.name, timeout_s=rollout.stall_s)
-    return SharedFolder(folder if rollout.server_weights is None else rollout.server_weights / config.name / arm)
+        return ThroughStore(open_store(rollout.server_store).at(name), folder, run=name, timeout_s=rollout.stall_s)
+    return SharedFolder(folder if rollout.server_weights is None else rollout.server_weights / name / arm)
 
 
 def open_server_engine(

@@ -144,7 +144,7 @@ class RunContext:
             renderer=renderer,
             context_window=context_window,
             kl=None if learner is None else learner.kl_to_reference,
-            steps=load_step_scorer(config, renderer) if config.reward.prm.weight > 0 else None,
+            steps=load_step_scorer(config, renderer) if config.scores_turns else None,
             useful=None if learner is None else partial(only_useful, learner=learner),
         )
 

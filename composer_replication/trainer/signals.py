@@ -93,7 +93,7 @@ class SignalMaker:
     kl: Callable[[Sequence[Trajectory]], Sequence[float]] | None = None
     """Nats of KL to the reference per trajectory; asked only where `reward.kl_weight` is above 0."""
     steps: Callable[[Sequence[Trajectory]], Sequence[Sequence[float | None]]] | None = None
-    """Score of every turn of each trajectory; asked only where `reward.prm.weight` is above 0."""
+    """Score of every turn of each trajectory; asked only where `reward.prm.weight` is above 0, and by the curriculum."""
     useful: Callable[[SelectedHints, Sequence[Trajectory]], SelectedHints] | None = None
     """Leaves out hints that do not help the self-teacher; asked only with `loss.hint.useful_only`."""
 

@@ -1,10 +1,11 @@
-"""Process rewards: a trained process reward model judges every turn of a rollout (`[reward.prm]`)."""
+"""Scores of a trained process reward model for every turn of a rollout (`[reward.prm]`)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from transformers import PreTrainedModel
 
@@ -15,7 +16,7 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["StepScorer", "load_step_scorer", "prm_digest"]
+__all__ = ["StepScorer", "load_step_scorer", "mean_scores", "prm_digest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,26 @@ class StepScorer:
     """The policy's, whose tokens the model reads."""
     max_tokens: int
     """Turns that end further in a trajectory get no score, nor do those beyond the model's own limit."""
+    _last: dict[str, list[float | None]] = field(default_factory=dict)
+    """The scores of the last call, by trajectory: the curriculum and the rewards ask for those of the same step."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[list[float | None]]:
         """Return the probability that each turn is good; None for a turn that sampled nothing or ends beyond the limit."""
-        encoded = [example for t in trajectories for example in encode(t, self.renderer)]
+        new = [t for t in trajectories if t.trajectory_id not in self._last]
+        encoded = [example for t in new for example in encode(t, self.renderer)]
         examples, _ = fit(encoded, limit_of(self.network, self.max_tokens).tokens)
         scores = score_by_turn(self.network, examples, pad_id=int(self.renderer.tokenizer.pad_token_id))
-        return [[scores.get((t.trajectory_id, turn)) for turn in range(len(t.turns))] for t in trajectories]
+        found = {t.trajectory_id: [scores.get((t.trajectory_id, turn)) for turn in range(len(t.turns))] for t in new}
+        known = {**self._last, **found}
+        self._last.clear()
+        self._last.update({t.trajectory_id: known[t.trajectory_id] for t in trajectories})
+        return [known[t.trajectory_id] for t in trajectories]
+
+
+def mean_scores(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[float | None]]) -> dict[str, float]:
+    """Return the mean score of each trajectory's turns, by its id; without those of which no turn was scored."""
+    known = {t.trajectory_id: [score for score in row if score is not None] for t, row in zip(trajectories, rows, strict=True)}
+    return {name: fmean(scores) for name, scores in known.items() if scores}
 
 
 def load_step_scorer(config: RunConfig, renderer: ChatRenderer) -> StepScorer:
@@ -57,9 +71,9 @@ def load_step_scorer(config: RunConfig, renderer: ChatRenderer) -> StepScorer:
 
 
 def prm_digest(config: RunConfig) -> dict[str, str]:
-    """Return the digest of the process reward model that advantages are taken from, by its name; empty where there is none."""
+    """Return the digest of the process reward model that training depends on, by its name; empty where there is none."""
     path = config.reward.prm.path
-    if path is None or config.reward.prm.weight == 0:
+    if path is None or not config.scores_turns:
         return {}
     digest = hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")):

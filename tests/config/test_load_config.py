@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -310,6 +311,17 @@ def test_arms_may_be_written_as_sections(run_file: Path) -> None:
     config = load_config(run_file, ["--arms.my-arm.steps", "3"])
     assert config.arms == {"alone": {"loss.hint.weight": 0}, "my-arm": {"loss.replay.weight": 0.5, "steps": 3}}
     assert resolve_arm(config, "alone").loss.hint.weight == 0
+
+
+def test_everything_that_samples_has_a_server_of_its_own(run_file: Path) -> None:
+    words = ["--rollout.engine", "vllm", "--loss.rlvr.importance", "tis", "--rollout.server_url"]
+    one, two = "http://a:8000", "http://b:8000"
+    assert load_config(run_file, [*words, one]).rollout.server_urls == (one,)
+    mesh = ["--substrate.type", "ray", "--substrate.generators", "2"]
+    assert load_config(run_file, [*words, json.dumps([one, two]), *mesh]).rollout.server_urls == (one, two)
+    for wrong in ([one, *mesh], [json.dumps([one, two])], ["[]"]):
+        with pytest.raises(ConfigError, match="server"):
+            load_config(run_file, [*words, *wrong])
 
 
 def test_the_folder_for_a_servers_weights_is_relative_to_the_run_file(run_file: Path) -> None:

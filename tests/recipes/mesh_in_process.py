@@ -161,7 +161,7 @@ class Pauses:
 class IdleGenerator(Member):
     pauses = Pauses()
 
-    def __init__(self, port, config, arm):
+    def __init__(self, port, config, arm, run, number):
         self.port = port
 
     async def roll_out(self, order, ticket, hosts, rewarder):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
+import json
 import sys
 from pathlib import Path
 
@@ -13,18 +16,22 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from composer_replication.config import SubstrateConfig, load_config, resolve_arm
+from composer_replication.loss.forward.models import load_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.metrics import deterministic
 from composer_replication.recipes.mesh.driver import Driver, Roles
 from composer_replication.recipes.mesh.generator import Generator
 from composer_replication.recipes.mesh.sandbox_actors import EnvHost, Rewarder
+from composer_replication.recipes.substrates import check_substrate
 from composer_replication.trainer.report import train
 from composer_replication.trainer.run_context import RunContext
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "teachers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from teacher_server import Reply, TeacherServer
 from test_step_rewards import write_prm
+from wire_servers import Backend, WireServer
 from world import make_world, name_teachers, run_text
 
 
@@ -164,3 +171,33 @@ def same_as_local(tmp_path, local):
     )
     assert ours == theirs
     return ours[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generators", [1, 2])
+def test_generators_sample_from_servers_that_get_each_version_of_the_weights(run_file, tmp_path, generators):
+    policy, tokenizer = load_policy(load_config(run_file).model)
+    backends = [Backend(copy.deepcopy(policy), tokenizer) for _ in range(generators)]
+    with contextlib.ExitStack() as stack:
+        urls = [stack.enter_context(WireServer("sglang", backend)).url for backend in backends]
+        words = ["--steps", "3", "--rollout.engine", "sglang", "--loss.rlvr.importance", "icepop", "--loss.hint.weight", "0"]
+        words += ["--rollout.server_url", json.dumps(urls), "--substrate.type", "ray", "--substrate.generators", str(generators)]
+        config = load_config(run_file, [*words, "--substrate.max_staleness", "0"])
+        check_substrate(config)
+        run_dir = RunDir.create(tmp_path / "run")
+
+        async def main():
+            context = RunContext.open(config, run_dir, Terminal(Console(quiet=True)))
+            with context.terminal.phase("") as shown:
+                await Driver(LocalMesh(), context, resolve_arm(config, "main"), "main", shown).run()
+
+        asyncio.run(main())
+    for step in (1, 2, 3):
+        assert {t.policy_version for t in run_dir.read_trajectories("main", step)} == {step - 1}
+    last = run_dir.read_metrics()[-1].values
+    assert last["rlvr/importance/mean"] == pytest.approx(1.0, abs=1e-4), "the log-probs are those of the weights that sampled"
+    loads = [sum(path == "/update_weights_from_disk" for path, _ in backend.asked) for backend in backends]
+    assert all(1 <= count <= 4 for count in loads), loads
+    assert sum(loads) >= 3
+    sampled = [sum(path == "/generate" for path, _ in backend.asked) for backend in backends]
+    assert min(sampled) > 10, "every server is at work"

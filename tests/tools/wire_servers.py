@@ -24,6 +24,9 @@ from composer_replication.loss.forward.models import load_policy
 from composer_replication.rollouts.protocol import SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 
+_LOADING = threading.Lock()
+"""transformers loads one model at a time in a process."""
+
 
 class Backend:
     """A model, its adapters, and what is wrong with the server.
@@ -50,7 +53,7 @@ class Backend:
             return
         if not Path(folder, "model.safetensors").is_file():
             raise ValueError(f"no weights in {folder}")
-        with self.lock:
+        with self.lock, _LOADING:
             self.base, _ = load_policy(ModelConfig(path=folder, device="cpu"))
 
     def load_adapter(self, name: str, folder: str) -> None:

@@ -51,6 +51,31 @@ def names(tasks: list[Task]) -> list[str]:
 TASKS = [task(name) for name in "abcdefgh"]
 
 
+def test_of_tasks_that_always_fail_those_that_come_near_are_drawn_more_and_nothing_else_changes() -> None:
+    """`curriculum.prm_credit`: a process reward model says how good the turns of failed rollouts are."""
+    with_scores, without = (Curriculum(CurriculumConfig(enabled=True, prm_credit=0.5, levels=2), TASKS, SEED) for _ in range(2))
+    groups = [group(name, 0.0, 0.0, Unscored("broken"), 0.0) for name in "abcd"] + [group("e", 1.0, 1.0)]
+    scores = {f"{name}{i}": 0.9 if name == "a" else 0.1 for name in "abcde" for i in range(4)}
+    for step in (1, 2):
+        with_scores.learn(groups, step, scores)
+        without.learn(groups, step)
+    drawn = [
+        Counter(name for step in range(400) for name in names(one.choose(TASKS[:4], SEED, step, 1)))
+        for one in (with_scores, without)
+    ]
+    assert drawn[0]["a"] > 1.4 * drawn[1]["a"]
+    assert drawn[0]["b"] < drawn[1]["b"]
+    records = [one.records for one in (with_scores, without)]
+    assert records[0]["a"].near == pytest.approx(1.8 * 0.5 * 3 * 0.9)
+    assert records[0]["e"] == records[1]["e"], "what passed needs no credit"
+    assert all(records[0][name].rate == records[1][name].rate for name in "abcde")
+    assert all(records[0][name].failed_visits == 2 for name in "abcd")
+    assert with_scores.unlocked == without.unlocked
+    again = Curriculum(CurriculumConfig(enabled=True, prm_credit=0.5, levels=2), TASKS, SEED)
+    again.load_state_dict(json.loads(json.dumps(with_scores.state_dict())))
+    assert again.weight("a", 3) == with_scores.weight("a", 3)
+
+
 def test_half_solved_tasks_are_drawn_most_and_solved_ones_still_sometimes() -> None:
     curriculum = Curriculum(CurriculumConfig(enabled=True), TASKS, SEED)
     for step in range(1, 6):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -160,6 +161,12 @@ def test_a_run_trains_on_step_rewards_and_is_not_resumed_with_another_model(run_
     assert values["reward/prm/unscored"] == 0.0
     assert values["optimizer/grad_norm"] > 0.0
     assert "every advantage is 0" not in output
+    drawing = ["--curriculum.enabled", "true", "--curriculum.prm_credit", "0.5", "--reward.prm.weight", "0", "--name", "drawn"]
+    finish("train", str(run_file), "--steps", "1", *words, *drawing, cwd=run_file.parent)
+    state = (run_file.parent / "runs" / "drawn" / "ckpt" / "main" / "step_00001" / "loop.json").read_text()
+    found = [record for record in json.loads(state)["curriculum"]["records"].values() if record["passed"] < record["tried"]]
+    assert found
+    assert all(0.0 < record["near"] < 0.5 * record["tried"] for record in found)
     write_prm(prm, seed=1)
     with pytest.raises(AssertionError, match="was made with other process reward model"):
         finish("train", str(run_file), "--steps", "1", *words, "--resume", cwd=run_file.parent)

@@ -138,7 +138,9 @@ class Driver:
         if wants_replay(self.config):
             actors["teachers"] = (self.roles.teachers, (self.config, self.arm, run))
         actors |= dict.fromkeys(self._hosts, (self.roles.env, (pool,)))
-        return actors | dict.fromkeys(self._generators, (self.roles.generator, (self.config, self.arm)))
+        for number, name in enumerate(self._generators):
+            actors[name] = (self.roles.generator, (self.config, self.arm, run, number))
+        return actors
 
     async def _begin(self) -> None:
         """Go back to the arm's last checkpoint or, when there is none, to nothing."""

@@ -7,19 +7,21 @@ import zlib
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from composer_replication.config import RunConfig
 from composer_replication.loss.forward.models import load_policy
+from composer_replication.observe import RunDir
 from composer_replication.recipes.mesh.errors import ActorStalledError, in_time
 from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
 from composer_replication.rollouts.collect import StalledError, collect_groups
 from composer_replication.rollouts.protocol import Budgets
-from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.tokens import ChatRenderer
+from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
 
 __all__ = ["Generator", "Order"]
@@ -43,7 +45,7 @@ class Generator(Member):
 
     role = "generator"
 
-    def __init__(self, port: Port, config: RunConfig, arm: str) -> None:
+    def __init__(self, port: Port, config: RunConfig, arm: str, run: Path, number: int) -> None:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.port = port
@@ -51,10 +53,11 @@ class Generator(Member):
         self.arm = arm
         model, tokenizer = load_policy(config.model)
         self.model = model
-        self.engine = TransformersEngine(model, tokenizer)
         self.renderer = ChatRenderer(tokenizer)
         self.version: int | None = None
         """Version of the loaded weights; None for those that the run starts from, before any were fetched."""
+        self._folder, self._number = RunDir(run).ckpt_path / arm / f"serving-{number}", number
+        self.engine = self._open_engine()
 
     async def roll_out(self, order: Order, ticket: WeightHandle, hosts: Sequence[Handle], rewarder: Handle) -> list[Group]:
         """Return the order's groups, in its order, sampled with the ticket's weights.
@@ -89,6 +92,7 @@ class Generator(Member):
                     policy_version=ticket.version,
                     cohorts=rollout.cohorts,
                     env_workers=rollout.env_workers,
+                    max_requests=rollout.max_requests,
                     deadline_s=rollout.stall_s,
                     timeout_s=rollout.timeout_s,
                     arm=self.arm,
@@ -99,9 +103,13 @@ class Generator(Member):
         try:
             return await asyncio.to_thread(collect)
         except StalledError as stalled:
-            self.engine = TransformersEngine(self.model, self.renderer.tokenizer)  # the other may be busy, and has sessions open
+            self.engine = self._open_engine()  # the other may be busy, and has sessions open
             whom = asked[0] if asked else ""
             raise ActorStalledError(f"{whom or 'a generator'} did not get on: {stalled.message}", actor=whom) from None
+
+    def _open_engine(self) -> PolicyEngine:
+        policy = ServedPolicy(self.model, self.renderer.tokenizer, lambda: self.version or 0)
+        return open_engine(self.config, policy, self.arm, self._folder, generator=self._number)
 
     async def _load(self, ticket: WeightHandle) -> None:
         if ticket.version == self.version:
@@ -109,8 +117,8 @@ class Generator(Member):
         weights = await self.port.fetch(ticket)
         self.version = None
         await asyncio.to_thread(self.model.load_state_dict, weights)
-        self.engine.reset()
         self.version = ticket.version
+        self.engine.reset()
 
 
 @dataclass(slots=True)

@@ -32,6 +32,8 @@ class Record:
     passed: float = 0.0
     tried: float = 0.0
     """Rollouts that passed, and all that were scored; both fade from visit to visit."""
+    near: float = 0.0
+    """Credit for rollouts that failed and came near, in passes; it fades likewise, and counts for drawing alone."""
     failed_visits: int = 0
     """Visits in a row on which every sibling failed."""
     last_step: int = 0
@@ -43,6 +45,11 @@ class Record:
     def rate(self) -> float:
         """The pass rate, with one success and one failure assumed beforehand."""
         return (self.passed + 1) / (self.tried + 2)
+
+    @property
+    def promise(self) -> float:
+        """The pass rate with the credit for rollouts that came near."""
+        return (self.passed + self.near + 1) / (self.tried + 2)
 
 
 class Curriculum:
@@ -96,18 +103,23 @@ class Curriculum:
         return sorted(tasks, key=lambda t: keys[t.spec.task_id])[:count]
 
     def weight(self, task_id: str, step: int) -> float:
-        """Return `4 p (1 - p)`, at least `floor`; 0 in quarantine between probes."""
+        """Return `4 p (1 - p)` of the `promise` p, at least `floor`; 0 in quarantine between probes."""
         record = self.records.get(task_id, Record())
         if self.is_quarantined(task_id) and step - record.last_step < self._config.probe_every:
             return 0.0
-        return max(self._config.floor, 4 * record.rate * (1 - record.rate))
+        return max(self._config.floor, 4 * record.promise * (1 - record.promise))
 
     def is_quarantined(self, task_id: str) -> bool:
         """Return whether nothing but failures came of its last visits."""
         return self.records.get(task_id, Record()).failed_visits >= self._config.quarantine_after
 
-    def learn(self, groups: Iterable[Group], step: int) -> None:
-        """Take in the verdicts of a step, and unlock the next level when it is time. Unscored siblings say nothing."""
+    def learn(self, groups: Iterable[Group], step: int, scores: Mapping[str, float] | None = None) -> None:
+        """Take in the verdicts of a step, and unlock the next level when it is time. Unscored siblings say nothing.
+
+        Args:
+            scores: by trajectory id, how good its turns are, from 0 to 1; failed ones get `prm_credit` times that.
+        """
+        scores = scores or {}
         self._last = {}
         for group in groups:
             rewards = [t.reward for t in group.trajectories if not isinstance(t.reward, Unscored)]
@@ -120,6 +132,9 @@ class Curriculum:
             passed = sum(reward >= 1.0 for reward in rewards)
             record.passed = self._config.decay * record.passed + passed
             record.tried = self._config.decay * record.tried + len(rewards)
+            failed = [t for t in group.trajectories if not isinstance(t.reward, Unscored) and t.reward < 1.0]
+            credit = self._config.prm_credit * sum(scores.get(t.trajectory_id, 0.0) for t in failed)
+            record.near = self._config.decay * record.near + credit
             record.failed_visits = 0 if passed else record.failed_visits + 1
             record.last_step = step
             self._change_view(group.task_id, record)
