@@ -43,9 +43,9 @@ _NAMES = {
 }
 """The trainer's own name -> ours. Means are over sequences."""
 _PROOFS = {"hint/turns": "ref_kl/mean", "replay/pairs": "nll/mean"}
-"""What the orchestrator gave a step -> what the trainer measures where that has reached it."""
+"""Counts of what the orchestrator sent for a step, each with the trainer's metric that appears once it has arrived."""
 _STEPPED = "optim/grad_norm"
-"""What the trainer measures of every step."""
+"""A metric that the trainer logs for every step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ _OURS = frozenset(
         *("neftune_noise_alpha", "fp16", "disable_dropout"),
     }
 )
-"""What the run file says or our checkpoints rest on, and what TRL would not read: optimizer, advantages and rollouts are ours."""
+"""Options that are refused: the run file or our checkpoints decide them, or TRL would not read them, because optimizer,
+advantages and rollouts are ours."""
 _CHOICES = {
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"),
     "importance_sampling_level": ("token", "sequence"),

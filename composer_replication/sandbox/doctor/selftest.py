@@ -34,7 +34,7 @@ class ProbeResult:
     tries: str
     verdict: ProbeVerdict
     detail: tuple[str, ...] = ()
-    """What got through, or why nothing is known."""
+    """The attacks that got through, or why nothing is known."""
 
 
 @runtime_checkable
