@@ -80,18 +80,18 @@ class VerifiersSource:
         self._host = _Host(self._env)
         weakref.finalize(self, self._host.close)
 
-    def make(self, task_id: str) -> _Episode:
+    def make(self, task_id: str) -> _HarnessEpisode:
         """Create an episode; its harness starts when it is reset."""
-        return _Episode(task_id, self._rows[task_id], self._host, self._role, self._timeout_s)
+        return _HarnessEpisode(task_id, self._rows[task_id], self._host, self._role, self._timeout_s)
 
 
-class _Episode:
+class _HarnessEpisode:
     """One task, worked on by a harness whose model is the rollout."""
 
     def __init__(self, task_id: str, row: vf.Task, host: _Host, role: str, timeout_s: float) -> None:
         self.task_id, self.done = task_id, False
         self._row, self._host, self._role, self._timeout_s = row, host, role, timeout_s
-        self._run: _EpisodeRun | None = None
+        self._run: _HarnessRun | None = None
 
     @property
     def tools(self) -> tuple[ToolSchema, ...]:
@@ -101,7 +101,7 @@ class _Episode:
     def reset(self) -> tuple[Message, ...]:
         self._cancel()
         self.done = False
-        self._run = run = _EpisodeRun(self._host, self._row, self._role)
+        self._run = run = _HarnessRun(self._host, self._row, self._role)
         weakref.finalize(self, run.cancel)
         opening = self._guarded(lambda: run.conversation.opening(self._timeout_s))
         if opening is None:
@@ -130,7 +130,7 @@ class _Episode:
             return GradeReport(reward=Unscored(f"verifiers could not finish the episode: {run.faults()}"), outcomes={})
         return GradeReport(reward=float(trace.reward), outcomes={})
 
-    def _running(self) -> _EpisodeRun:
+    def _running(self) -> _HarnessRun:
         assert self._run is not None, "the episode was not reset"
         return self._run
 
@@ -147,7 +147,7 @@ class _Episode:
             self._run.cancel()
 
 
-class _EpisodeRun:
+class _HarnessRun:
     """One run of an episode in verifiers' event loop, seen from the rollout's thread."""
 
     def __init__(self, host: _Host, row: vf.Task, role: str) -> None:
