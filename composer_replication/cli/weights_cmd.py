@@ -24,7 +24,7 @@ def follow_command(
     into: Annotated[Path, typer.Option(file_okay=False, help="Folder on this machine that the server can read.")],
     versions: Annotated[int | None, typer.Option(min=1, help="Stop after this many; without it, when interrupted.")] = None,
 ) -> None:
-    """Write every new version of a run's weights into a folder, where its vLLM or SGLang server loads it.
+    """Write every new version of a run's weights into INTO/RUN, where its vLLM or SGLang server loads it.
 
     Start it on the server's machine, before or after the run; only what has changed is fetched. Killed and started again, it
     continues with the newest version.
@@ -34,4 +34,4 @@ def follow_command(
 
     for pulled in follow(open_store(store).at(run), into, run=run, versions=versions):
         shards = f"{pulled.full} shards whole and {pulled.patched} patched"
-        typer.echo(f"version {pulled.version} is in {into / pulled.facts['label']}: {pulled.bytes_down:,} bytes, {shards}")
+        typer.echo(f"version {pulled.version} is in {into / run / pulled.facts['label']}: {pulled.bytes_down:,} bytes, {shards}")

@@ -10,6 +10,7 @@ from composer_replication.integrations.seeds import (
     EpisodeReward,
     check_reward,
     episode_reward,
+    graded,
     opening_messages,
     seed_tasks,
     unknown_tool,
@@ -123,7 +124,7 @@ class _Episode:
 
     def grade(self) -> GradeReport:
         self._close()
-        return GradeReport(reward=episode_reward(self._rewards, self._source._reward), outcomes={})
+        return graded(episode_reward(self._rewards, self._source._reward))
 
     def _action(self, text: str) -> Any:
         space = self._env.action_space

@@ -15,6 +15,7 @@ from composer_replication.integrations.seeds import (
     check_reward,
     encodable,
     episode_reward,
+    graded,
     opening_messages,
     seed_tasks,
     unknown_tool,
@@ -163,8 +164,8 @@ class _ServerEpisode:
     def grade(self) -> GradeReport:
         self._close()
         if self.done and not self._rewards:
-            return GradeReport(reward=Unscored(f"{self._source.url} ended the episode without a reward"), outcomes={})
-        return GradeReport(reward=episode_reward(self._rewards, self._source._reward), outcomes={})
+            return graded(Unscored(f"{self._source.url} ended the episode without a reward"))
+        return graded(episode_reward(self._rewards, self._source._reward))
 
     def _act(self, action: dict[str, Any]) -> tuple[str, str]:
         """Carry out an action and return its status and the text for the policy.

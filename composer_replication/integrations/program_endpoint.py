@@ -1,8 +1,9 @@
-"""An OpenAI-compatible endpoint behind which a rollout answers: another framework's agent program asks it for its model's turns.
+"""OpenAI-compatible endpoint through which the agent program of another framework asks a rollout for its model's turns.
 
 The rollout owns the tokens: it is handed what the program adds to the conversation, renders that behind the token ids sampled so
 far, and answers with what it samples next. So only programs that append can be trained on. One that rewrites what was said before
-(a summary in the place of old turns, a second conversation) is refused.
+(a summary in the place of old turns, a second conversation) is refused. The sampling options of its requests are ignored, because
+the run file decides, and usage is reported as 0.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversation", "serve_conversations"]
 
-_MOST_BYTES = 1 << 30
-"""Limit on one request: a conversation may be long, and the program is ours to trust."""
+_MOST_BYTES = 64 << 20
+"""Largest request in bytes; the sender is a program of this run."""
 _APPEND_ONLY = (
     "train on programs that only append to one conversation: switch off compaction, retries and sub-agents in env.options.env"
 )
@@ -56,6 +58,7 @@ class Conversation:
     """Replies that the program waits for."""
     _over: bool = False
     _pending: _Request | None = None
+    """The request that the next `answer` settles."""
     _seen: list[dict[str, Any]] = field(default_factory=list)
     """Every message so far, as the program has to repeat them."""
 
@@ -96,16 +99,36 @@ class Conversation:
         Raises:
             SandboxError: it neither asks nor ends within `timeout_s`, or it asks for something else than the next turn.
         """
-        try:
-            request = self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            raise SandboxError(
-                f"the agent's program neither asked for a turn nor ended in {timeout_s:g} s", fix="raise env.options.timeout_s"
-            ) from None
+        request = self._next(timeout_s)
         if request is None:
             return None
-        began, self._pending = bool(self._seen), request
-        if [_gist(message) for message in request.messages[: len(self._seen)]] != [_gist(message) for message in self._seen]:
+        self._pending = request
+        try:
+            return self._new_messages(request)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise SandboxError(
+                f"the agent's program sent something that is no chat completion request: {error!r}", fix=_APPEND_ONLY
+            ) from error
+
+    def _next(self, timeout_s: float) -> _Request | None:
+        """Return the next request that the program still waits for; None when it asks no more."""
+        end = time.monotonic() + timeout_s
+        while True:
+            try:
+                request = self._events.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                raise SandboxError(
+                    f"the agent's program neither asked for a turn nor ended in {timeout_s:g} s",
+                    fix="raise env.options.timeout_s",
+                ) from None
+            if request is None or not request.reply.cancelled():
+                return request
+
+    def _new_messages(self, request: _Request) -> tuple[Message, ...]:
+        began = bool(self._seen)
+        if [_identity(message) for message in request.messages[: len(self._seen)]] != [
+            _identity(message) for message in self._seen
+        ]:
             raise SandboxError("the agent's program rewrote the conversation, or began a second one", fix=_APPEND_ONLY)
         if began and request.tools != self.tools:
             raise SandboxError("the agent's program changed its tools during the conversation", fix=_APPEND_ONLY)
@@ -114,11 +137,17 @@ class Conversation:
             raise SandboxError("the agent's program asked for the same turn again", fix=_APPEND_ONLY)
         self._seen = list(request.messages)
         if began and any(message["role"] == "assistant" for message in added):
-            raise SandboxError("the agent's program puts words into the policy's mouth", fix=_APPEND_ONLY)
+            raise SandboxError("the agent's program added an assistant message that the policy did not write", fix=_APPEND_ONLY)
         return tuple(_message(message) for message in added)
 
     def answer(self, text: str, calls: Sequence[ToolCall], *, finished: bool) -> None:
-        """Answer the pending request with a turn."""
+        """Answer the pending request with a turn. Raises SandboxError when the program has hung up, and would never see it."""
+        assert self._pending is not None, "no turn was asked for"
+        if self._pending.reply.done():
+            raise SandboxError(
+                "the agent's program hung up before the policy answered",
+                fix="give it no time limit: sampling takes what it takes",
+            )
         message = encodable({"role": "assistant", "content": text})
         if calls:
             message["tool_calls"] = [
@@ -132,7 +161,6 @@ class Conversation:
         self._seen.append(message)
         reason = "length" if not finished else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
-        assert self._pending is not None, "no turn was asked for"
         self.loop.call_soon_threadsafe(_settle, self._pending.reply, choice)
 
 
@@ -160,7 +188,7 @@ async def serve_conversations(conversations: Mapping[str, Conversation]) -> Asyn
     application = web.Application(client_max_size=_MOST_BYTES)
     application.router.add_post("/{name}/v1/chat/completions", complete)
     application.router.add_get("/{name}/v1/models", models)
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -203,8 +231,8 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     )
 
 
-def _gist(message: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what two copies of a message must have in common; programs rewrite the rest (empty content, the order of keys)."""
+def _identity(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what must be equal in two copies of a message. Programs may change the rest (empty content, order of keys)."""
     calls = [
         (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from composer_replication.envs.source import EnvTask
-from composer_replication.types import Message, ToolCall, ToolResult
+from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, Unscored
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["EpisodeReward", "check_reward", "encodable", "episode_reward", "opening_messages", "seed_tasks", "unknown_tool"]
+__all__ = [
+    "EpisodeReward",
+    "check_reward",
+    "encodable",
+    "episode_reward",
+    "graded",
+    "opening_messages",
+    "seed_tasks",
+    "unknown_tool",
+]
 
 EpisodeReward: TypeAlias = Literal["sum", "last"]
 
@@ -36,6 +46,13 @@ def opening_messages(instruction: str, observation: str) -> tuple[Message, ...]:
 def episode_reward(rewards: Sequence[float], kind: EpisodeReward) -> float:
     """Return the sum of an episode's rewards or the last one; 0 for an episode without any."""
     return sum(rewards) if kind == "sum" else [0.0, *rewards][-1]
+
+
+def graded(reward: float | Unscored) -> GradeReport:
+    """Return the report of an episode; a reward that is not finite is no reward."""
+    if not isinstance(reward, Unscored) and not math.isfinite(reward):
+        reward = Unscored(f"the environment's reward is {reward}")
+    return GradeReport(reward=reward, outcomes={})
 
 
 def unknown_tool(call: ToolCall) -> ToolResult:

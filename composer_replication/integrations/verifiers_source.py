@@ -1,4 +1,4 @@
-"""Any verifiers environment (v1, verifiers 0.4) as one to train on: its harness runs the agent, and our policy is the model."""
+"""Tasks from a verifiers environment (v1, verifiers 0.4): its harness runs the agent and asks the policy for each turn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import itertools
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
 from composer_replication.envs.source import EnvTask
-from composer_replication.integrations.seeds import unknown_tool
+from composer_replication.integrations.seeds import graded, unknown_tool
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema, Unscored
 from composer_replication.types.errors import ConfigError, MissingExtraError, SandboxError
 
@@ -35,9 +35,10 @@ ResultT = TypeVar("ResultT")
 _BUDGET_SPENT = "rollout_budget"
 """Stop condition in the trace of an episode that a budget of the rollout ended."""
 _NO_KEY = "COMPOSER_NO_KEY"
-"""Name of an environment variable for the endpoint's key. It takes none, and a key of the user's is for elsewhere."""
+"""Name of an environment variable that is never set: the endpoint needs no key, and verifiers must not send the user's."""
 
 _CLOSING_S = 10.0
+"""Seconds that the end of the program waits for harnesses to end."""
 
 
 class VerifiersSource:
@@ -48,7 +49,8 @@ class VerifiersSource:
             one agent is left without a `client`: the policy plays it.
         train: number of the taskset's tasks to train on, from its first one.
         held_out: number of tasks after those, for pass@1.
-        timeout_s: seconds that the harness may take between two turns, and that finishing and scoring an episode may take.
+        timeout_s: most seconds from a turn to the harness's next request, from its start to the first, and for finishing and
+            scoring an episode.
 
     Raises:
         ConfigError: there is no such environment, its table is wrong, the policy would play no agent or several, or there are too
@@ -67,6 +69,8 @@ class VerifiersSource:
                 f"env.options.env leaves {len(played)} agents to the policy ({', '.join(played) or 'none'}), which plays one",
                 fix="name a `client` and a `model` for every other agent",
             )
+        if train < 1 or held_out < 0:
+            raise ConfigError(f"env.options.train = {train} and held_out = {held_out}", fix="train on one task or more")
         self._role, self._timeout_s = played[0], timeout_s
         rows = list(itertools.islice(self._env.taskset, train + held_out))
         if len(rows) < train + held_out:
@@ -99,24 +103,36 @@ class _HarnessEpisode:
         return () if self._run is None else self._run.conversation.tools
 
     def reset(self) -> tuple[Message, ...]:
-        self._cancel()
+        """Start the harness, after ending an earlier one, and return the messages it opens with."""
+        self.close()
         self.done = False
         self._run = run = _HarnessRun(self._host, self._row, self._role)
         weakref.finalize(self, run.cancel)
-        opening = self._guarded(lambda: run.conversation.opening(self._timeout_s))
+        try:
+            opening = run.conversation.opening(self._timeout_s)
+        except SandboxError:
+            self.close()
+            raise
         if opening is None:
-            self._cancel()
+            self.close()
             raise SandboxError(f"the harness ended before it asked for a turn: {run.faults()}", fix="see its log")
         return opening
 
     def step(self, call: ToolCall) -> ToolResult:
+        """Refuse: the harness carries out calls."""
         return unknown_tool(call)
 
     def take(self, text: str, calls: tuple[ToolCall, ...], *, finished: bool) -> tuple[Message, ...]:
         """Let the harness carry out a turn, and return what it adds to the conversation."""
         run = self._running()
-        run.conversation.answer(text, calls if finished else (), finished=finished)
-        added = self._guarded(lambda: run.conversation.added(self._timeout_s))
+        try:
+            run.conversation.answer(text, calls if finished else (), finished=finished)
+            added = run.conversation.added(self._timeout_s)
+        except SandboxError:
+            if not finished:  # whatever it makes of half a turn, the episode is scored as it stands
+                return ()
+            self.close()
+            raise
         self.done = added is None
         return (added or ()) if finished else ()
 
@@ -125,24 +141,14 @@ class _HarnessEpisode:
         run = self._running()
         if not self.done:
             run.stop()
-        trace = run.finished(self._timeout_s)
-        if trace is None:
-            return GradeReport(reward=Unscored(f"verifiers could not finish the episode: {run.faults()}"), outcomes={})
-        return GradeReport(reward=float(trace.reward), outcomes={})
+        return graded(run.reward(self._timeout_s))
 
     def _running(self) -> _HarnessRun:
         assert self._run is not None, "the episode was not reset"
         return self._run
 
-    def _guarded(self, ask: Callable[[], tuple[Message, ...] | None]) -> tuple[Message, ...] | None:
-        """Return an answer of the conversation; one that breaks ends the episode."""
-        try:
-            return ask()
-        except SandboxError:
-            self._cancel()
-            raise
-
-    def _cancel(self) -> None:
+    def close(self) -> None:
+        """End the harness; a call that waits for it returns or raises SandboxError."""
         if self._run is not None:
             self._run.cancel()
 
@@ -157,7 +163,7 @@ class _HarnessRun:
         client = vf.EvalClientConfig(base_url=f"{host.url}/{name}/v1", api_key_var=_NO_KEY)
         context = vf.ModelContext(model="policy", client=client)
         self._episode = host.submit(host.env.run_episode(row, context, on_trace=self._traces.append))
-        self._episode.add_done_callback(lambda _: host.forget(name))
+        self._episode.add_done_callback(lambda _: host.ended(name))
 
     def stop(self) -> None:
         """Stop the episode where it is; what it did so far is scored."""
@@ -167,21 +173,27 @@ class _HarnessRun:
         """Give the episode up, and free what it holds."""
         self._episode.cancel()
 
-    def finished(self, timeout_s: float) -> vf.Trace | None:
-        """Return the trace of the policy once the episode is scored; None when it failed.
+    def reward(self, timeout_s: float) -> float | Unscored:
+        """Return the sum of the policy's rewards once the episode is scored, or why there is none.
 
         Raises:
-            SandboxError: it takes longer than `timeout_s`.
+            SandboxError: it takes longer than `timeout_s`, or was given up.
         """
-        try:
-            episode = self._episode.result(timeout_s)
-        except TimeoutError:
+        wait({self._episode}, timeout=timeout_s)
+        if not self._episode.done():
             self.cancel()
             raise SandboxError(
                 f"the episode was not finished and scored within {timeout_s:g} s", fix="raise env.options.timeout_s"
-            ) from None
+            )
+        if self._episode.cancelled():
+            raise SandboxError("the episode was given up", fix="run it again")
+        episode = self._episode.result()
         traces = [trace for trace in episode.traces if self._is_policy(trace)]
-        return traces[0] if episode.ok and len(traces) == 1 else None
+        if not episode.ok:
+            return Unscored(f"verifiers could not finish the episode: {self.faults()}")
+        if len(traces) != 1:
+            return Unscored(f"the policy played {len(traces)} times in the episode, and one of its tries would be trained on")
+        return float(traces[0].reward)
 
     def faults(self) -> str:
         """Return the errors that the episode recorded, in one line."""
@@ -223,9 +235,10 @@ class _Host:
         self._conversations[name] = Conversation(self.loop)
         return name, self._conversations[name]
 
-    def forget(self, name: str) -> None:
-        """End a conversation whose program has ended."""
-        self._conversations.pop(name).end()
+    def ended(self, name: str) -> None:
+        """End a conversation whose program has ended, from any thread."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(lambda: self._conversations.pop(name).end())
 
     def submit(self, work: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
         """Run a coroutine in the event loop."""
@@ -248,7 +261,7 @@ class _Host:
             for episode in (live := set(self._episodes)):
                 episode.cancel()
             if live:
-                await asyncio.wait(live)
+                await asyncio.wait(live, timeout=_CLOSING_S)
         return url
 
     async def _tracked(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 
-from composer_replication.rollouts.protocol import Budgets, Env, Sample, SampleRequest, TextEnv, TurnEnv
+from composer_replication.rollouts.protocol import Budgets, ClosableEnv, Env, Sample, SampleRequest, TextEnv, TurnEnv
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
@@ -123,6 +123,11 @@ class Rollout:
             turns = (*turns[:-1], replace(turns[-1], observation_ids=()))
         reward = Unscored(reason)
         return self._record(StopReason.INFRASTRUCTURE, turns, reward, None, policy_version, temperature, arm)
+
+    def close(self) -> None:
+        """Free what the env holds. Safe in any thread, also while a call is running in another."""
+        if isinstance(self.env, ClosableEnv):
+            self.env.close()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 

@@ -164,6 +164,8 @@ class _Collection:
             stalled = isinstance(error, StalledError)
             raise error from None
         finally:
+            for rollout in self.rollouts:
+                rollout.close()  # whoever waits for one in a thread would be waited for
             self.env_threads.shutdown(wait=not stalled)
             if isinstance(self.engine, BatchingEngine):
                 self.engine.shutdown(wait=not stalled)
@@ -187,6 +189,7 @@ class _Collection:
                 trajectory = await self._in_env("grade", finish, clock)
         except OutOfTimeError as late:
             self.engine.close([rollout.trajectory_id])
+            rollout.close()
             trajectory = rollout.abandon(str(late), **self.record)
         self.done[rollout.trajectory_id] = trajectory
         self._report()

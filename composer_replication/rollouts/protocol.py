@@ -9,7 +9,7 @@ from typing import Protocol, Self, runtime_checkable
 from composer_replication.config import RolloutConfig
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["AsyncEngine", "Budgets", "Engine", "Env", "Sample", "SampleRequest", "TextEnv", "TurnEnv"]
+__all__ = ["AsyncEngine", "Budgets", "ClosableEnv", "Engine", "Env", "Sample", "SampleRequest", "TextEnv", "TurnEnv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,4 +144,14 @@ class AsyncEngine(Protocol):
 
     def close(self, sessions: Sequence[str]) -> None:
         """Forget sessions, without blocking; unknown names are ignored."""
+        ...
+
+
+@runtime_checkable
+class ClosableEnv(Protocol):
+    """An `Env` that holds programs or connections."""
+
+    def close(self) -> None:
+        """End the episode and free what it holds, at once and from any thread; a call in progress returns or raises
+        SandboxError."""
         ...

@@ -212,3 +212,13 @@ def test_without_its_framework_a_face_names_the_extra(framework, kind):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"pip install 'composer-replication[{framework}]'"
+
+
+def test_a_reward_that_is_not_finite_is_no_reward():
+    from composer_replication.integrations.seeds import graded
+
+    assert graded(0.5).reward == 0.5
+    assert [graded(float(word)).reward.reason for word in ("nan", "inf")] == [
+        "the environment's reward is nan",
+        "the environment's reward is inf",
+    ]

@@ -59,15 +59,15 @@ def started(tmp_path: Path) -> subprocess.Popen[str]:
 def test_a_follower_writes_what_is_sent_and_after_a_kill_goes_on_with_patches(store, tmp_path):
     transfer, policy = ThroughStore(store, tmp_path / "scratch", run=RUN, timeout_s=120), Policy()
     with started(tmp_path) as follower:
-        first = transfer.send(policy, "composer-0")
-        assert first == tmp_path / "there" / "composer-0"
+        first = transfer.send(policy, "composer-0123abcd-0-1")
+        assert first == tmp_path / "there" / RUN / "composer-0123abcd-0-1"
         assert same(first, policy)
         assert sorted(path.name for path in first.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
         follower.send_signal(signal.SIGKILL)
     assert follower.returncode == -signal.SIGKILL
     policy.state["head"][1] = 1.0
     with started(tmp_path) as again:
-        second = transfer.send(policy, "composer-1")
+        second = transfer.send(policy, "composer-0123abcd-1-1")
         assert same(second, policy)
         again.terminate()
         said = again.stdout.read()
@@ -77,36 +77,43 @@ def test_a_follower_writes_what_is_sent_and_after_a_kill_goes_on_with_patches(st
 
 def test_what_travels_is_what_changed_and_the_newest_two_versions_stay(store, tmp_path):
     transfer, policy = ThroughStore(store, tmp_path / "scratch", run=RUN, timeout_s=60), Policy()
-    seen, folder = [], tmp_path / "there"
-    writer = threading.Thread(target=lambda: seen.extend(follow(store, folder, run=RUN, versions=3)))
+    seen, folder = [], tmp_path / "there" / RUN
+    writer = threading.Thread(target=lambda: seen.extend(follow(store, folder.parent, run=RUN, versions=3)))
     writer.start()
     for step in range(3):
         policy.state["head"][1] = step
-        assert same(transfer.send(policy, f"composer-{step}"), policy)
-        transfer.keep_only(f"composer-{step}")
+        assert same(transfer.send(policy, f"composer-0123abcd-{step}-1"), policy)
+        transfer.keep_only(f"composer-0123abcd-{step}-1")
     writer.join()
     assert [pulled.version for pulled in seen] == [0, 1, 2]
     assert seen[0].bytes_down > 256 * 256
     assert max(pulled.bytes_down for pulled in seen[1:]) < 500
-    assert sorted(path.name for path in folder.glob("composer-*")) == ["composer-1", "composer-2"]
-    assert [folder_of(store, version) for version in range(3)] == [None, None, folder / "composer-2"]
+    assert sorted(path.name for path in folder.glob("composer-*")) == ["composer-0123abcd-1-1", "composer-0123abcd-2-1"]
+    assert [folder_of(store, version, "composer-0123abcd-2-1") for version in range(3)] == [
+        None,
+        None,
+        folder / "composer-0123abcd-2-1",
+    ]
 
 
 def test_a_follower_clears_what_a_killed_one_left(store, tmp_path):
-    left = tmp_path / "there" / ".composer-9.partial"
+    folder = tmp_path / "there" / RUN
+    left = folder / ".composer-0123abcd-9-1.partial"
     left.mkdir(parents=True)
-    (tmp_path / "there" / "mine").mkdir()
+    for name in ("mine", "composer-mine", ".composer-cache"):
+        (folder / name).mkdir()
     WeightPublisher(store, run=RUN).publish(
-        Policy().state, facts={"label": "composer-9", "weights": "model.safetensors", "files": {}}
+        Policy().state, facts={"label": "composer-0123abcd-9-1", "weights": "model.safetensors", "files": {}}
     )
     (pulled,) = follow(store, tmp_path / "there", run=RUN, versions=1)
     assert pulled.version == 0
-    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == [".cache", "composer-9", "mine"]
+    kept = [".cache", ".composer-cache", ".lock", "composer-0123abcd-9-1", "composer-mine", "mine"]
+    assert sorted(path.name for path in folder.iterdir()) == kept
 
 
 def test_without_a_follower_the_run_says_what_to_start(store, tmp_path):
     with pytest.raises(ModelError, match="nobody wrote version 0") as raised:
-        ThroughStore(store, tmp_path / "scratch", run=RUN, timeout_s=0.1).send(Policy(), "composer-0")
+        ThroughStore(store, tmp_path / "scratch", run=RUN, timeout_s=0.1).send(Policy(), "composer-0123abcd-0-1")
     assert "composer weights follow" in raised.value.fix
 
 
@@ -114,7 +121,7 @@ def test_without_a_follower_the_run_says_what_to_start(store, tmp_path):
     "wrong",
     [
         {"label": "../outside"},
-        {"label": "composer-0/../../outside"},
+        {"label": "composer-0123abcd-0-1/../../outside"},
         {"weights": "../model.safetensors"},
         {"files": {"../config.json": "0" * 64}},
         {"files": {"more.safetensors": "0" * 64}},
@@ -125,22 +132,47 @@ def test_without_a_follower_the_run_says_what_to_start(store, tmp_path):
     ids=json.dumps,
 )
 def test_a_store_does_not_choose_where_files_are_written(store, tmp_path, wrong):
-    facts = {"label": "composer-0", "weights": "model.safetensors", "files": {}} | wrong
+    facts = {"label": "composer-0123abcd-0-1", "weights": "model.safetensors", "files": {}} | wrong
     WeightPublisher(store, run=RUN).publish(Policy().state, facts=facts)
     with pytest.raises(ConfigError, match="not published for a server"):
         next(follow(store, tmp_path / "there" / "deep", run=RUN))
-    assert [path.name for path in (tmp_path / "there" / "deep").iterdir()] == [".cache"]
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "there"}
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["deep"]
+    assert sorted(path.name for path in (tmp_path / "there" / "deep" / RUN).iterdir()) == [".cache", ".lock"]
 
 
 def test_a_damaged_file_is_no_configuration(store, tmp_path):
     transfer, sent = ThroughStore(store, tmp_path / "scratch", run=RUN, timeout_s=0), Policy()
     with pytest.raises(ModelError):
-        transfer.send(sent, "composer-0")
+        transfer.send(sent, "composer-0123abcd-0-1")
     for key in store.list("files"):
         store.put(key, b"{}")
     with pytest.raises(ObjectStoreError, match="missing or damaged"):
         next(follow(store, tmp_path / "there", run=RUN))
-    assert not (tmp_path / "there" / "composer-0").exists()
+    assert not (tmp_path / "there" / RUN / "composer-0123abcd-0-1").exists()
+
+
+def test_two_followers_do_not_write_into_one_folder(store, tmp_path):
+    publisher, policy = WeightPublisher(store, run=RUN), Policy()
+    facts = {"label": "composer-0123abcd-0-1", "weights": "model.safetensors", "files": {}}
+    publisher.publish(policy.state, facts=facts)
+    first = follow(store, tmp_path / "there", run=RUN)
+    next(first)
+    with pytest.raises(ConfigError, match="another follower writes into"):
+        next(follow(store, tmp_path / "there", run=RUN))
+    elsewhere = follow(store, tmp_path / "elsewhere", run=RUN)
+    next(elsewhere)
+    publisher.publish(policy.state, facts=facts | {"label": "composer-0123abcd-1-1"})
+    with pytest.raises(ConfigError, match=r"is followed by .*elsewhere"):
+        next(first)
+    assert next(elsewhere).version == 1
+
+
+@pytest.mark.parametrize("said", [b"{}", b"no JSON", b'{"folder": "composer-0123abcd-0-1"}', b'{"folder": "/etc"}'])
+def test_an_acknowledgement_that_names_another_folder_is_refused(store, said):
+    store.put("written/000000000000", said)
+    with pytest.raises(ObjectStoreError, match="does not name a folder"):
+        folder_of(store, 0, "composer-0123abcd-0-1")
 
 
 def test_another_runs_weights_are_refused(store, tmp_path):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from composer_replication.envs import oracle_script
+from composer_replication.integrations.program_endpoint import Conversation
 from composer_replication.integrations.verifiers_source import VerifiersSource
 from composer_replication.rollouts import Budgets, ScriptedEngine, collect_groups
 from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
@@ -90,6 +91,13 @@ def harnesses():
     return [p for p in psutil.Process().children(recursive=True) if any("--base-url" in word for word in p.cmdline())]
 
 
+def no_harness_is_left():
+    until = time.monotonic() + 60
+    while harnesses():
+        assert time.monotonic() < until, "the harness still runs"
+        time.sleep(0.1)
+
+
 def test_a_harness_that_dies_is_no_reward(hangman):
     env = hangman.make("0")
     env.reset()
@@ -107,13 +115,10 @@ def test_an_episode_that_nobody_holds_any_more_ends_its_harness(hangman):
     assert harnesses()
     del env
     gc.collect()
-    until = time.monotonic() + 60
-    while harnesses():
-        assert time.monotonic() < until, "the harness still runs"
-        time.sleep(0.1)
+    no_harness_is_left()
 
 
-def rolled_out(source, script, **budgets):
+def rolled_out(source, script, *, timeout_s=None, **budgets):
     """Roll out the first task, the policy speaking by a script of assistant messages."""
     renderer = ChatRenderer(byte_level_tokenizer())
     given = {"turn_tokens": 9000, "trajectory_tokens": 90000, "context_tokens": 1 << 20, **budgets}
@@ -129,9 +134,19 @@ def rolled_out(source, script, **budgets):
             step=0,
             temperature=1.0,
             policy_version=0,
+            timeout_s=timeout_s,
         )
     )
     return group.trajectories[0]
+
+
+def test_a_rollout_out_of_time_ends_its_harness(hangman):
+    began = time.monotonic()
+    found = rolled_out(hangman, [], timeout_s=0.5)
+    assert found.stop_reason is StopReason.INFRASTRUCTURE
+    assert "reset" in found.reward.reason
+    assert time.monotonic() - began < 60, "and not env.options.timeout_s"
+    no_harness_is_left()
 
 
 def edits(task):
@@ -235,3 +250,55 @@ def test_the_example_trains_three_steps_and_a_killed_run_resumes(tmp_path, resum
         "env.options.held_out": 1,
     }
     resumes(folder / "run.toml", *(f"--{name}={value}" for name, value in shorter.items()))
+
+
+def in_conversation(work, *bodies):
+    """Call `work` in a thread with a conversation in which a program asks for `bodies`, one after the other hanging up."""
+
+    async def main():
+        conversation = Conversation(asyncio.get_running_loop())
+        for number, body in enumerate(bodies):
+            asking = asyncio.create_task(conversation.ask(body))
+            await asyncio.sleep(0)
+            if number + 1 < len(bodies):
+                asking.cancel()
+        try:
+            return await asyncio.to_thread(work, conversation, asking)
+        finally:
+            conversation.end()
+            asking.cancel()
+
+    return asyncio.run(main(), debug=True)
+
+
+HELLO = {"role": "user", "content": "Hello."}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "no role"},
+        {"role": "user", "content": ["plain"]},
+        {"role": "user", "content": 7},
+        {"role": "assistant", "tool_calls": [{"type": "function"}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+    ],
+    ids=str,
+)
+def test_a_message_of_another_form_is_no_reward_and_no_end_of_the_run(message):
+    with pytest.raises(SandboxError, match="no chat completion request"):
+        in_conversation(lambda conversation, _: conversation.opening(5), {"messages": [HELLO, message]})
+
+
+def test_a_program_that_hung_up_is_not_answered_and_may_ask_again():
+    def answered(conversation, asking):
+        assert conversation.opening(5) == (HELLO,)
+        asking.get_loop().call_soon_threadsafe(asking.cancel)
+        time.sleep(0.2)
+        conversation.answer("Too late.", (), finished=True)
+
+    with pytest.raises(SandboxError, match="hung up"):
+        in_conversation(answered, {"messages": [HELLO]})
+    again = in_conversation(lambda conversation, _: conversation.opening(5), {"messages": [HELLO]}, {"messages": [HELLO]})
+    assert again == (HELLO,)

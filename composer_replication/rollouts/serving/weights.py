@@ -82,6 +82,6 @@ class SharedFolder:
 
     def keep_only(self, label: str) -> None:
         """Remove the other versions, and what a killed run left half written there."""
-        for path in self._folder.iterdir():
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
             if path.name != label and path.name.lstrip(".").startswith(PREFIX):
                 shutil.rmtree(path, ignore_errors=True)
