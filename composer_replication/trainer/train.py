@@ -2,17 +2,18 @@
 
     roll out -> grade -> hint -> replay -> compose the loss -> step -> record
 
-Run it with `composer train run.toml`, or small and with nothing to download with `composer quickstart`. Where it is simpler than
-Cursor's Composer 2.5, as far as that is public:
+Run it with `composer train run.toml`, or small and with nothing to download with `composer quickstart`. It is simpler than what
+is public about Cursor's Composer 2.5:
 
 1. A step takes one optimizer update on its own rollouts, so the policy that samples is the policy that learns. Asynchronous
    training is on the substrates `ray`, `monarch`, `verl` and `prime_rl`.
-2. Teachers answer once, before the first step, on trajectories of the starting policy; their pairs are read round and round.
+2. Teachers answer once, before the first step, about trajectories of the starting policy; training cycles through their pairs.
 3. Hints are written by templates and from the project's documentation; a language model as judge is optional.
 
-What a step does lives in `trainer.collector` (rollouts), `trainer.signals` (advantages and hints), `trainer.replay` (pairs),
-`loss` (one loss of three channels) and `trainer.learner` (the optimizer). `trainer.arm` puts them together and resumes them;
-`trainer.journal` records them. Everything follows from the run file and the step number: resuming replays lost steps exactly.
+What a step does lives in `trainer.collector` (rollouts), `trainer.signals` (advantages and hints), `trainer.pairs.replay`
+(pairs), `loss` (one loss of three channels) and `trainer.learning.learner` (the optimizer). `trainer.arm` puts them together and
+resumes them; `trainer.journal` records them. With the engine in this process, and environments and rewards that repeat
+themselves, everything follows from the run file and the step number, so that a resumed run repeats lost steps exactly.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StepCallback:
     """Hooks that `train_arm` calls. Override what you need; every method may be left as it is."""
 
     def on_begin(self, arm: ArmTrainer) -> bool | None:
-        """Take over resuming: return whether there was something to resume from. None leaves it to the arm's checkpoints."""
+        """Take over resuming, and return whether there was something to resume from. None leaves it to the arm's checkpoints."""
 
     def on_update(self, arm: ArmTrainer) -> Mapping[str, float]:
         """Run after the optimizer step and before it is recorded. The metrics that you return are logged with the step."""
@@ -47,9 +48,10 @@ class StepCallback:
 async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCallback] = ()) -> SummaryRow:
     """Train one arm from where it is to its last step and return its summary."""
     config, learner, collector, signals, journal = arm.config, arm.learner, arm.collector, arm.signals, arm.journal
-    answers = [callback.on_begin(arm) for callback in callbacks]
-    resumed = next((answer for answer in answers if answer is not None), None)
-    pairs = await arm.begin(resumed=resumed)  # or evaluates the start and collects the teachers' pairs
+    answers = [answer for callback in callbacks if (answer := callback.on_begin(arm)) is not None]
+    if len(answers) > 1:
+        raise ValueError("two callbacks resume the run: pass one of them")
+    pairs = await arm.begin(resumed=answers[0] if answers else None)  # or evaluates the start and collects the teachers' pairs
     progress.advance(learner.version)
     while learner.version < config.steps:
         step, began = learner.version + 1, time.monotonic()
@@ -59,25 +61,25 @@ async def train_arm(arm: ArmTrainer, progress: Phase, callbacks: Sequence[StepCa
         rolled = time.monotonic()
 
         # Advantages over each group, and hints at the turns that went wrong.
-        made = signals.make(step, groups)
+        step_signals = signals.make(step, groups)
 
         # Preference pairs: what teachers agreed on, against what the policy did.
-        chosen = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
+        step_pairs = pairs_of_step(pairs, step, config.loss.replay.pairs_per_step)
 
         # One batch, one loss of three channels, one optimizer step.
-        result = learner.update(signals.batch(groups, made, chosen))
-        arm.engine.reset()  # its caches belong to the old weights
+        result = learner.update(signals.batch(groups, step_signals, step_pairs))
         updates = [callback.on_update(arm) for callback in callbacks]
+        arm.engine.reset()  # its caches belong to the old weights
 
         # Record the step, and pass@1 on held-out tasks every so often.
-        metrics = {**rollout_metrics(groups), **collector.metrics(), **made.metrics, **result.metrics}
+        metrics = {**rollout_metrics(groups), **collector.metrics(), **step_signals.metrics, **result.metrics}
         metrics |= {"time/rollout_s": rolled - began, "time/update_s": time.monotonic() - rolled}
         for update in updates:
             metrics |= update
         if step % config.eval.every == 0 or step == config.steps:
             metrics |= await collector.evaluate(learner.version)
-        off = {**result.off, **signals.why_off(pairs, made)}
-        logged = journal.record_step(step, flat(groups), made.hints, metrics, off)
+        off = {**result.off, **signals.why_off(pairs, step_signals)}
+        logged = journal.record_step(step, flat(groups), step_signals.hints, metrics, off)
         for callback in callbacks:
             callback.on_step_end(arm, step, logged)
         progress.advance()

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from composer_replication.config import RunConfig
@@ -36,6 +37,7 @@ from composer_replication.trainer.pairs.replay import wants_replay
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Trajectory
+from composer_replication.types.errors import StorageError
 
 __all__ = ["Driver", "Roles"]
 
@@ -150,7 +152,7 @@ class Driver:
         self._resumed = state is not None
         if state is None:
             self.journal.rewind(-1)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _remove(self.folder)
             self.ledger = self.work.ledger = self.meter.ledger = GroupLedger(self.folder)
         else:
             self.journal.resumed(self.version)
@@ -200,7 +202,7 @@ class Driver:
             try:
                 groups = await used[name].call("roll_out", order, ticket, hosts, used["rewarder"])
             except ActorDiedError as dead:
-                dead.actor = dead.actor or name  # it says so of itself
+                dead.actor = dead.actor or name  # a generator reports its own death without a name
                 await self._again(job)
                 await self.supervisor.successor(dead, used)
             except WeightsLostError:
@@ -226,8 +228,9 @@ class Driver:
         if job.result is not None:
             self.meter.count(flat(groups))
             job.result.set_result(groups)
+            return
         async with self._changed:
-            for number, group in zip(job.numbers, groups, strict=False):
+            for number, group in zip(job.numbers, groups, strict=True):
                 self.ledger.finish(number, group)
             self._changed.notify_all()
 
@@ -343,6 +346,15 @@ class Driver:
 
     async def _ask_cpu_s(self) -> None:
         self.meter.actors_cpu_s = await self.supervisor.cpu_s()
+
+
+def _remove(folder: Path) -> None:
+    """Remove what an arm that begins again has left: an old ledger would be continued. Raises StorageError."""
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be removed: {error}", fix="remove it, and start the run again") from error
 
 
 def _sandbox_pool(context: RunContext, config: RunConfig) -> SandboxPool:

@@ -20,6 +20,7 @@ from composer_replication.recipes.mesh.member import Member
 from composer_replication.recipes.mesh.protocol import Handle, Port, WeightHandle
 from composer_replication.rollouts.collect import StalledError, collect_groups
 from composer_replication.rollouts.protocol import Budgets
+from composer_replication.rollouts.serving import ServingEngine
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
@@ -103,6 +104,8 @@ class Generator(Member):
         try:
             return await asyncio.to_thread(collect)
         except StalledError as stalled:
+            if isinstance(self.engine, ServingEngine):
+                self.engine.end()  # else it might load its weights behind the new one
             self.engine = self._open_engine()  # the other may be busy, and has sessions open
             whom = asked[0] if asked else ""
             raise ActorStalledError(f"{whom or 'a generator'} did not get on: {stalled.message}", actor=whom) from None
