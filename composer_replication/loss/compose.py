@@ -184,8 +184,8 @@ def loss_options(
 def _added_up(
     model: nn.Module, found: Mapping[str, Result], off: Mapping[str, str], alpha_sdpo: float, beta_replay: float
 ) -> LossComponents:
-    """Add up the channels. `found` has the hint channel's value times its weight: what is formed in the forward pass then has one
-    factor in the backward pass, and is not formed again."""
+    """Add up the channels. The hint channel's value is already multiplied by its weight, because its gradient is formed in the
+    forward pass; the weight is divided out again for the report."""
     zero = next(iter(found.values()))[0].new_zeros(()) if found else _attached_zero(model)
     first, hint, replay = (found[channel][0] if channel in found else zero for channel in _CHANNELS)
     total = first + hint + beta_replay * replay

@@ -293,12 +293,19 @@ def test_every_field_says_what_it_is_for() -> None:
     assert lines["loss.replay.variant"].kind == "dpo|simpo"
 
 
-def test_the_run_file_of_the_readme_is_one(tmp_path: Path) -> None:
+def test_the_run_files_of_the_readme_are_valid(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (block,) = re.findall(r"^```toml\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    alone, teachers = re.findall(r"^```toml\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "run.toml").write_text(block)
-    assert len(load_config(tmp_path / "run.toml").teachers) == 2
+    (tmp_path / "run.toml").write_text(alone)
+    config = load_config(tmp_path / "run.toml")
+    assert (config.teachers, list(config.arms)) == ((), ["main"])
+    start, end = alone.split("[loss.replay]\nweight = 0.0\n")
+    assert end == ""
+    (tmp_path / "run.toml").write_text(start + teachers)
+    config = load_config(tmp_path / "run.toml")
+    assert len(config.teachers) == 2
+    assert list(config.arms) == ["grpo_only", "three_channels"]
 
 
 def test_held_out_tasks_are_named_once(run_file: Path) -> None:

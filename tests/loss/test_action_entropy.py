@@ -25,10 +25,8 @@ def rollout(name, turns, *, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_means_are_those_of_whole_logits_in_float64(temperature):
-    from conftest import make_model
-
-    model = make_model(3, dtype=torch.float32, tied=False)
+def test_means_are_those_of_whole_logits_in_float64(temperature, new_model):
+    model = new_model(3, dtype=torch.float32, tied=False)
     model.train()
     given = [
         rollout("a", [((10, 11, 12, 13), (20, 21)), ((), (22,)), ((30,), ())], temperature=temperature),
@@ -37,7 +35,7 @@ def test_means_are_those_of_whole_logits_in_float64(temperature):
     ]
     found = action_entropies(model, given)
     assert model.training
-    exact = make_model(3, dtype=torch.float32, tied=False).double().eval()
+    exact = new_model(3, dtype=torch.float32, tied=False).double().eval()
     assert list(found) == ["a", "b", "c"]
     assert found["c"] == [None]
     for trajectory in given[:2]:

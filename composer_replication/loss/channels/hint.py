@@ -1,4 +1,5 @@
-"""The hint channel: the policy is pulled, at the turn that went wrong, towards what it says with a hint in its context."""
+"""The hint channel: distil what the policy predicts with a hint in its context into the policy without it, at the turns that went
+wrong."""
 
 from __future__ import annotations
 
@@ -151,17 +152,20 @@ def _teacher_rows(
 def _after_prefix(
     model: nn.Module, prefix: Prefix | None, batch: Mapping[str, Tensor], compared: _Compared
 ) -> FusedRows | PlainRows:
-    """Return those rows on top of the prefix that the teacher's sequences share with their student's row. The prefix is read once
-    per row, however many turns it has, or not at all when the student's own forward pass kept it."""
+    """Return the rows that predict the compared tokens. The prefix that a teacher's sequence shares with its student's row is
+    read once per row, however many turns it has, or not at all when the student's own forward pass kept it."""
     students, ids = batch["input_ids"], batch["ctx_teacher_input_ids"]
     mask = batch.get("ctx_teacher_attention_mask", torch.ones_like(ids))
     turns = torch.unique(compared.turn)
-    at = torch.searchsorted(turns, compared.turn)  # index into `turns` of each compared token
-    row = torch.empty_like(turns).index_put((at,), compared.row)
-    first = torch.full_like(turns, ids.shape[1]).scatter_reduce(0, at, compared.teacher_at, "amin")
-    shared = torch.minimum(common_prefix(students[row], ids[turns]), first - 1)
+    turn_of_token = torch.searchsorted(turns, compared.turn)
+    student_row = torch.empty_like(turns).index_put((turn_of_token,), compared.row)
+    first_compared = torch.full_like(turns, ids.shape[1]).scatter_reduce(0, turn_of_token, compared.teacher_at, "amin")
+    shared = torch.minimum(common_prefix(students[student_row], ids[turns]), first_compared - 1)
+    owner = student_row
     if prefix is None:
-        rows, row = torch.unique(row, return_inverse=True)
+        rows, owner = torch.unique(student_row, return_inverse=True)
         _, prefix = read_prefix(model, students[rows, : max(1, int(shared.max()))], None)
-    tokens = None if in_lockstep(model) else students.numel()  # there the data must not decide how many passes it takes
-    return read_on_top(model, prefix, row, shared, ids[turns], mask[turns], at, compared.teacher_at, tokens_at_once=tokens)
+    tokens = None if in_lockstep(model) else students.numel()  # in lockstep every rank makes the same passes, whatever its data
+    return read_on_top(
+        model, prefix, owner, shared, ids[turns], mask[turns], turn_of_token, compared.teacher_at, tokens_at_once=tokens
+    )

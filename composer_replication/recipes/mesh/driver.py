@@ -1,6 +1,7 @@
 """The driver of one arm: it issues groups to generators, hands finished groups to the trainer, and keeps the ledger.
 
-The driver computes nothing and holds no weights. Whatever it decides is in the ledger before it is done, so it can be killed too.
+The driver computes nothing and holds no weights. Every decision is in the ledger before it takes effect, so the driver can be
+killed as well.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Driver:
         self.meter = _MeshMeter(self.ledger)
         self.journal = context.journal(config, arm, self.meter)
         self._generators = [f"generator-{i}" for i in range(config.substrate.generators)]
-        self._hosts = [f"env-{i}" for i in range(math.ceil(config.substrate.generators / 2))]
+        self._hosts = [f"env-{i}" for i in range(math.ceil(config.substrate.generators / 2))]  # one serves two generators
         self._ticket: WeightHandle | None = None
         self._changed = asyncio.Condition()
         self._learning = asyncio.Lock()
@@ -298,8 +299,8 @@ class Driver:
         return ledger.trained[step]
 
     async def _trainer(self, version: int, method: str, *args: Any) -> Any:
-        """Call the trainer when it has taken `version` steps: one that died has gone back to its checkpoint, and takes the steps
-        after it again, on the same groups."""
+        """Call the trainer at exactly `version` steps. One that died restarts from its checkpoint, and the steps since then are
+        repeated on the groups that the ledger names."""
         while True:
             used = await self.supervisor.get("trainer")
             try:

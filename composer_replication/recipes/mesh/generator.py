@@ -38,7 +38,8 @@ class Order:
     """Tasks to sample one group of, none twice."""
     siblings: int
     step: int
-    """Names the draws: with task, sibling and turn it decides every one. -1 is an evaluation, -2 the frozen traces."""
+    """Step whose draws these are: together with task, sibling and turn it fixes every random number. -1 is an evaluation, -2 the
+    frozen traces."""
 
 
 class Generator(Member):
@@ -71,7 +72,7 @@ class Generator(Member):
         """
         rollout, loop, numbers = self.config.rollout, asyncio.get_running_loop(), count()
         await in_time(self._load(ticket), rollout.stall_s, f"a generator did not load version {ticket.version}", actor="")
-        asked: list[str] = []
+        asked: dict[object, str] = {}
 
         def make_env(task_id: str) -> _RemoteEnv:
             n = next(numbers)
@@ -107,7 +108,7 @@ class Generator(Member):
             if isinstance(self.engine, ServingEngine):
                 self.engine.end()  # else it might load its weights behind the new one
             self.engine = self._open_engine()  # the other may be busy, and has sessions open
-            whom = asked[0] if asked else ""
+            whom = next(iter(dict(asked).values()), "")
             raise ActorStalledError(f"{whom or 'a generator'} did not get on: {stalled.message}", actor=whom) from None
 
     def _open_engine(self) -> PolicyEngine:
@@ -133,8 +134,8 @@ class _RemoteEnv:
     host: Handle
     rewarder: Handle
     loop: asyncio.AbstractEventLoop
-    asked: list[str]
-    """Names of the actors whose answers are awaited, oldest first."""
+    asked: dict[object, str]
+    """Names of the actors whose answers are awaited, by call, oldest first."""
     tools: tuple[ToolSchema, ...] = ()
     done: bool = False
 
@@ -156,8 +157,9 @@ class _RemoteEnv:
 
     def _ask(self, whom: Handle, method: str, *args: Any) -> Any:
         work: Coroutine[Any, Any, Any] = whom.call(method, *args)
-        self.asked.append(whom.name)
+        call = object()
+        self.asked[call] = whom.name
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop).result()
         finally:
-            self.asked.remove(whom.name)
+            del self.asked[call]

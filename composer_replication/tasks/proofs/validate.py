@@ -1,4 +1,4 @@
-"""Is a candidate a task? Only what was proven with real runs in the sandbox and with the real grader becomes one."""
+"""Proof that a candidate makes a task, by real runs in the sandbox and by the real grader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CandidateVerdict:
     """The verdict on one candidate."""
 
     candidate: str
-    """Its key."""
+    """`Candidate.key`, which names the functions it deletes."""
     task_id: str
     """Id of the task, whether or not it is written."""
     held_out_calls: int
