@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from composer_replication.config.curriculum import CurriculumConfig
 from composer_replication.config.diloco import DilocoConfig
 from composer_replication.config.env import EnvConfig
 from composer_replication.config.fields import FieldLine, field_lines
@@ -17,7 +18,6 @@ from composer_replication.config.loss import (
 )
 from composer_replication.config.replay import BackendName, GateConfig, GateRule, NormalizeConfig
 from composer_replication.config.run import (
-    CurriculumConfig,
     EvalConfig,
     ModelConfig,
     OptimizerConfig,

@@ -16,6 +16,7 @@ from composer_replication.loss.forward.models import save_policy
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
 from composer_replication.recipes.verl import substrate
+from composer_replication.trainer.report import train
 from composer_replication.types.errors import BackendError, CheckpointError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
@@ -50,7 +51,7 @@ def begun(world, tmp_path, monkeypatch):
     def go():
         run_dir = RunDir(run) if RunDir.has_begun(run) else RunDir.create(run)
         config = load_config(tmp_path / "run.toml", ["--rollout.groups", "1"])
-        asyncio.run(substrate.train(config, run_dir, Terminal(Console(quiet=True))))
+        asyncio.run(train(config, run_dir, Terminal(Console(quiet=True)), one=substrate.train_arm))
 
     with pytest.raises(BeganError):
         go()
