@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -141,8 +142,13 @@ def rolled_out(source, script, *, timeout_s=None, **budgets):
 
 
 def test_a_rollout_out_of_time_ends_its_harness(hangman):
-    began = time.monotonic()
-    found = rolled_out(hangman, [], timeout_s=0.5)
+    began, kept = time.monotonic(), []
+
+    def make(name):
+        kept.append(hangman.make(name))
+        return kept[-1]
+
+    found = rolled_out(SimpleNamespace(make=make), [], timeout_s=0.5)
     assert found.stop_reason is StopReason.INFRASTRUCTURE
     assert "reset" in found.reward.reason
     assert time.monotonic() - began < 60, "and not env.options.timeout_s"
