@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import shutil
@@ -89,7 +90,12 @@ def test_what_no_encoder_takes_is_replaced(hangman):
 
 
 def harnesses():
-    return [p for p in psutil.Process().children(recursive=True) if any("--base-url" in word for word in p.cmdline())]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended, and may be a zombie
+            if any("--base-url" in word for word in process.cmdline()):
+                found.append(process)
+    return found
 
 
 def no_harness_is_left():
