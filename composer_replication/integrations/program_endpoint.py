@@ -12,16 +12,18 @@ import asyncio
 import json
 import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
 from composer_replication.integrations.seeds import encodable
+from composer_replication.tokens import assistant_message
 from composer_replication.types import Message, ToolCall, ToolSchema
 from composer_replication.types.errors import SandboxError
+from composer_replication.types.wire import message_from_wire, message_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,8 +61,8 @@ class Conversation:
     _over: bool = False
     _pending: _Request | None = None
     """The request that the next `answer` settles."""
-    _seen: list[dict[str, Any]] = field(default_factory=list)
-    """Every message so far, as the program has to repeat them."""
+    _seen: list[tuple[Any, ...]] = field(default_factory=list)
+    """The identity of every message so far; the program has to repeat them."""
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class Conversation:
         self._pending = request
         try:
             return self._new_messages(request)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise SandboxError(
                 f"the agent's program sent something that is no chat completion request: {error!r}", fix=_APPEND_ONLY
             ) from error
@@ -126,39 +128,30 @@ class Conversation:
 
     def _new_messages(self, request: _Request) -> tuple[Message, ...]:
         began = bool(self._seen)
-        if [_identity(message) for message in request.messages[: len(self._seen)]] != [
-            _identity(message) for message in self._seen
-        ]:
+        messages = [message_from_wire(message) for message in request.messages]
+        identities = [_identity(message) for message in messages]
+        if identities[: len(self._seen)] != self._seen:
             raise SandboxError("the agent's program rewrote the conversation, or began a second one", fix=_APPEND_ONLY)
         if began and request.tools != self.tools:
             raise SandboxError("the agent's program changed its tools during the conversation", fix=_APPEND_ONLY)
-        added = request.messages[len(self._seen) :]
+        added = messages[len(self._seen) :]
         if began and not added:
             raise SandboxError("the agent's program asked for the same turn again", fix=_APPEND_ONLY)
-        self._seen = list(request.messages)
         if began and any(message["role"] == "assistant" for message in added):
             raise SandboxError("the agent's program added an assistant message that the policy did not write", fix=_APPEND_ONLY)
-        return tuple(_message(message) for message in added)
+        self._seen = identities
+        return tuple(added)
 
-    def answer(self, text: str, calls: Sequence[ToolCall], *, finished: bool) -> None:
+    def answer(self, text: str, calls: tuple[ToolCall, ...], *, finished: bool) -> None:
         """Answer the pending request with a turn. Raises SandboxError when the program has hung up, and would never see it."""
         assert self._pending is not None, "no turn was asked for"
         if self._pending.reply.done():
             raise SandboxError(
                 "the agent's program hung up before the policy answered",
-                fix="give it no time limit: sampling takes what it takes",
+                fix="remove its time limits: they include the time that the policy takes to sample",
             )
-        message = encodable({"role": "assistant", "content": text})
-        if calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.call_id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(encodable(call.arguments))},
-                }
-                for call in calls
-            ]
-        self._seen.append(message)
+        message = message_to_wire(cast(Message, encodable(assistant_message(text, calls))))
+        self._seen.append(_identity(message_from_wire(message)))
         reason = "length" if not finished else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
         self.loop.call_soon_threadsafe(_settle, self._pending.reply, choice)
@@ -231,34 +224,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     )
 
 
-def _identity(message: Mapping[str, Any]) -> tuple[Any, ...]:
+def _identity(message: Message) -> tuple[Any, ...]:
     """Return what must be equal in two copies of a message. Programs may change the rest (empty content, order of keys)."""
-    calls = [
-        (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
-        for call in message.get("tool_calls") or ()
-    ]
-    return message["role"], _text(message).strip(), message.get("tool_call_id"), calls
-
-
-def _message(message: Mapping[str, Any]) -> Message:
-    plain = Message(role="system" if message["role"] == "developer" else message["role"], content=_text(message))
-    if message.get("tool_call_id"):
-        plain["tool_call_id"] = message["tool_call_id"]
-    if message.get("name"):
-        plain["name"] = message["name"]
-    if message.get("tool_calls"):
-        plain["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]
-    return plain
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    """Return a message's text. Raises SandboxError for pictures and sound."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    if any(part.get("type") != "text" for part in content):
-        raise SandboxError("the agent's program shows the policy something that is not text", fix="train on text environments")
-    return "\n".join(part["text"] for part in content)
+    calls = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+    return message["role"], message["content"].strip(), message.get("tool_call_id"), calls

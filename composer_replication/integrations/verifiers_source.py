@@ -62,7 +62,8 @@ class VerifiersSource:
             config = resolve_env_config(dict(env))
             self._env = load_environment(config)
         except (ImportError, ValueError, TypeError, AttributeError) as error:  # how verifiers refuses a name or a table
-            raise ConfigError(f"env.options.env: {error}", fix="write the table as verifiers' own [env]") from error
+            said = f"{type(error).__name__}: {error}"  # it may also be a mistake in the user's own taskset
+            raise ConfigError(f"env.options.env: {said}", fix="write the table as verifiers' own [env]") from error
         played = [name for name, agent in agent_config_fields(config).items() if agent.client is None]
         if len(played) != 1:
             raise ConfigError(

@@ -20,9 +20,9 @@ from composer_replication.config import ModelConfig
 from composer_replication.loss.forward.models import load_policy
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
-from composer_replication.tokens import ChatRenderer, parse_tool_calls
-from composer_replication.types import Message, ToolCall
+from composer_replication.tokens import ChatRenderer, assistant_message, parse_tool_calls
 from composer_replication.types.errors import ComposerError
+from composer_replication.types.wire import message_from_wire, message_to_wire
 
 __all__ = ["ModelServer", "main"]
 
@@ -50,7 +50,7 @@ class ModelServer:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a chat-completions request, greedily. Raises ValueError or KeyError."""
-        messages = [_message(m) for m in body["messages"]]
+        messages = [message_from_wire(m) for m in body["messages"]]
         prompt = self.renderer.prompt_ids(messages, body.get("tools") or ())
         limit = min(int(body.get("max_tokens") or _MAX_TOKENS), _MAX_TOKENS, self._engine.context_window - len(prompt))
         if limit < 1:
@@ -86,11 +86,8 @@ class ModelServer:
 
     def _response(self, body: dict[str, Any], sample: Sample, prompt_tokens: int) -> dict[str, Any]:
         content, calls = parse_tool_calls(self.renderer.decode(sample.ids), turn=0)
-        wire = [_wire(c) for c in calls if c.error is None]
-        message: dict[str, Any] = {"role": "assistant", "content": content or None}
-        if wire:
-            message["tool_calls"] = wire
-        reason = "tool_calls" if wire else "stop" if sample.finished else "length"
+        message = message_to_wire(assistant_message(content, calls))
+        reason = "tool_calls" if "tool_calls" in message else "stop" if sample.finished else "length"
         used = {"prompt_tokens": prompt_tokens, "completion_tokens": len(sample.ids)}
         return {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -154,27 +151,6 @@ class TeacherServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _ChatHandler)
-
-
-def _message(wire: dict[str, Any]) -> Message:
-    """Convert a message of the HTTP interface to the form chat templates read: arguments as a dict, content never null."""
-    message = Message(role=wire["role"], content=wire.get("content") or "")
-    if wire.get("tool_calls"):
-        calls = []
-        for call in wire["tool_calls"]:
-            function = call["function"]
-            arguments = function["arguments"]
-            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-            calls.append({"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": parsed}})
-        message["tool_calls"] = calls
-    if "tool_call_id" in wire:
-        message["tool_call_id"] = wire["tool_call_id"]
-    return message
-
-
-def _wire(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
-    return {"id": call.call_id, "type": "function", "function": function}
 
 
 def main(arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from composer_replication.config import TeacherConfig
 from composer_replication.types import Message, ToolSchema
 from composer_replication.types.errors import ConfigError
+from composer_replication.types.wire import call_to_wire
 
 __all__ = ["Question", "Teacher", "prompt_bytes", "wire_messages"]
 
@@ -158,14 +159,7 @@ def wire_messages(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[
         orphans = []
         plain = {"role": message["role"], "content": message["content"]}
         if message.get("tool_calls"):
-            plain["tool_calls"] = [_wire_call(call) for call in message["tool_calls"]]
+            plain["tool_calls"] = [call_to_wire(call) for call in message["tool_calls"]]
             known = {call["id"] for call in message["tool_calls"]}
         wire.append(plain)
     return wire + orphans
-
-
-def _wire_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": text}}

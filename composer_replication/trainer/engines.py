@@ -92,6 +92,7 @@ def _transfer(config: RunConfig, arm: str, folder: Path, generator: int) -> Weig
     rollout = config.rollout
     name = config.name if len(rollout.server_urls) == 1 else f"{config.name}.{generator}"
     if rollout.server_store is not None:
+        # half of it: else the rollouts, which wait, would be called stuck before the weights are called missing
         return ThroughStore(open_store(rollout.server_store).at(name), folder, run=name, timeout_s=rollout.stall_s / 2)
     return SharedFolder(folder if rollout.server_weights is None else rollout.server_weights / name / arm)
 

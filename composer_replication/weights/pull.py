@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -33,6 +34,8 @@ from composer_replication.weights.manifest import (
 )
 
 __all__ = ["Pulled", "Tally", "WeightPuller"]
+
+_log = logging.getLogger(__name__)
 
 _OURS = re.compile(r"[0-9a-f]{64}(?:\.[0-9]+\.part)?")
 """Files of the cache: the values of a shard, and some that were being written."""
@@ -185,12 +188,16 @@ class WeightPuller:
             ObjectStoreError: none came in time; or as `pull`.
         """
         end, pause = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+        told: tuple[str, ...] = ()
         while True:
             newest = self.newest()
             if newest is not None and newest >= version:
                 found = self.pull()
                 if found.version >= version:
                     return found
+                if found.problems != told:
+                    told = found.problems
+                    _log.warning("%s is damaged, and a newer version is waited for: %s", self._source.where(""), "; ".join(told))
             if time.monotonic() + pause > end:
                 raise ObjectStoreError(
                     f"version {version} did not come to {self._source.where('')} within {timeout_s:g} s:"

@@ -18,6 +18,7 @@ from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.types.errors import ConfigError, ModelError, ObjectStoreError
 from composer_replication.weights.follow import folder_of, follow
 from composer_replication.weights.publish import WeightPublisher
+from composer_replication.weights.pull import WeightPuller
 
 COMPOSER = (sys.executable, "-c", "from composer_replication.cli import main; main()")
 RUN = "my-run"
@@ -173,6 +174,21 @@ def test_an_acknowledgement_that_names_another_folder_is_refused(store, said):
     store.put("written/000000000000", said)
     with pytest.raises(ObjectStoreError, match="does not name a folder"):
         folder_of(store, 0, "composer-0123abcd-0-1")
+
+
+def test_a_damaged_newest_version_is_waited_out_and_said_once(store, caplog):
+    publisher, policy = WeightPublisher(store, run=RUN), Policy()
+    publisher.publish(policy.state)
+    puller = WeightPuller(store, run=RUN)
+    puller.wait_for(0)
+    publisher.publish(policy.state)
+    store.put(store.list("manifests")[-1], b"torn")
+    with pytest.raises(ObjectStoreError, match="version 1 did not come"):
+        puller.wait_for(1, timeout_s=0.5)
+    (said,) = caplog.messages
+    assert "version 1: it does not have the checksum" in said
+    publisher.publish(policy.state)
+    assert puller.wait_for(2).version == 2
 
 
 def test_another_runs_weights_are_refused(store, tmp_path):

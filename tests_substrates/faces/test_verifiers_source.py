@@ -294,7 +294,8 @@ HELLO = {"role": "user", "content": "Hello."}
         {"role": "user", "content": 7},
         {"role": "assistant", "tool_calls": [{"type": "function"}]},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]},
-        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": 7}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
     ],
     ids=str,
 )
