@@ -72,7 +72,16 @@ def _unserved(config: RunConfig) -> bool:
     return not (config.substrate.options.get(f"orchestrator.env_vars.{FROZEN_URL}") or os.environ.get(FROZEN_URL))
 
 
+def _servers(why: str) -> SubstrateLimit:
+    return SubstrateLimit("rollout.engine", why, ("vllm", "sglang"), "local, monarch or ray")
+
+
+def _own_rollouts(why: str) -> tuple[SubstrateLimit, ...]:
+    return tuple(SubstrateLimit(field, why, can="local or trl") for field in ("env.use", "reward.function"))
+
+
 _MESH = (
+    *_own_rollouts("its actors run the tasks of tasks.train and grade them by their tests"),
     SubstrateLimit("curriculum.enabled", "groups are issued before the verdicts are in that a curriculum chooses by"),
     SubstrateLimit("rollout.refills", "groups are issued before it is known which of a step's teach nothing"),
 )
@@ -91,6 +100,7 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
     "ray": _MESH,
     "monarch": _MESH,
     "trl": (
+        _servers("TRL's vLLM server mode is for ComposerReplicationTrainer"),
         SubstrateLimit("loss.rlvr.objective", "TRL has no such surrogate", ("dppo",), _FULL),
         SubstrateLimit(
             "loss.rlvr.objective",
@@ -108,6 +118,8 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         SubstrateLimit("loss.hint.useful_only", "the rollouts of a step are scored in one pass", can=_FULL),
     ),
     "verl": (
+        _servers("its own servers sample"),
+        *_own_rollouts("its agent loops run the tasks of tasks.train and grade them by their tests"),
         SubstrateLimit("optimizer.type", "verl builds its own AdamW", **_ADAMW),
         SubstrateLimit("curriculum.enabled", "its data set is in order before the run begins"),
         SubstrateLimit("rollout.refills", "its own filter throws groups away with their hints"),
@@ -133,6 +145,8 @@ LIMITS: dict[SubstrateType, tuple[SubstrateLimit, ...]] = {
         ),
     ),
     "prime_rl": (
+        _servers("its own servers sample"),
+        *_own_rollouts("its environment servers run the tasks of tasks.train and grade them by their tests"),
         SubstrateLimit(
             "loss.rlvr.objective",
             "it averages over sequences, and PRIME-RL divides by tokens",

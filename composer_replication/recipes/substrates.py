@@ -111,7 +111,6 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         extra="trl",
         cannot=(
             *map(str, LIMITS["trl"]),
-            "rollout.engine = vllm and sglang: TRL's vLLM server mode is for ComposerReplicationTrainer (local can)",
             "optimizer.micro_batch_size that does not divide the rollouts of a step: one optimizer step is one generation batch",
             "several processes: use ComposerReplicationTrainer in a script of yours",
         ),
@@ -121,14 +120,13 @@ SUBSTRATES: Mapping[SubstrateType, Substrate] = {
         extra="verl",
         cannot=(
             *map(str, LIMITS["verl"]),
-            "rollout.engine = vllm and sglang: its own servers sample (local can)",
             "SGLang as its own server: it takes no list of stop tokens together with ignore_eos (vLLM does)",
             "LoRA: the hint channel's self-teacher and what is saved are of whole weights (trl can)",
         ),
     ),
     "prime_rl": Substrate(
         about="PRIME-RL's asynchronous trainer on two GPUs or more, the channels as its per-token loss components",
-        cannot=(*map(str, LIMITS["prime_rl"]), "rollout.engine: its own environments, servers and GPUs are used"),
+        cannot=tuple(map(str, LIMITS["prime_rl"])),
         checkout="COMPOSER_PRIME_RL_SRC",
         module="prime_rl",
     ),
@@ -151,19 +149,7 @@ def check_substrate(config: RunConfig) -> None:
     if kind == "local":
         return
     for arm in config.arms:
-        variant = resolve_arm(config, arm)
-        if variant.rollout.engine != "transformers" and kind not in ("ray", "monarch"):
-            raise ConfigError(
-                f"rollout.engine = {variant.rollout.engine} is not read by substrate.type = {kind}, which samples in its own way",
-                fix="leave rollout.engine out, or set substrate.type = local, ray or monarch",
-            )
-        for field, given in (("env.use", variant.env.use), ("reward.function", variant.reward.function)):
-            if given is not None and kind != "trl":
-                raise ConfigError(
-                    f"{field} is not read by substrate.type = {kind}, which makes its own rollouts",
-                    fix=f"leave {field} out, or set substrate.type = local or trl",
-                )
-        _adapter(kind).check(variant)
+        _adapter(kind).check(resolve_arm(config, arm))
 
 
 async def train_on(

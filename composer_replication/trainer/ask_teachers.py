@@ -43,7 +43,7 @@ async def ask_teachers(
 ) -> Sequence[TeacherAnswer]:
     """Ask the run's teachers what they would have done at the states, and note what was asked, skipped and paid.
 
-    What the ledger has is neither asked nor paid for again, so that a killed run continues where it was.
+    Answers in the ledger are neither asked nor paid for again, so that a killed run continues where it was.
 
     Args:
         renderer: of the policy.

@@ -10,7 +10,7 @@ is public about Cursor's Composer 2.5:
 2. Teachers answer once, before the first step, about trajectories of the starting policy; training cycles through their pairs.
 3. Hints are written by templates and from the project's documentation; a language model as judge is optional.
 
-What a step does lives in `trainer.collector` (rollouts), `trainer.signals` (advantages and hints), `trainer.pairs.replay`
+The parts of a step live in `trainer.collector` (rollouts), `trainer.signals` (advantages and hints), `trainer.pairs.replay`
 (pairs), `loss` (one loss of three channels) and `trainer.learning.learner` (the optimizer). `trainer.arm` puts them together and
 resumes them; `trainer.journal` records them. With the engine in this process, and environments and rewards that repeat
 themselves, everything follows from the run file and the step number, so that a resumed run repeats lost steps exactly.

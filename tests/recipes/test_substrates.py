@@ -14,8 +14,10 @@ import pytest
 from in_process import composer_here
 
 from composer_replication.config import (
+    EnvConfig,
     LossConfig,
     ModelConfig,
+    RewardConfig,
     RlvrConfig,
     RolloutConfig,
     RunConfig,
@@ -170,6 +172,19 @@ def test_only_a_mesh_samples_from_servers(kind):
     mesh = kind in ("ray", "monarch")
     config = run(type=kind, **({"generators": 1} if mesh else {}))
     config = config.model_copy(update={"rollout": rollout, "loss": LossConfig(rlvr=RlvrConfig(importance="tis"))})
-    refused = pytest.raises(ConfigError, match=r"rollout\.engine = vllm is not read")
+    refused = pytest.raises(ConfigError, match=r"rollout\.engine = vllm: ")
     with contextlib.nullcontext() if mesh else refused:
         check_substrate(config)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SUBSTRATES if kind not in ("local", "trl")])
+@pytest.mark.parametrize("field", ["env.use", "reward.function"])
+def test_an_environment_or_reward_that_no_rollout_would_ask_is_refused_and_listed(kind, field):
+    env = EnvConfig(use="gymnasium") if field == "env.use" else EnvConfig()
+    reward = RewardConfig(function="my.module:score" if field == "reward.function" else None)
+    base = run(type=kind)
+    config = base.model_copy(update={"env": env, "reward": reward, "tasks": TasksConfig() if env.use else base.tasks})
+    with pytest.raises(ConfigError, match=f"{field} = ") as refused:
+        check_substrate(config)
+    assert kind in refused.value.message
+    assert any(line.startswith(field) for line in SUBSTRATES[kind].cannot), "composer doctor says so too"

@@ -46,7 +46,7 @@ def check_job(config: RunConfig, *, resume: bool) -> None:
 def run_job(config: RunConfig, executor: ServerlessExecutor, seen: Seen, told: Told) -> list[Any]:
     """Start every replica, wait until all have ended, and return what each returned, in the order of ranks.
 
-    What still runs of an earlier start is ended first, and a replica that is lost is launched again, at most
+    Processes of an earlier start that still run are ended first, and a replica that is lost is launched again, at most
     `diloco.executor.restarts` times.
 
     Raises:
