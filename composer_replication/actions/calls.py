@@ -16,18 +16,6 @@ from composer_replication.actions.shell_words import NotUnderstoodError, Word, r
 from composer_replication.actions.tool_effects import EffectKind, classify_call, plain_path
 from composer_replication.types import Message
 
-__all__ = [
-    "Call",
-    "action_message",
-    "canonical_action",
-    "canonical_call",
-    "canonical_text",
-    "command_in",
-    "parse_action",
-    "render_action",
-    "too_deep",
-]
-
 MAX_NESTING = 64
 """Lists and objects that a call's arguments may have inside one another: what walks over them recurses, and stacks end."""
 

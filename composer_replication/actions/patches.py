@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["FilePatch", "PatchError", "added_text", "parse_patch", "patched"]
-
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _ACTIONS = {"*** Update File: ": "update", "*** Add File: ": "add", "*** Delete File: ": "delete"}
 _END_OF_FILE = "*** End of File"

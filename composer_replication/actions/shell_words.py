@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["NotUnderstoodError", "Redirect", "Simple", "Word", "read_line"]
-
 
 class NotUnderstoodError(Exception):
     """The command line has a meaning that is not read here, or none."""

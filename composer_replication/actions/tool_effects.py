@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["EffectKind", "Replacement", "ToolEffect", "classify_call", "plain_path"]
-
 
 class EffectKind(StrEnum):
     """The purpose of a call."""

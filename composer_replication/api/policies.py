@@ -16,8 +16,6 @@ from composer_replication.tokens import ChatRenderer, byte_level_tokenizer
 from composer_replication.types import Message
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["REQUIRED", "EngineKind", "Policy", "check_policy", "open_policy"]
-
 EngineKind: TypeAlias = Literal["transformers", "vllm", "sglang"]
 REQUIRED = {"oracle": 1.0, "noop": 0.0}
 """Policies that prove tasks sound, and the reward that each must get."""

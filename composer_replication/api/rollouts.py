@@ -25,8 +25,6 @@ from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types import Group, Trajectory, Unscored
 
-__all__ = ["Evaluation", "RolloutOptions", "evaluate", "rollout", "rollout_groups"]
-
 _PER_COLLECTION = 64
 """Most trajectories collected, and then handed on, at a time."""
 

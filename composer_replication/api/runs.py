@@ -13,8 +13,6 @@ from composer_replication.observe.summary import SummaryRow, load_summary
 from composer_replication.types import Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Run", "load_run"]
-
 
 class Run:
     """A run directory. Rows are plain dictionaries: `pandas.DataFrame(run.metrics)` works."""

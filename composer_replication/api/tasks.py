@@ -15,8 +15,6 @@ from composer_replication.tasks.report import BuildOptions
 from composer_replication.types import GradeReport
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["build_tasks", "grade", "interpreter_of", "load_tasks"]
-
 
 def build_tasks(
     source: str | os.PathLike[str], out: str | os.PathLike[str] = "tasks", *, max_tasks: int | None = None, **options: Any

@@ -18,8 +18,6 @@ from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.train import StepCallback
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["train"]
-
 
 def train(
     config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus
     from composer_replication.recipes.diloco.status import Status
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, help="Train one policy in replicas that share an object store and nothing else.")
 
 _COLUMNS = ("replica", "state", "arm", "step", "round", "members", "up", "down", "stall", "reward")

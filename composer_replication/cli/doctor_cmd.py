@@ -26,8 +26,6 @@ from composer_replication.sandbox.opening import survey
 from composer_replication.sandbox.protocol import Isolation
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["doctor"]
-
 EXIT_NOT_CONTAINED = 4
 
 _COLOURS = {ProbeVerdict.BLOCKED: "green", ProbeVerdict.ADMITTED: "yellow", ProbeVerdict.OPEN: "red", ProbeVerdict.BROKEN: "red"}

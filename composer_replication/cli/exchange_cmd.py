@@ -14,8 +14,6 @@ from composer_replication.tasks.exchange import export_harbor, export_swebench, 
 from composer_replication.tasks.store import load_tasks
 from composer_replication.types.errors import ConfigError, TaskError
 
-__all__ = ["export_tasks", "import_tasks"]
-
 
 def export_tasks(
     tasks: Annotated[Path, typer.Argument(help="Folder of tasks, as `composer tasks build` writes it.")],

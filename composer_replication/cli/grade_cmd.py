@@ -20,8 +20,6 @@ from composer_replication.cli.support.options import SandboxOption
 from composer_replication.tasks.store import load_task
 from composer_replication.types import GradeReport, Outcome, Unscored, to_json
 
-__all__ = ["grade"]
-
 EXIT_ZERO_REWARD = 10
 EXIT_UNSCORED = 4
 _MOST_PATHS = 10

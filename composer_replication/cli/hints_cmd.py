@@ -35,8 +35,6 @@ from composer_replication.types import Finding, Hint, to_json
 from composer_replication.types.errors import TeacherError, TraceError
 from composer_replication.types.transcript import Trace, Transcript
 
-__all__ = ["app"]
-
 _Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
 
 app = typer.Typer(no_args_is_help=True, help="Look at the hint channel's findings and hints.")

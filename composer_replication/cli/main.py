@@ -34,8 +34,6 @@ from composer_replication.cli.train_cmd import train
 from composer_replication.cli.weights_cmd import app as weights_app
 from composer_replication.types.errors import ComposerError
 
-__all__ = ["app", "main"]
-
 INTERRUPTED = (129, 130, 143)
 """Exit statuses after SIGHUP, Ctrl-C, SIGTERM."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from composer_replication.teachers.pair_mining import PairMining
     from composer_replication.traces import TraceState
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Preference pairs, as lines of JSON.", no_args_is_help=True)
 
 EXIT_NO_PAIRS = 9

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from composer_replication.teachers import ReplayPlan, Scenario
     from composer_replication.teachers.planner import Range
 
-__all__ = ["plan"]
-
 
 def plan(
     states: Annotated[Path, typer.Argument(help="States, one JSON object a line: state_id, messages, student_action, ...")],

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from composer_replication.prm import Example, StepLabels
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Train a process reward model, and score the steps of traces with it.", no_args_is_help=True)
 
 _MEASURES = ("auroc", "auroc_low", "auroc_high", "accuracy", "ece", "loss")

@@ -9,8 +9,6 @@ import typer
 
 from composer_replication.cli.support.options import SandboxOption
 
-__all__ = ["quickstart"]
-
 
 def quickstart(
     out: Annotated[Path, typer.Option(help="Folder of runs.")] = Path("runs"),

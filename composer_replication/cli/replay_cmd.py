@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
     from composer_replication.teachers.gating import GatedAnswers
 
-__all__ = ["read_states", "replay"]
-
 _MONEY = ("USD in ledger", "held in ledger")
 """All that the ledger has booked, including earlier commands, beside columns of this command alone."""
 EXIT_INCOMPLETE = TeacherError.exit_code

@@ -10,8 +10,6 @@ import typer
 from composer_replication.observe.report import rebuild_report
 from composer_replication.observe.run_dir import RunDir
 
-__all__ = ["report"]
-
 
 def report(run: Annotated[Path, typer.Argument(help="Run directory, e.g. runs/NAME.")]) -> None:
     """Rebuild RUN/report.html from the run's files, finished or not, and print its path."""

@@ -21,8 +21,6 @@ from composer_replication.tasks.wording import worded
 from composer_replication.types import Group, to_json
 from composer_replication.types.errors import StorageError
 
-__all__ = ["rollout"]
-
 EXIT_UNSOUND = 10
 """The oracle did not solve every task, or doing nothing solved one."""
 

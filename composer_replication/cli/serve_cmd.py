@@ -11,8 +11,6 @@ import typer
 from composer_replication.cli.support.options import SandboxOption
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Serve tasks to other frameworks.", no_args_is_help=True)
 
 

@@ -30,8 +30,6 @@ from composer_replication.types.errors import ConfigError, TaskError
 if TYPE_CHECKING:
     from composer_replication.teachers import Teacher
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Build, list and show feature-deletion tasks.", no_args_is_help=True)
 
 _STAGES = {

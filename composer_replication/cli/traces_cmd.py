@@ -18,8 +18,6 @@ from composer_replication.traces.importing import ACCOUNT, TRACES, load_tools
 from composer_replication.traces.states import lacks_tools
 from composer_replication.types.errors import TraceError
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, help="Logs of any agent as traces: import them, look at states, export.")
 
 _Folder = Annotated[Path, typer.Argument(help="Folder that `composer traces import` wrote, or the traces.jsonl in it.")]

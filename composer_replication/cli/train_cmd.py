@@ -16,8 +16,6 @@ from composer_replication.types.errors import ConfigError
 if TYPE_CHECKING:
     from composer_replication.trainer.pairs.pairs_file import FilePairs
 
-__all__ = ["train"]
-
 
 def _show_fields(asked: bool) -> None:
     if asked:

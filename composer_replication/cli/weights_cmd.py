@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Bring a run's weights to the machine of its server.", no_args_is_help=True)
 
 

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from composer_replication.config.executor import ExecutorConfig
 from composer_replication.config.section import Decay, Positive, ReadBy, Section, Share, refuse
 
-__all__ = ["DilocoConfig"]
-
 _IF_ENABLED = ReadBy("enabled", True)
 _Seconds = Annotated[float, Field(gt=0.0)]
 

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from composer_replication.config.section import Section
 
-__all__ = ["EnvConfig"]
-
 
 class EnvConfig(Section):
     """Another environment than the tasks of `tasks.train`. Leave it out to train on those."""

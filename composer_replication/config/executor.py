@@ -8,8 +8,6 @@ from pydantic import Field
 
 from composer_replication.config.section import ReadBy, Section
 
-__all__ = ["ExecutorConfig"]
-
 _IN_CONTAINERS = ReadBy("type", "modal", "hf", "sky")
 _ON_MODAL, _ON_HF, _ON_SKY = ReadBy("type", "modal"), ReadBy("type", "hf"), ReadBy("type", "sky")
 _BY_GPU = ReadBy("type", "modal", "sky")

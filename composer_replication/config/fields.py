@@ -14,8 +14,6 @@ from pydantic.fields import FieldInfo
 
 from composer_replication.config.run import RunConfig, TeacherConfig
 
-__all__ = ["FieldLine", "field_lines"]
-
 
 @dataclass(frozen=True, slots=True)
 class FieldLine:

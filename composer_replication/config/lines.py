@@ -10,8 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["read_models"]
-
 _Line = TypeVar("_Line")
 
 

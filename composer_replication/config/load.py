@@ -16,8 +16,6 @@ from composer_replication.config.run import RunConfig, TeacherConfig, TeachersFi
 from composer_replication.config.section import Section
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["config_from", "load_config", "load_teachers", "resolve_arm", "to_toml"]
-
 _SHARED = ("name", "out", "threads", "model", "tasks", "env", "substrate", "sandbox", "diloco", "arms", "rollout.env_workers")
 """Keys that all arms of a run share."""
 _FILES = {

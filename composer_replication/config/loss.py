@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from composer_replication.config.replay import GateConfig, NormalizeConfig
 from composer_replication.config.section import Positive, ReadBy, Section, Share, Weight, refuse
 
-__all__ = ["EffortConfig", "HintConfig", "LossConfig", "PrmRewardConfig", "ReplayConfig", "RewardConfig", "RlvrConfig"]
-
 
 class EffortConfig(Section):
     """A penalty on long, laborious trajectories that is steepest while they are short: weight * ((1 + k x)^(1 - q) - 1) / (k (1 -

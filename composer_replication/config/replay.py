@@ -7,8 +7,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from composer_replication.config.section import Positive, ReadBy, Section, Share
 
-__all__ = ["BackendName", "GateConfig", "GateRule", "NormalizeConfig"]
-
 GateRule: TypeAlias = Literal["off", "flat", "cascade", "sweep", "any"]
 BackendName: TypeAlias = Literal["builtin", "data_juicer", "executor", "ray"]
 

@@ -16,19 +16,6 @@ from composer_replication.config.section import Decay, Name, Positive, ReadBy, S
 from composer_replication.config.substrate import SubstrateConfig
 from composer_replication.types.errors import ConfigError
 
-__all__ = [
-    "EvalConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "SandboxConfig",
-    "TasksConfig",
-    "TeacherConfig",
-    "TeachersFile",
-]
-
-
 _Override = dict[str, str | int | float | bool]
 
 

@@ -8,8 +8,6 @@ from typing import Annotated, Any, NoReturn, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Decay", "Name", "Positive", "ReadBy", "Section", "Share", "Weight", "flat", "is_name", "refuse"]
-
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 Name = Annotated[str, Field(pattern=_NAME)]
 Positive = Annotated[int, Field(ge=1)]

@@ -8,8 +8,6 @@ from pydantic import BeforeValidator, Field
 
 from composer_replication.config.section import Positive, ReadBy, Section, flat
 
-__all__ = ["SubstrateConfig", "SubstrateType"]
-
 SubstrateType: TypeAlias = Literal["local", "trl", "verl", "prime_rl", "monarch", "ray"]
 
 _IN_A_MESH = ReadBy("type", "monarch", "ray")

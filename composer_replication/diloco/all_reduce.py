@@ -29,8 +29,6 @@ from composer_replication.diloco.store import Store, open_store
 from composer_replication.diloco.wire import digest
 from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
 
-__all__ = ["AllReduceState", "ObjectStoreAllReduce", "Pending", "RoundOutcome"]
-
 _log = logging.getLogger(__name__)
 
 _FORMAT = 1

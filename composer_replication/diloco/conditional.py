@@ -7,8 +7,6 @@ import secrets
 from composer_replication.diloco.store import Store
 from composer_replication.types.errors import ObjectStoreError
 
-__all__ = ["check_conditional_writes"]
-
 
 def check_conditional_writes(store: Store) -> None:
     """Create an object twice, read it, remove it.

@@ -32,8 +32,6 @@ from composer_replication.diloco.wire import (
 )
 from composer_replication.types.errors import RoundError
 
-__all__ = ["DAMAGED", "NORM", "Exchanged", "exchange"]
-
 Range = tuple[str, int, int]
 """Key, first byte and number of bytes."""
 DAMAGED, NORM, NOTHING = "damaged", "norm", "nothing"

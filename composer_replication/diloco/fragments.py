@@ -14,8 +14,6 @@ from torch.distributed.tensor import DTensor
 
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Fragment", "blocks_of", "split_into_fragments"]
-
 
 class Fragment(nn.Module):
     """Some parameters of a model under their names, with `/` for `.`; the parameter objects are the model's own."""

@@ -18,8 +18,6 @@ from composer_replication.diloco.fragments import Fragment
 from composer_replication.diloco.trees import Tree
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["GlobalState", "Load", "RoundKey", "Save"]
-
 Load: TypeAlias = Callable[[dict[str, Any]], None]
 Save: TypeAlias = Callable[[], dict[str, Any]]
 _ORIGINALS, _OUTER = "original_parameters", "outer_optimizer"

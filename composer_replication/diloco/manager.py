@@ -20,8 +20,6 @@ from composer_replication.diloco.global_state import GlobalState, Load, RoundKey
 from composer_replication.diloco.runs import check_floor
 from composer_replication.types.errors import ConfigError, RoundError, RoundExpiredError
 
-__all__ = ["MockManager", "ObjectStoreManager", "RoundReport"]
-
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:

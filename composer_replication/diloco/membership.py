@@ -10,8 +10,6 @@ from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, Seal, pack, reread, unpack
 from composer_replication.types.errors import ConfigError, RoundError
 
-__all__ = ["Present", "RoundStore", "agree", "among", "key_of", "ranks_of"]
-
 SEAL = "seal"
 _MANY = 16
 """Polls after which it is likely that no other replica will come to this round."""

@@ -35,8 +35,6 @@ except ModuleNotFoundError as error:
         "the outer loop of DiLoCo needs torchft, which is not installed", fix="pip install 'composer-replication[diloco]'"
     ) from error
 
-__all__ = ["OuterLoop", "make_diloco_outer_loop"]
-
 
 class OuterLoop:
     """A model in training under DiLoCo; inside `with`, every step of the inner optimizer counts.

@@ -25,8 +25,6 @@ from composer_replication.diloco.store import Store
 from composer_replication.diloco.trees import Tree, copied
 from composer_replication.types.errors import CheckpointError, ConfigError, RoundExpiredError
 
-__all__ = ["Joined", "Recovery"]
-
 KEPT = 2
 
 

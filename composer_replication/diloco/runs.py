@@ -13,8 +13,6 @@ from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, parsed
 from composer_replication.types.errors import ConfigError, ObjectStoreError, RoundExpiredError
 
-__all__ = ["check_floor", "claim", "collect", "newest_round", "round_key"]
-
 _RUN = "run.json"
 _FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _ROUND = re.compile(r"rounds/[^/]+/([0-9]{8,18})/.+")

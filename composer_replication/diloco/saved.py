@@ -11,8 +11,6 @@ from composer_replication.diloco.store import Store
 from composer_replication.diloco.trees import Tree, pack, unpack
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["SavedStates"]
-
 _ROUND = re.compile(r"[0-9]{8,18}")
 _FIX = "delete this state; the one before it is used then"
 

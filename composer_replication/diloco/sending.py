@@ -24,8 +24,6 @@ from composer_replication.diloco.wire import (
     unpack,
 )
 
-__all__ = ["Published", "bounds", "check_header", "checked", "gated", "most_bytes", "read_header", "send"]
-
 
 @dataclass(frozen=True, slots=True)
 class Published:

@@ -10,8 +10,6 @@ from typing import TypeVar
 from composer_replication.diloco.codecs.protocol import Codec
 from composer_replication.types.errors import RoundError
 
-__all__ = ["Clock", "Setting", "Stopwatch"]
-
 T = TypeVar("T")
 
 _FIRST_LOOK_S, _SLOWER = 0.005, 1.5

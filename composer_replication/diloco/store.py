@@ -28,8 +28,6 @@ from composer_replication.types.errors import ConfigError, ObjectStoreError, one
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
-__all__ = ["Store", "Traffic", "open_store"]
-
 LARGEST_PUT = 5 * 10**9
 """Bytes that S3 takes in one request; what is put in parts cannot be put conditionally."""
 _SCHEMES = ("file", "s3", "gs", "az", "memory")

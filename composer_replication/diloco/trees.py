@@ -12,8 +12,6 @@ from torch import Tensor
 
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["Tree", "copied", "pack", "unpack"]
-
 Tree: TypeAlias = Any
 """Tensors, numbers, texts, truth values and None in dicts (with keys of text or integer), lists and tuples."""
 

@@ -11,21 +11,6 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-__all__ = [
-    "Chunk",
-    "Contribution",
-    "Count",
-    "DamagedError",
-    "Reduced",
-    "Seal",
-    "digest",
-    "header_length",
-    "pack",
-    "parsed",
-    "reread",
-    "unpack",
-]
-
 T = TypeVar("T")
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 _Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composer_replication.kernels import upcast
 
-__all__ = ["check_above_zero", "check_choice", "check_within", "log_probs", "masked_mean", "masked_rows"]
-
 
 def check_within(name: str, value: float, low: float, high: float = math.inf) -> None:
     """Raise ValueError unless low <= value <= high; NaN is in no range."""

@@ -23,8 +23,6 @@ from composer_replication.distillation.top_k import (
     top_k_jsd_per_token,
 )
 
-__all__ = ["TAID", "Divergence", "EntropyAwareOPD", "GatedForwardKL", "GeneralizedJSD", "TopKJSD"]
-
 
 class Divergence(Protocol):
     """A loss between a student's and a teacher's distribution over the vocabulary."""

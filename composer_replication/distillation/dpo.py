@@ -10,8 +10,6 @@ from torch.nn.functional import logsigmoid
 
 from composer_replication.distillation._numerics import check_choice
 
-__all__ = ["dpo_loss"]
-
 
 def dpo_loss(
     chosen_logps: Tensor,

@@ -17,8 +17,6 @@ from torch import Tensor
 from composer_replication.distillation._numerics import check_above_zero, log_probs, masked_mean, masked_rows
 from composer_replication.distillation.jsd import generalized_jsd_per_token
 
-__all__ = ["check_h_max", "entropy_aware_opd_loss", "entropy_aware_opd_per_token", "teacher_entropy"]
-
 
 def teacher_entropy(teacher_logits: Tensor) -> Tensor:
     """Return the entropy in nats of softmax(teacher_logits) per row: [..., V] -> [...], at least float32, without gradient."""

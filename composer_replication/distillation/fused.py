@@ -26,8 +26,6 @@ from torch import Tensor
 from composer_replication.distillation.divergence import TAID, Divergence, EntropyAwareOPD, GeneralizedJSD
 from composer_replication.kernels import Head, TeacherRows, accumulation_dtype, by_triton, for_blocks, total_loss
 
-__all__ = ["WeightedRows", "fused_divergence"]
-
 _Rows: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(student logits [n, V], teacher logits [n, V]) -> losses [n]; the gradient overwrites the student's logits."""
 

@@ -18,8 +18,6 @@ from composer_replication.distillation.fused import WeightedRows
 from composer_replication.distillation.sampled_token import EntropyGatedOPD
 from composer_replication.kernels import Head, TeacherRows, for_blocks, total_loss
 
-__all__ = ["fused_entropy_gated"]
-
 
 def fused_entropy_gated(
     hidden: Tensor,

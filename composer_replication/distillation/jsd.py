@@ -23,16 +23,6 @@ from torch import Tensor
 from composer_replication.distillation._numerics import check_above_zero, check_choice, check_within, log_probs
 from composer_replication.kernels import upcast
 
-__all__ = [
-    "JsdScale",
-    "Reduction",
-    "check_jsd",
-    "divergence_of_log_probs",
-    "generalized_jsd_loss",
-    "generalized_jsd_per_token",
-    "warn_if_weak",
-]
-
 JsdScale: TypeAlias = Literal["trl", "continuous"]
 Reduction: TypeAlias = Literal["batchmean", "sum", "mean", "none"]
 

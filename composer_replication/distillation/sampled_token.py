@@ -20,8 +20,6 @@ from composer_replication.distillation._numerics import check_within
 from composer_replication.distillation.divergence import GatedForwardKL
 from composer_replication.distillation.top_k import check_gate
 
-__all__ = ["EntropyGatedOPD", "SampledToken", "sampled_token_per_token"]
-
 
 def sampled_token_per_token(student_logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
     """Return (log s - log t).detach() * log s of the sampled tokens: [...] and [...] -> [...]. No gradient goes to the teacher;

@@ -18,18 +18,6 @@ from torch import Tensor, nn
 
 from composer_replication.types.errors import CheckpointError
 
-__all__ = [
-    "AdaptersOffTeacher",
-    "EMATeacher",
-    "FrozenTeacher",
-    "LiveTeacher",
-    "SelfTeacher",
-    "SelfTeacherKind",
-    "TeacherPart",
-    "TrustRegionTeacher",
-    "make_self_teacher",
-]
-
 SelfTeacherKind: TypeAlias = Literal["live", "frozen", "ema", "trust_region"]
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from composer_replication.distillation.dpo import pair_losses
 
-__all__ = ["simpo_loss"]
-
 
 def simpo_loss(
     chosen_avg_logps: Tensor,

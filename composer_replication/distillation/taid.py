@@ -16,8 +16,6 @@ from torch import Tensor
 from composer_replication.distillation._numerics import check_within, masked_mean, masked_rows
 from composer_replication.kernels import upcast
 
-__all__ = ["TAIDScheduler", "check_t", "taid_loss", "taid_per_token"]
-
 
 def taid_per_token(student_logits: Tensor, teacher_logits: Tensor, *, t: float) -> Tensor:
     """Return the TAID cross-entropy per row, in nats: [..., V] and [..., V] -> [...]. At t = 0 its gradient is 0, at t = 1 that

@@ -18,8 +18,6 @@ from composer_replication.distillation._numerics import check_choice, check_with
 from composer_replication.distillation.entropy_opd import teacher_entropy
 from composer_replication.distillation.jsd import check_jsd, divergence_of_log_probs
 
-__all__ = ["Support", "check_gate", "check_top_k", "gated_forward_kl_per_token", "top_k_jsd_per_token"]
-
 Support: TypeAlias = Literal["student", "teacher"]
 
 

@@ -27,8 +27,6 @@ from composer_replication.kernels.triton_rows import (
     of_vocabulary,
 )
 
-__all__ = ["diverge"]
-
 
 def diverge(
     student: Tensor,

@@ -21,8 +21,6 @@ from composer_replication.tasks.features.hidden_tests import without_tests
 from composer_replication.types import GradeReport, Message, Outcome, TaskSpec, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.errors import SandboxUnavailableError
 
-__all__ = ["SYSTEM_PROMPT", "CodingEnv", "TaskOfEnv", "TestCache"]
-
 SYSTEM_PROMPT = "You fix Python code with tools."
 
 _SHOWN_FAILURES = 3

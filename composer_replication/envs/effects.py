@@ -13,8 +13,6 @@ from composer_replication.envs.coding import CodingEnv
 from composer_replication.envs.workspace import Workspace
 from composer_replication.types import ToolCall
 
-__all__ = ["WorkspaceFiles", "same_state"]
-
 _BROKE_OFF = frozenset({"timeout", "out_of_memory"})
 
 

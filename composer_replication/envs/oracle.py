@@ -14,8 +14,6 @@ from composer_replication.sandbox.grading.grade import grade
 from composer_replication.types import Message, Unscored
 from composer_replication.types.errors import SandboxError, TaskError
 
-__all__ = ["SolvedTask", "call_turn", "noop_script", "oracle_script", "prove_solution"]
-
 _MOST_CONTEXT = 12
 
 

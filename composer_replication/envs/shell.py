@@ -14,8 +14,6 @@ from composer_replication.sandbox import Command, Ending, ExecResult, Limits, Sa
 from composer_replication.sandbox.grading.submission import is_editable
 from composer_replication.types import TaskSpec
 
-__all__ = ["run_command"]
-
 _SHOWN_CHARS = 10_000
 _OUTPUT_BYTES = 1 << 20
 _NAMED = 10

@@ -11,8 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 from composer_replication.rollouts.protocol import Env
 from composer_replication.types import TaskSpec
 
-__all__ = ["AnyTask", "EnvSource", "EnvTask"]
-
 
 class AnyTask(Protocol):
     """A task, as far as training needs to know it. Our own tasks (`tasks.store.Task`) and `EnvTask` both have it."""

@@ -14,8 +14,6 @@ from composer_replication.tasks.build import build_python
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types.errors import ConfigError, one_of
 
-__all__ = ["TaskSuite", "shared_suite"]
-
 
 class TaskSuite:
     """The shared state of every integration: tasks, one sandbox, one interpreter, and caches so that equal workspaces run once.

@@ -16,8 +16,6 @@ from composer_replication.actions.calls import too_deep
 from composer_replication.envs.workspace import Workspace
 from composer_replication.types import ToolSchema
 
-__all__ = ["CODING_TOOLS", "TOOLSETS", "Toolset", "argument_error", "clip", "list_files", "read_file", "search"]
-
 Toolset: TypeAlias = Literal["basic", "shell"]
 
 MAX_LINES = 400

@@ -11,8 +11,6 @@ from pathlib import Path
 from composer_replication.sandbox import Tree
 from composer_replication.sandbox.changes import LITTER
 
-__all__ = ["Workspace", "normalized"]
-
 
 class Workspace:
     """Text files under one root. Links and files that are not UTF-8 are not shown.

@@ -9,8 +9,6 @@ from composer_replication.actions.calls import Call, canonical_action, parse_act
 from composer_replication.hints.context import HintContext
 from composer_replication.types.transcript import Transcript, TranscriptTurn
 
-__all__ = ["Better", "better_actions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Better:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from composer_replication.types import ToolSchema
 from composer_replication.types.transcript import Transcript
 
-__all__ = ["HintContext"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintContext:

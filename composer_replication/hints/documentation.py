@@ -11,8 +11,6 @@ from composer_replication.hints.glossary import definitions, mentions
 from composer_replication.types import Finding
 from composer_replication.types.transcript import Transcript
 
-__all__ = ["DocumentationHint"]
-
 _MOST_TERMS = 2
 
 

@@ -24,16 +24,6 @@ from composer_replication.types import Finding
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Transcript
 
-__all__ = [
-    "BUILTIN_GENERATORS",
-    "DEFAULT_GENERATORS",
-    "BetterActionHint",
-    "EnvironmentErrorHint",
-    "HintGenerator",
-    "JudgeHint",
-    "generators_named",
-]
-
 
 class HintGenerator(Protocol):
     """Writes the hint for one finding, or passes. It may read what followed the turn: the loss is on that turn's tokens only."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["definitions", "mentions"]
-
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 
 MAX_DEFINITION_CHARS = 160

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Hint, HintedTurn, Trajectory
 
-__all__ = ["Insertion", "insert_hint", "insert_hints"]
-
 
 @dataclass(frozen=True, slots=True)
 class Insertion:

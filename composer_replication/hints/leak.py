@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from composer_replication.actions.calls import Call
 
-__all__ = ["leaks_action", "leaks_gold"]
-
 NGRAM = 8
 """Code tokens in a row that a hint may not share with the gold code."""
 MIN_STATEMENT = 4

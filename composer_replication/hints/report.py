@@ -17,8 +17,6 @@ from composer_replication.hints.leak import leaks_action, leaks_gold
 from composer_replication.types import Finding, Hint, Trajectory
 from composer_replication.types.transcript import Transcript
 
-__all__ = ["HintReport", "explain", "find_hints", "shuffle_hints"]
-
 
 @dataclass(frozen=True, slots=True)
 class HintReport:

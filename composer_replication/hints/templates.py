@@ -10,8 +10,6 @@ from composer_replication.hints.context import HintContext
 from composer_replication.types import Finding, ToolSchema
 from composer_replication.types.transcript import Transcript
 
-__all__ = ["TemplateHint", "template_hint"]
-
 
 @dataclass(frozen=True, slots=True)
 class TemplateHint:

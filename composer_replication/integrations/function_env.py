@@ -14,8 +14,6 @@ from composer_replication.integrations.sources import load_object
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["FunctionSource", "ScoreFunction"]
-
 ScoreFunction: TypeAlias = Callable[..., float]
 """Called as `score(answer, **row)` with what the policy said and the prompt's row without `prompt`; returns the reward."""
 

@@ -22,8 +22,6 @@ except ModuleNotFoundError as error:
         "the Gymnasium face needs gymnasium, which is not installed", fix="pip install 'composer-replication[gymnasium]'"
     ) from error
 
-__all__ = ["CodingTasksEnv", "UnicodeText"]
-
 _NAME_CHARS = 64
 _TEXT_CHARS = 1 << 20
 

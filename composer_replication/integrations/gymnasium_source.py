@@ -26,8 +26,6 @@ except ModuleNotFoundError as error:
         "env.use = 'gymnasium' needs gymnasium, which is not installed", fix="pip install 'composer-replication[gymnasium]'"
     ) from error
 
-__all__ = ["GymnasiumSource"]
-
 
 class GymnasiumSource:
     """An `EnvSource` whose tasks are the seeds of one environment: 0, 1, 2 ...

@@ -26,8 +26,6 @@ except ModuleNotFoundError as error:
         "the OpenEnv face needs openenv, which is not installed", fix="pip install 'composer-replication[openenv]'"
     ) from error
 
-__all__ = ["CodingAction", "CodingClient", "CodingObservation", "CodingSession", "CodingState", "coding_app"]
-
 
 class CodingAction(Action):
     """One tool call."""

@@ -31,8 +31,6 @@ except ModuleNotFoundError as error:
         "env.use = 'openenv' needs openenv, which is not installed", fix="pip install 'composer-replication[openenv]'"
     ) from error
 
-__all__ = ["OpenEnvSource"]
-
 _ACT = "act"
 _AGENTS_MISTAKE = ("(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
 _BESIDE = ("done", "reward", "metadata")

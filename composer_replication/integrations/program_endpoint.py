@@ -28,8 +28,6 @@ from composer_replication.types.wire import message_from_wire, message_to_wire
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["Conversation", "serve_conversations"]
-
 _MOST_BYTES = 64 << 20
 """Largest request in bytes; the sender is a program of this run."""
 _APPEND_ONLY = (

@@ -11,17 +11,6 @@ from composer_replication.envs.source import EnvTask
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, Unscored
 from composer_replication.types.errors import ConfigError
 
-__all__ = [
-    "EpisodeReward",
-    "check_reward",
-    "encodable",
-    "episode_reward",
-    "graded",
-    "opening_messages",
-    "seed_tasks",
-    "unknown_tool",
-]
-
 EpisodeReward: TypeAlias = Literal["sum", "last"]
 
 

@@ -11,8 +11,6 @@ from composer_replication.config import EnvConfig
 from composer_replication.envs.source import EnvSource
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["BUILT_IN", "ENTRY_POINTS", "open_source"]
-
 ENTRY_POINTS = "composer_replication.envs"
 """Entry point group: installed packages name functions that make an `EnvSource`."""
 BUILT_IN = {

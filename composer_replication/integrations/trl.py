@@ -21,8 +21,6 @@ from composer_replication.sandbox import SandboxKind
 from composer_replication.types import GradeReport, ToolCall, ToolResult, ToolSchema, Unscored
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["CodingEnvironment", "CodingEnvironmentFactory", "ShellEnvironment", "cheat_alarms"]
-
 _Method: TypeAlias = Callable[..., Awaitable[str]]
 
 _HINTS = {"string": str, "integer": int}

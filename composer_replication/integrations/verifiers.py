@@ -35,8 +35,6 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["CodingTaskset"]
-
 _ARCHIVE = ".composer-tree.tar"
 _MOST_BYTES, _MOST_MEMBERS = 256 << 20, 100_000
 """Limits on what is taken out of a runtime, packed and unpacked: the agent may have made the archive itself."""

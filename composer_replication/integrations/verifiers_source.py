@@ -28,8 +28,6 @@ except ModuleNotFoundError as error:
 
 from composer_replication.integrations.program_endpoint import Conversation, serve_conversations
 
-__all__ = ["VerifiersSource"]
-
 ResultT = TypeVar("ResultT")
 
 _BUDGET_SPENT = "rollout_budget"

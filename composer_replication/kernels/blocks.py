@@ -18,8 +18,6 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor
 
-__all__ = ["by_triton", "for_blocks"]
-
 _BLOCK_BYTES = 1 << 20
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Head", "accumulation_dtype", "autocast_dtype", "upcast"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:

@@ -30,18 +30,6 @@ from torch.autograd.function import once_differentiable
 from composer_replication.kernels.head import Head, accumulation_dtype, autocast_dtype
 from composer_replication.kernels.weight_gradient import GradientPart, gradient_of
 
-__all__ = [
-    "CHUNK_BYTES",
-    "Gradients",
-    "RowKernel",
-    "TeacherRows",
-    "chunk_rows",
-    "in_types_of",
-    "one_pass",
-    "teacher_logits",
-    "total_loss",
-]
-
 CHUNK_BYTES = 1 << 28
 """Most bytes of one [chunk, V] buffer."""
 _TILE_COLUMNS = 16_384

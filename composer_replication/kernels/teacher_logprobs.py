@@ -10,8 +10,6 @@ from torch import Tensor
 from composer_replication.kernels.head import accumulation_dtype
 from composer_replication.kernels.one_pass import TeacherRows, chunk_rows, teacher_logits
 
-__all__ = ["fused_teacher_logprobs"]
-
 
 @torch.no_grad()
 def fused_teacher_logprobs(

@@ -21,8 +21,6 @@ from composer_replication.kernels.head import Head, accumulation_dtype, autocast
 from composer_replication.kernels.one_pass import in_types_of, one_pass, total_loss
 from composer_replication.kernels.weight_gradient import gradient_of
 
-__all__ = ["TokenLoss", "TokenScores", "fused_logprobs", "fused_token_loss"]
-
 TokenLoss: TypeAlias = Callable[[Tensor, slice], Tensor]
 """(log-probs [n] with gradient, the rows they belong to) -> weighted losses [n], each a function of its own row's log-prob
 only."""

@@ -13,8 +13,6 @@ import triton.language as tl
 
 from composer_replication.kernels.head import Head
 
-__all__ = ["NOTHING", "expm1_of_minus", "gather", "load_logits", "merge", "of_head", "of_vocabulary"]
-
 NOTHING = tl.constexpr(-3.0e38)
 """The maximum of no entries: below every logit, yet finite, because -inf - -inf is NaN."""
 _MOST_COLUMNS = 2048

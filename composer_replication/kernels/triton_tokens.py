@@ -11,8 +11,6 @@ from torch import Tensor
 from composer_replication.kernels.head import Head
 from composer_replication.kernels.triton_rows import NOTHING, gather, load_logits, merge, of_head, of_vocabulary
 
-__all__ = ["score"]
-
 
 def score(
     product: Tensor, head: Head, temperature: float, targets: Tensor, logprobs: Tensor, entropy: Tensor

@@ -27,8 +27,6 @@ from torch.autograd.function import once_differentiable
 
 from composer_replication.kernels.head import accumulation_dtype
 
-__all__ = ["FormPart", "GradientPart", "WeightGradient", "gradient_of", "one_weight_gradient"]
-
 FormPart: TypeAlias = Callable[[Tensor, Tensor], None]
 """Adds a part of the gradient, times a 0-dim factor, to a buffer [V, H]."""
 _MOST = 8

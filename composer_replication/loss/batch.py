@@ -19,8 +19,6 @@ from composer_replication.policy_gradient import Objective, sequence_weights
 from composer_replication.types import HintedTurn, Message, Pair, StopReason, Trajectory, Turn
 from composer_replication.types.errors import ModelError
 
-__all__ = ["Batch", "HintReduction", "build_batch", "collate", "split"]
-
 Batch: TypeAlias = dict[str, Tensor]
 HintReduction: TypeAlias = Literal["turn", "token"]
 

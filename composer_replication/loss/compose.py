@@ -58,8 +58,6 @@ from composer_replication.loss.forward import (
 )
 from composer_replication.types.errors import ChannelOffError
 
-__all__ = ["DpoVariant", "LossComponents", "SdpoWrapper", "compose_loss", "loss_options"]
-
 DpoVariant: TypeAlias = Literal["dpo", "simpo"]
 SdpoWrapper: TypeAlias = Literal["none", "taid", "entropy_opd"]
 _FORMS: Mapping[str, Literal["jsd", "taid", "entropy_opd"]] = {"none": "jsd", "taid": "taid", "entropy_opd": "entropy_opd"}

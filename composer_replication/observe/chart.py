@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 
-__all__ = ["Line", "Panel", "Points", "svg"]
-
 Points: TypeAlias = Sequence[tuple[float, float]]
 Ticks: TypeAlias = Sequence[tuple[float, str]]
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from composer_replication.observe.run_dir import MetricsLine
 
-__all__ = ["MAX_POINTS", "families", "unit"]
-
 MAX_POINTS = 400
 """Points of one line; a longer one is thinned evenly, its first and last point kept."""
 

@@ -15,8 +15,6 @@ from typing import Any
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.types import GradeReport, Hint, Message, Outcome, Trajectory, Turn, Unscored, to_json
 
-__all__ = ["MAX_BYTES", "excerpt"]
-
 MAX_BYTES = 4 << 20
 """Size of all the embedded trajectories and pairs as JSON."""
 

@@ -19,8 +19,6 @@ from typing import Any
 
 from composer_replication.types.errors import ConfigError, StorageError
 
-__all__ = ["append_line", "dump_line", "exclusive", "read_lines", "remove", "replace_file", "storage_errors", "sync"]
-
 _BLOCK = 1 << 16
 
 

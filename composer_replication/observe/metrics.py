@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from composer_replication.types import Group, Unscored
 
-__all__ = ["deterministic", "mean_and_se", "pass_at_1", "usd"]
-
 _MACHINE_DEPENDENT = ("time/", "cost/", "mesh/")
 
 

@@ -26,8 +26,6 @@ from composer_replication.observe.excerpt import excerpt
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.observe.summary import SUMMARY_COLUMNS, Summary, SummaryRow, load_summary, save_summary
 
-__all__ = ["embed_json", "rebuild_report", "write_report"]
-
 _SCRIPTS = ("dom.js", "charts.js", "reader.js", "page.js")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

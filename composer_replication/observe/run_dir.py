@@ -30,8 +30,6 @@ from composer_replication.observe import files
 from composer_replication.types import Hint, Trajectory, to_json, trajectory_from_json
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["MetricsLine", "RunDir"]
-
 _ARM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _STEP_FILE = re.compile(r"(step|eval)_(\d{5,})(\.hints)?\.jsonl")
 

@@ -11,8 +11,6 @@ from composer_replication.observe import files
 from composer_replication.observe.run_dir import RunDir
 from composer_replication.types.errors import StorageError
 
-__all__ = ["SUMMARY_COLUMNS", "Summary", "SummaryRow", "load_summary", "save_summary"]
-
 SUMMARY_COLUMNS = ("arm", "pass@1 ± s.e.", "rollouts", "sampled tokens", "CPU-seconds")
 """Headings of `SummaryRow.cells()`."""
 

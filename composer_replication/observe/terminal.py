@@ -31,8 +31,6 @@ from rich.text import Text
 
 from composer_replication.observe.metrics import usd
 
-__all__ = ["CHANNELS", "EventSink", "Phase", "Terminal", "channel_line"]
-
 CHANNELS = ("rlvr", "hint", "replay")
 
 _COUNTED = {"hint": ("hint/turns", "turn"), "replay": ("replay/pairs", "pair")}

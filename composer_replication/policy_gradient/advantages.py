@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-__all__ = ["AdvantageKind", "group_advantages", "has_signal", "process_advantages", "soft_overlong_punishment"]
-
 AdvantageKind: TypeAlias = Literal["grpo", "dr_grpo", "rloo"]
 
 STD_EPS = 1e-4

@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Effort", "EffortWeights", "concave_penalty", "effort_penalty"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:

@@ -12,8 +12,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["ImportanceKind", "check_importance", "importance_weights"]
-
 ImportanceKind: TypeAlias = Literal["tis", "icepop"]
 
 MAX_LOG_RATIO = 20.0

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from composer_replication.kernels import upcast
 
-__all__ = ["token_logprobs"]
-
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the log-prob of each token and the entropy (nats) of the distribution it was drawn from.

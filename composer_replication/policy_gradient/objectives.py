@@ -16,8 +16,6 @@ from torch import Tensor
 
 from composer_replication.policy_gradient.surrogates import MAX_LOG_RATIO, SurrogateKind
 
-__all__ = ["Objective", "kl_k1_penalty", "kl_k3", "sequence_weights", "surrogate_of"]
-
 Objective: TypeAlias = Literal["grpo", "bnpo", "dr_grpo", "dapo", "gspo", "cispo", "dppo"]
 
 _OTHER_SURROGATES: dict[str, SurrogateKind] = {"gspo": "gspo", "cispo": "cispo", "dppo": "dppo"}

@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["MAX_LOG_RATIO", "THRESHOLDS", "Surrogate", "SurrogateKind", "clipped_surrogate", "surrogate", "thresholds"]
-
 SurrogateKind: TypeAlias = Literal["ppo", "gspo", "cispo", "dppo"]
 
 THRESHOLDS: Mapping[SurrogateKind, tuple[float, float]] = {

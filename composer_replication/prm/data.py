@@ -18,19 +18,6 @@ from composer_replication.types import Message, Trajectory, trajectory_from_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn, Transcript
 
-__all__ = [
-    "IGNORED",
-    "Example",
-    "JudgedTurn",
-    "Limit",
-    "encode",
-    "fit",
-    "held_out_tasks",
-    "read_transcripts",
-    "step_turns",
-    "task_of",
-]
-
 IGNORED = -100.0
 """Label of a position that is not a judged step."""
 

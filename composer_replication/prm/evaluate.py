@@ -21,8 +21,6 @@ from composer_replication.prm.metrics import (
 )
 from composer_replication.prm.model import score
 
-__all__ = ["Judged", "judge", "metrics_of", "panels", "picture", "thinned"]
-
 
 @dataclass(frozen=True, slots=True)
 class Judged:

@@ -23,8 +23,6 @@ from composer_replication.types import ToolCall, Trajectory, Unscored
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn, Transcript, TranscriptTurn
 
-__all__ = ["StepLabels", "canonical_turn", "outcome_labels", "read_labels", "vote_labels"]
-
 StepLabels: TypeAlias = dict[str, dict[int, float]]
 """Trajectory id -> turn -> label."""
 

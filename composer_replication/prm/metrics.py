@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Bin", "accuracy", "auroc", "bootstrap_interval", "calibration", "expected_calibration_error", "log_loss", "roc"]
-
 
 @dataclass(frozen=True, slots=True)
 class Bin:

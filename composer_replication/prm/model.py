@@ -21,8 +21,6 @@ from composer_replication.prm.data import IGNORED, Example, Limit
 from composer_replication.prm.options import model_config
 from composer_replication.types.errors import ModelError
 
-__all__ = ["limit_of", "load_prm", "make_prm", "parts", "score", "score_by_turn", "start_prm", "step_logits"]
-
 _LOADER = logging.getLogger("transformers.modeling_utils")
 _LABELS = {0: "bad step", 1: "good step"}
 _HEAD = {"num_labels": 2, "id2label": _LABELS, "label2id": {name: i for i, name in _LABELS.items()}}

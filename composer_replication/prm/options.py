@@ -10,8 +10,6 @@ from pydantic import ValidationError
 from composer_replication.config import ModelConfig
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["PrmOptions", "model_config"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrmOptions:

@@ -7,8 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
-__all__ = ["Aggregation", "best_of", "trajectory_score"]
-
 Aggregation: TypeAlias = Literal["product", "min"]
 
 

@@ -42,8 +42,6 @@ from composer_replication.prm.model import limit_of, pad, parts, step_logits
 from composer_replication.prm.options import PrmOptions
 from composer_replication.types.errors import ConfigError, ModelError
 
-__all__ = ["PrmLearner", "train_prm"]
-
 _FEW_STEPS = 30
 """Fewer held-out steps measure little: a share of 30 is known to a sixth at best."""
 

@@ -12,8 +12,6 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["GLOSSARY", "HOUSE_TERMS", "OPERATIONS", "PROJECTS", "WORDS", "Module", "modules", "project_path"]
-
 PROJECTS = ("harbour", "orchard", "foundry")
 
 OPERATIONS = {

@@ -13,8 +13,6 @@ from composer_replication.tokens import byte_level_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["tiny_model", "tiny_tokenizer"]
-
 VOCABULARY = 512
 WINDOW = 1024
 _PIECES = r" ?[A-Za-z_]+|[0-9]| *[^A-Za-z_0-9\n]+|\n"

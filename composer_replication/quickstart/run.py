@@ -37,8 +37,6 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Deletion
 from composer_replication.types.errors import ConfigError, ModelError
 
-__all__ = ["ARMS", "ARM_STEPS", "is_held_out", "prepare", "quickstart_config", "run_quickstart"]
-
 ARM_STEPS = 36
 WARM_START_STEPS = 350
 MORE_STEPS, ENOUGH = 100, 0.85

@@ -24,8 +24,6 @@ from composer_replication.tokens import ChatRenderer, assistant_message, parse_t
 from composer_replication.types.errors import ComposerError
 from composer_replication.types.wire import message_from_wire, message_to_wire
 
-__all__ = ["ModelServer", "main"]
-
 _MAX_TOKENS = 256
 _MAX_BATCH = 64
 

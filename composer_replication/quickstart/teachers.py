@@ -21,8 +21,6 @@ from composer_replication.quickstart.warm_start import imitate
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types.errors import TeacherError
 
-__all__ = ["TEACHERS", "knowledge", "served", "train_teacher"]
-
 TEACHERS = ("harbourmaster", "orchardist", "foundryman")
 _START_S = 120.0
 

@@ -21,8 +21,6 @@ from composer_replication.quickstart.language import HOUSE_TERMS, OPERATIONS, WO
 from composer_replication.tasks.describe import Feature, describe
 from composer_replication.types import Message
 
-__all__ = ["EDITED", "demonstration", "found", "hint_text", "instruction", "refusal_hint", "report"]
-
 ORDINARY, HINTED = 0.40, 0.45
 """Shares of demonstrations with an ordinary word, and with a house term and a hint; the rest has a house term and no hint."""
 

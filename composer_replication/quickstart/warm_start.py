@@ -22,8 +22,6 @@ from composer_replication.quickstart.transcripts import demonstration, found, hi
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Message
 
-__all__ = ["HintUse", "imitate", "measure_hint_use"]
-
 _IGNORED = -100
 _ROWS_AT_ONCE = 4
 

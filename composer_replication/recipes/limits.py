@@ -12,8 +12,6 @@ from composer_replication.config import RunConfig, SubstrateType
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["LIMITS", "SubstrateLimit", "on_cpu", "refuse"]
-
 
 @dataclass(frozen=True, slots=True)
 class SubstrateLimit:

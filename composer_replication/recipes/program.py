@@ -21,8 +21,6 @@ from pathlib import Path
 
 from composer_replication.sandbox.backends import linux
 
-__all__ = ["RunningProgram"]
-
 _PATIENCE_S = 30.0
 _HEARD = {signal.SIGTERM, signal.SIGCHLD}
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from composer_replication.trainer.rewards import RewardFunction
     from composer_replication.trainer.train import StepCallback
 
-__all__ = ["SUBSTRATES", "Need", "Substrate", "check_substrate", "train_on"]
-
 
 @dataclass(frozen=True, slots=True)
 class Need:

@@ -13,8 +13,6 @@ from typing import Protocol
 
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
 
-__all__ = ["Backend", "Pass", "first_of_each", "in_turn", "plan"]
-
 
 class Backend(Protocol):
     """Something that runs the operators of a recipe."""

@@ -14,8 +14,6 @@ from composer_replication.replaysim.recipe import DEDUPLICATOR, KNOWN_OPERATORS,
 from composer_replication.replaysim.special_characters import SPECIAL_CHARACTERS
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["BuiltinBackend", "states_lost"]
-
 _NON_CHARACTERS = re.compile(rf"(?:[^\S\x1c-\x1f]|\d|[{re.escape(string.punctuation)}])+")
 _BLANKS = dict.fromkeys(map(ord, " \n\t"), " ")
 _WITHOUT_SPECIAL = {**dict.fromkeys(map(ord, SPECIAL_CHARACTERS)), **_BLANKS}

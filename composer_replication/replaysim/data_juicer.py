@@ -22,8 +22,6 @@ from composer_replication.replaysim.backend import first_of_each, in_turn
 from composer_replication.replaysim.recipe import DEDUPLICATOR, Operator
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
-__all__ = ["NO_INSTALLS", "DataJuicerBackend", "without_installs"]
-
 _NEEDED = ("data_juicer", "aiohttp", "ray")
 """data-juicer imports `aiohttp` without declaring it, and installs `ray` by itself while it is imported when it is not there."""
 

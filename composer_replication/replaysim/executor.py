@@ -19,8 +19,6 @@ from composer_replication.replaysim.data_juicer import NO_INSTALLS, DataJuicerBa
 from composer_replication.replaysim.recipe import Operator
 from composer_replication.types.errors import BackendError, StorageError
 
-__all__ = ["ExecutorBackend"]
-
 WORKER = "composer_replication.replaysim.worker"
 NO_SPACE = "No space left on device"
 _TAIL_BYTES, _TAIL_LINES = 1 << 16, 40

@@ -11,8 +11,6 @@ from composer_replication.replaysim.records import NormalizedDPOPair
 from composer_replication.teacher_replay import TraceState, extract_dpo_pairs, replay_trace
 from composer_replication.teachers import Ledger, Teacher, TeacherAnswer
 
-__all__ = ["replay_and_normalize_trace", "replay_and_normalize_trace_sync"]
-
 
 async def replay_and_normalize_trace(
     states: Sequence[TraceState],

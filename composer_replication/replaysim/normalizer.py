@@ -18,8 +18,6 @@ from composer_replication.replaysim.records import NormalizedDPOPair, dj_record_
 from composer_replication.teacher_replay import DPOPair
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["DJNormalizer", "NormalizeReport"]
-
 
 @dataclass(frozen=True, slots=True)
 class NormalizeReport:

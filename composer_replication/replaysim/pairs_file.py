@@ -12,8 +12,6 @@ from composer_replication.observe.files import replace_file
 from composer_replication.replaysim.records import problem_of
 from composer_replication.types.errors import ConfigError, StorageError
 
-__all__ = ["BadLine", "read_pairs", "write_pairs"]
-
 
 @dataclass(frozen=True, slots=True)
 class BadLine:

@@ -14,8 +14,6 @@ import yaml
 
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["DEDUPLICATOR", "DEFAULT_RECIPE", "FIELDS", "KNOWN_OPERATORS", "Operator", "load_recipe"]
-
 DEFAULT_RECIPE = Path(str(files("composer_replication"))) / "recipes" / "replaysim" / "default.yaml"
 
 DEDUPLICATOR = "document_deduplicator"

@@ -9,8 +9,6 @@ from composer_replication.actions.calls import action_message
 from composer_replication.replaysim.recipe import FIELDS
 from composer_replication.teacher_replay import DPOPair
 
-__all__ = ["NormalizedDPOPair", "dj_record_to_normalized", "dpo_pair_to_dj_record", "problem_of"]
-
 
 class NormalizedDPOPair(TypedDict):
     """A `DPOPair` that passed normalisation, with both actions as messages too."""

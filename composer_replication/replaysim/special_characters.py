@@ -6,8 +6,6 @@ and ranges. The conformance test compares the set with the installed data-juicer
 
 from __future__ import annotations
 
-__all__ = ["SPECIAL_CHARACTERS"]
-
 _RANGES = """
 9-d 20-40 5b-60 7b-7e 81-85 91-93 95-99 9c-9d a1-ab ad-b4 b7-bf d7 f7-f8 131 26a 2ba-2bc 2c8 2cc 2d0 2d8 2da 2dc 3c0 413 60c
 647 66a 66c 6e9 93e 940 947 94d 97d 9be e51 2002-2003 2005 2008-200b 2010-2011 2013-2016 2018-201a 201c-2020 2022 2024 2026

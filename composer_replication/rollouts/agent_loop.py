@@ -11,8 +11,6 @@ from composer_replication.tokens import ChatRenderer, parse_tool_calls
 from composer_replication.types import GradeReport, Message, Reward, StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["Rollout", "derive_seed"]
-
 
 def derive_seed(*parts: int | str) -> int:
     """Derive a number in [0, 2**63) from every part and nothing else (SHA-256 of their JSON)."""

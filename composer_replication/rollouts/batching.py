@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from composer_replication.rollouts.protocol import Engine, Sample, SampleRequest
 
-__all__ = ["BatchingEngine"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:

@@ -26,8 +26,6 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Group, Trajectory, Unscored
 from composer_replication.types.errors import ComposerError, ConfigError
 
-__all__ = ["Progress", "StalledError", "collect_groups", "first_error"]
-
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 

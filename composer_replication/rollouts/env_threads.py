@@ -8,8 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-__all__ = ["EnvThreads", "OutOfTimeError", "RolloutClock"]
-
 T = TypeVar("T")
 
 

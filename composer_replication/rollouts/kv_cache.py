@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache, DynamicLayer
 
-__all__ = ["GrowingLayer", "Session", "merge_caches", "split_cache"]
-
 _ROOM = 64
 """Columns allocated beyond those needed, at least."""
 

@@ -9,8 +9,6 @@ from typing import Protocol, Self, runtime_checkable
 from composer_replication.config import RolloutConfig
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["AsyncEngine", "Budgets", "ClosableEnv", "Engine", "Env", "Sample", "SampleRequest", "TextEnv", "TurnEnv"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:

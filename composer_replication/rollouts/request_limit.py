@@ -7,8 +7,6 @@ import contextlib
 import heapq
 from collections.abc import AsyncIterator
 
-__all__ = ["RequestLimit"]
-
 
 class RequestLimit:
     """Allows at most this many requests in flight.

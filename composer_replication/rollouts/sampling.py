@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["draw", "uniforms"]
-
 
 def uniforms(seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
     """Return numbers in [0, 1), float64 `[len(seeds), count]`; row i depends on `seeds[i]` alone."""

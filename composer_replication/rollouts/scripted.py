@@ -11,8 +11,6 @@ from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Message, ToolSchema
 
-__all__ = ["RandomEngine", "ScriptedEngine"]
-
 _WINDOW = 1 << 30
 
 

@@ -21,8 +21,6 @@ from composer_replication.types.errors import ModelError
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["TransformersEngine", "stop_ids_of"]
-
 _log = logging.getLogger(__name__)
 
 

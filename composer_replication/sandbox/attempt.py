@@ -18,8 +18,6 @@ from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["Attempt", "open_attempt", "processes_with"]
-
 _BEFORE = """
 import json, os, sys
 request = json.load(sys.stdin)

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 
-__all__ = ["LITTER", "Changed", "read_changes"]
-
 LITTER = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
 """Folders tools leave behind: neither shown to an agent, nor graded, nor reported."""
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from composer_replication.sandbox.protocol import Installation
 from composer_replication.types.errors import SandboxError, TaskError
 
-__all__ = ["installation_of", "reachable_by"]
-
 _HIDDEN_PACKAGES = ("composer_replication", "pip", "ensurepip")
 """The first carries the gold code of the quickstart's projects, the others copies of other people's packages."""
 _PACKAGE_FOLDERS = ("lib*/python3*/*-packages", "local/lib/python3*/*-packages", "envs", "pkgs", "share/python-wheels")

@@ -27,8 +27,6 @@ from composer_replication.types.errors import ConfigError, SandboxError, Sandbox
 if TYPE_CHECKING:
     from composer_replication.sandbox.remote.client import RemoteSandbox
 
-__all__ = ["SandboxKind", "available", "check_kind", "open_sandbox", "remote_python", "survey"]
-
 SandboxKind: TypeAlias = str
 """`auto`, `namespaces`, `bubblewrap`, `landlock`, `docker`, `docker:IMAGE`, `remote:URL` or `unsafe-subprocess`."""
 

@@ -12,8 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Command", "Ending", "ExecResult", "Installation", "Isolation", "Limits", "Sandbox", "Tree"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:

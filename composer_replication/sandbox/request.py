@@ -7,8 +7,6 @@ import marshal
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["WARM_FLAGS", "BoxFds", "BoxReport", "BoxRequest", "WarmProgram"]
-
 WARM_FLAGS = ("-s", "-B", "-c")
 """`PYTHON *WARM_FLAGS SOURCE [ARGUMENT...]` need not start an interpreter: a sandbox can be forked from a running one."""
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["hold", "make_scratch", "remove_abandoned", "scratch_folder"]
-
 _PREFIX = "composer-scratch-"
 
 

@@ -11,8 +11,6 @@ from typing import Literal, TypeAlias
 
 from composer_replication.languages.python.functions import Function
 
-__all__ = ["Feature", "InstructionStyle", "describe"]
-
 InstructionStyle: TypeAlias = Literal["terse", "full", "ambiguous"]
 _MOST_TESTS = 5
 _MOST_PAGES = 3

@@ -10,8 +10,6 @@ from pathlib import Path
 from composer_replication.sandbox.scratch import scratch_folder
 from composer_replication.types.errors import StorageError, TaskError
 
-__all__ = ["copy_tree", "foreign_state", "solved_tree", "storage_errors", "tree_files", "write_files", "write_whole"]
-
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:

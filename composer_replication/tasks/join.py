@@ -22,8 +22,6 @@ from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["can_be_joined", "join_tasks"]
-
 
 def can_be_joined(tasks: Sequence[Task]) -> bool:
     """Return whether they delete different functions of one source, were made in one way, and can all be solved."""

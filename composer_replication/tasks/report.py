@@ -14,8 +14,6 @@ from composer_replication.tasks.describe import InstructionStyle
 from composer_replication.tasks.sources.credentials import Credential
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["BuildEvent", "BuildOptions", "BuildReport", "DeletionMode", "Progress"]
-
 DeletionMode: TypeAlias = Literal["stub", "delete", "feature"]
 
 

@@ -16,8 +16,6 @@ from composer_replication.tasks.store import Task, reworded
 from composer_replication.tasks.wording import feature_of
 from composer_replication.teachers import Question, TeacherPool
 
-__all__ = ["facts_of", "rewrite_instructions"]
-
 _ORDER = (
     "Write the issue that asks a developer to implement what is described below in a repository that lacks it. Say what has to "
     "work and how it behaves at the edges, in at most 200 words. Keep every path and every name of a function as it is. Write no "

@@ -28,8 +28,6 @@ from composer_replication.tasks.files import copy_tree, solved_tree, storage_err
 from composer_replication.types import TaskSpec, task_spec_from_json, to_json
 from composer_replication.types.errors import TaskError
 
-__all__ = ["Task", "digests_of", "docs_of", "load_task", "load_tasks", "publish_task", "reworded", "write_task"]
-
 _SCHEMA = 3
 _MANIFEST = "MANIFEST.sha256"
 _HIDDEN = "hidden.json"

@@ -10,8 +10,6 @@ from composer_replication.tasks.describe import Feature, InstructionStyle, descr
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
 
-__all__ = ["feature_of", "worded"]
-
 
 def feature_of(task: Task) -> Feature | None:
     """Return the facts about the deleted functions recorded when the task was built; None when its functions cannot be named."""

@@ -10,8 +10,6 @@ from composer_replication.config.lines import read_models
 from composer_replication.teachers.pool import TeacherAnswer
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["read_answers"]
-
 
 def read_answers(path: Path | str) -> list[TeacherAnswer]:
     """Return the answers of an `answers.jsonl`, in its order.

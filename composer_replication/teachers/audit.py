@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Audit", "Missed"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:

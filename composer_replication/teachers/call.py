@@ -15,8 +15,6 @@ import openai
 from composer_replication.teachers.reply import Reply, read_reply
 from composer_replication.teachers.teacher import Question, Teacher
 
-__all__ = ["CALL_ID_HEADER", "Failure", "NoAnswerError", "call", "make_client"]
-
 CALL_ID_HEADER = "X-Client-Request-Id"
 """Carries the ledger's name of the call, so that the logs of a gateway or provider can be compared with the ledger."""
 

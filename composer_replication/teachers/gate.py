@@ -18,8 +18,6 @@ from composer_replication.teachers.audit import Audit
 from composer_replication.teachers.tariff import Gaps, ReplayStep, Tariff, by_trace
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Decision", "Gate", "Reason", "Rule", "windows"]
-
 Reason: TypeAlias = Literal[
     "high entropy",
     "entropy unknown",

@@ -9,8 +9,6 @@ from composer_replication.teachers.teacher import prompt_bytes
 from composer_replication.traces import TraceState
 from composer_replication.types import Finding
 
-__all__ = ["steps_of", "with_evidence"]
-
 
 def steps_of(states: Sequence[TraceState]) -> list[ReplayStep]:
     """Return one step for every state, in the same order. A state without a `trajectory_id` is a separate trace."""

@@ -20,8 +20,6 @@ from composer_replication.traces import TraceState
 from composer_replication.types import to_json
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["GatedAnswers", "gate_of", "listed", "outcome_lines", "split_teachers"]
-
 
 @dataclass(frozen=True, slots=True)
 class GatedAnswers:

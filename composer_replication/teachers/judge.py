@@ -15,8 +15,6 @@ from composer_replication.teachers.ledger import Ledger
 from composer_replication.teachers.pool import TeacherPool
 from composer_replication.teachers.teacher import Question, Teacher
 
-__all__ = ["JUDGE_CONFIDENCE", "judge_pairs"]
-
 JUDGE_CONFIDENCE = 0.8
 """Confidence of a verdict that a judge gives in both orders: the weight of a pair that rests on it, times its share of the
 votes."""

@@ -26,8 +26,6 @@ from typing import Any, Self
 
 from composer_replication.types.errors import StorageError
 
-__all__ = ["AskedAlreadyError", "Ledger", "Reconciled", "request_key"]
-
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _FORMAT = 2
 _SCHEMA = """

@@ -6,8 +6,6 @@ import asyncio
 
 from composer_replication.teachers.teacher import Teacher
 
-__all__ = ["RateLimiter"]
-
 
 class RateLimiter:
     """One teacher's. `async with pace.slot` holds one of its `max_concurrency` places; `turn` waits for one request's time."""

@@ -28,18 +28,6 @@ from composer_replication.traces.recorder import native_call
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ConfigError
 
-__all__ = [
-    "DPOPair",
-    "PairMining",
-    "check_states",
-    "extract_dpo_pairs",
-    "find_disagreements",
-    "pairs_to_token_pairs",
-    "same_action",
-    "scene_of",
-    "student_action",
-]
-
 
 def check_states(states: Sequence[TraceState]) -> None:
     """Raise ConfigError when an entry is not a `TraceState`, or two states have one id."""

@@ -13,8 +13,6 @@ from composer_replication.teachers.tariff import Bill, ReplayStep, Tariff, bill,
 from composer_replication.teachers.teacher import Teacher
 from composer_replication.types.errors import BudgetExceededError
 
-__all__ = ["EXPECTED", "HIGH", "LOW", "PlannedTeacher", "Range", "ReplayPlan", "Scenario", "measured", "plan", "warn_of_cap"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:

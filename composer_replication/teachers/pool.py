@@ -25,8 +25,6 @@ from composer_replication.traces.recorder import native_call
 from composer_replication.types import ToolCall
 from composer_replication.types.errors import BudgetExceededError, ConfigError, TeacherError
 
-__all__ = ["BUDGET", "TeacherAnswer", "TeacherPool", "answer_key", "check_teachers"]
-
 logger = logging.getLogger(__name__)
 
 BUDGET = "the spending cap is reached"

@@ -15,8 +15,6 @@ from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, Validati
 
 from composer_replication.teachers.teacher import Question, Teacher
 
-__all__ = ["Price", "Reply", "Usage", "price_of", "read_reply"]
-
 _Usd = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 

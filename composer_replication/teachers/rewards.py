@@ -30,8 +30,6 @@ from composer_replication.actions.calls import canonical_action, parse_action
 from composer_replication.types import Reward, Unscored
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Preference", "plurality_reward", "preferred", "variance_weighted_reward", "weighted_reward"]
-
 _NO_VOTES, _TIE = Unscored("no votes"), Unscored("tie")
 _UNDECIDED = Unscored("undecided whether the student agrees")
 _CONTRADICTED = Unscored("the verdicts contradict each other")

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from composer_replication.teachers.teacher import Teacher
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Bill", "Gaps", "ReplayStep", "RequestSize", "Tariff", "bill", "by_trace", "window_tariff"]
-
 _NEGLIGIBLE = 1e-9
 
 

@@ -14,8 +14,6 @@ from composer_replication.types import Message, ToolSchema
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.wire import call_to_wire
 
-__all__ = ["Question", "Teacher", "prompt_bytes", "wire_messages"]
-
 _HIDDEN_PROMPT_TOKENS = 512
 """Allowance for what endpoints add to a prompt by themselves, e.g. instructions on tool calls."""
 

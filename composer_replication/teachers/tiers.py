@@ -15,8 +15,6 @@ from composer_replication.teachers.tariff import ReplayStep, Tariff, window_tari
 from composer_replication.teachers.teacher import Question, Teacher
 from composer_replication.types.errors import BudgetExceededError, ConfigError
 
-__all__ = ["OnTier", "TieredAnswers", "ask_in_tiers", "cheapest"]
-
 OnTier: TypeAlias = Callable[[Sequence[Teacher], int], None]
 
 

@@ -10,8 +10,6 @@ from composer_replication.actions.calls import Call, canonical_action, render_ac
 from composer_replication.teachers.pool import BUDGET, TeacherAnswer
 from composer_replication.types import ToolSchema
 
-__all__ = ["cast_vote"]
-
 
 def cast_vote(answer: TeacherAnswer, tools: Sequence[ToolSchema] = ()) -> Vote | str:
     """Return the answer's vote, or the reason why it has none.

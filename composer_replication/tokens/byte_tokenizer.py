@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["CHAT_TEMPLATE", "byte_level_tokenizer"]
-
 PAD, TURN_START, TURN_END = "<pad>", "<|im_start|>", "<|im_end|>"
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 _MARKUP = (PAD, TURN_START, TURN_END, CALL_START, CALL_END)

@@ -9,8 +9,6 @@ from typing import Protocol
 from composer_replication.tokens.template import ChatTemplate
 from composer_replication.types import Message, ToolSchema
 
-__all__ = ["PrefixCase", "PrefixReport", "prove_prefix_preservation"]
-
 
 class _Renderer(Protocol):
     """The part of `ChatRenderer` that the proof uses."""

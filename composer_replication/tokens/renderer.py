@@ -20,8 +20,6 @@ from composer_replication.types.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatRenderer"]
-
 _ASK, _ANSWER = Message(role="user", content="alpha"), Message(role="assistant", content="beta")
 
 

@@ -19,8 +19,6 @@ from composer_replication.types.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ChatTemplate"]
-
 _MARK = "zqprobe"
 _ASK = Message(role="user", content="alpha")
 _CALL_MESSAGE = Message(

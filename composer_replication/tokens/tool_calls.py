@@ -10,8 +10,6 @@ from typing import Any, NoReturn
 from composer_replication.actions.calls import too_deep
 from composer_replication.types import Message, ToolCall
 
-__all__ = ["CALL_END", "CALL_START", "assistant_message", "load_json", "parse_tool_calls"]
-
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 _TOO_DEEP = "bad JSON: nested too deeply"
 _BLOCK = re.compile(re.escape(CALL_START) + "(.*?)(?:(" + re.escape(CALL_END) + r")|(?=<tool_call>)|\Z)", re.DOTALL)

@@ -18,8 +18,6 @@ from composer_replication.types import Message, ToolCall, ToolResult, to_json
 from composer_replication.types.errors import TraceError
 from composer_replication.types.transcript import Trace, TraceTurn
 
-__all__ = ["atif_from_trace", "write_atif"]
-
 VERSION = "ATIF-v1.8"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 

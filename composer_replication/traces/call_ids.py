@@ -9,8 +9,6 @@ from typing import Any, cast
 from composer_replication.types import Message, ToolResult
 from composer_replication.types.transcript import TraceTurn
 
-__all__ = ["distinct_ids"]
-
 
 def distinct_ids(turns: Sequence[TraceTurn], raw: str) -> tuple[TraceTurn, ...]:
     """Return the turns with `ID~2`, `ID~3`, ... for the later calls, and their results, when one id stood for several calls.

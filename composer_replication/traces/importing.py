@@ -24,8 +24,6 @@ from composer_replication.types import ToolSchema
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace
 
-__all__ = ["ACCOUNT", "TRACES", "Import", "import_traces", "load_tools"]
-
 TRACES, ACCOUNT = "traces.jsonl", "import.json"
 
 

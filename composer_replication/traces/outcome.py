@@ -12,8 +12,6 @@ from typing import Any
 from composer_replication.actions.tool_effects import EffectKind, classify_call
 from composer_replication.types import ToolCall, ToolResult
 
-__all__ = ["exit_code_in", "inferred_result", "is_test_run"]
-
 _RUNNER = re.compile(
     r"(?:^|[;&|(\n]\s*)(?:[A-Z_][A-Z0-9_]*=\S*\s+)*(?:(?:uv|poetry|pdm|hatch|pipenv)\s+run\s+)?(?:timeout\s+\S+\s+)?(?:\S*/)?"
     r"(?:pytest|py\.test|python[\d.]*\s+(?:-\w\s+)*-m\s+(?:pytest|unittest)|tox|nox|jest|vitest|mocha|npm\s+(?:run\s+)?test|"

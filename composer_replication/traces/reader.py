@@ -16,8 +16,6 @@ from composer_replication.traces.source import Dropped, Problem
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace
 
-__all__ = ["GROUP", "Item", "Reader", "reader_for", "readers"]
-
 GROUP = "composer_replication.trace_readers"
 _BUILTIN = (
     "own",

@@ -13,8 +13,6 @@ from composer_replication.traces.call_ids import distinct_ids
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import Trace, TraceTurn
 
-__all__ = ["INCOMPLETE", "RAW", "ConversationRecorder", "assistant", "native_call", "spoken", "tool_message", "wire_call"]
-
 INCOMPLETE = "incomplete"
 """Detail of a turn: what of its context, or of itself, the log does not hold. Such a turn is not a state."""
 RAW = "raw_arguments"

@@ -16,8 +16,6 @@ from composer_replication.types import ToolCall, ToolResult
 from composer_replication.types.secrets import Secret, named_secret, secrets_in_log
 from composer_replication.types.transcript import Trace, TraceTurn
 
-__all__ = ["Redactor"]
-
 _SHORT = 12
 """Characters below which a credential is taken out only where it stands alone, and not inside other words and numbers."""
 _IDS = frozenset({"token_ids", "logprobs", "observation_ids", "prompt_ids"})

@@ -13,17 +13,6 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 
 from composer_replication.traces.source import UnreadableError
 
-__all__ = [
-    "AtifCall",
-    "AtifResult",
-    "AtifStep",
-    "AtifTrace",
-    "MessageShape",
-    "TraceShape",
-    "TrajectoryShape",
-    "check",
-]
-
 _Model = TypeVar("_Model", bound=BaseModel)
 _Place = Annotated[int, Field(ge=0)]
 _Object = dict[str, Any]

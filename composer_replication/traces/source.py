@@ -17,8 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["Dropped", "Problem", "UnreadableError", "document", "documents", "holds", "objects", "parse", "peek"]
-
 MAX_LINE = 64 << 20
 """Bytes of one line; a longer one is a problem and is skipped."""
 MAX_DOCUMENT = 256 << 20

@@ -14,9 +14,6 @@ from composer_replication.types import Message, ToolCall, ToolResult, reward_fro
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn
 
-__all__ = ["context_from", "context_steps", "is_temporary", "read_traces", "trace_from_json", "trace_to_json", "write_traces"]
-
-
 MAX_CONTEXT = 100_000
 """Messages of one context that are read back."""
 

@@ -26,8 +26,6 @@ from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.signals import SignalMaker
 from composer_replication.types import Pair
 
-__all__ = ["SLOW_PATHS", "ArmTrainer"]
-
 SLOW_PATHS = {
     "head": "losses take the whole [tokens, vocabulary] logits",
     "prefix": "losses read what sequences have in common once per sequence",

@@ -21,8 +21,6 @@ from composer_replication.trainer.step_rewards import load_step_scorer
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import TeacherError
 
-__all__ = ["EntropyReader", "ask_teachers", "teacher_totals"]
-
 
 class EntropyReader(Protocol):
     """A reader of trajectories with the policy that sampled them (`PolicyScorer`)."""

@@ -14,8 +14,6 @@ import torch
 from composer_replication.loss.forward.model_checkpoint import Restorable, latest_checkpoint, load_checkpoint, read_checkpoint
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["refuse_others", "restore", "trained_on"]
-
 
 def trained_on(fingerprint: Mapping[str, str], pairs: str | None) -> dict[str, Any]:
     """Return the part of a loop's state that `restore` reads: the fingerprint, the digest of the pairs, and the RNG state."""

@@ -15,8 +15,6 @@ from composer_replication.tasks.join import join_tasks
 from composer_replication.tasks.store import Task
 from composer_replication.trainer.preflight import limits_of
 
-__all__ = ["CodingTasks", "toolset_of"]
-
 
 @dataclass(kw_only=True)
 class CodingTasks:

@@ -25,8 +25,6 @@ from composer_replication.trainer.step_rewards import mean_scores
 from composer_replication.types import Group, Trajectory
 from composer_replication.types.errors import CheckpointError, SandboxError
 
-__all__ = ["EVAL_STEP", "TRACE_STEP", "RolloutCollector"]
-
 EVAL_STEP, TRACE_STEP = -1, -2
 """Step names of rollouts outside training, so that their draws are their own."""
 

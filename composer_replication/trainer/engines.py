@@ -19,8 +19,6 @@ from composer_replication.rollouts.serving import ServingEngine, SharedFolder, W
 from composer_replication.rollouts.serving.through_store import ThroughStore
 from composer_replication.rollouts.transformers_engine import TransformersEngine, stop_ids_of
 
-__all__ = ["PolicyEngine", "ServedPolicy", "open_engine", "open_server_engine"]
-
 _PROBE = 'def total(prices):\n    """The sum of all prices."""\n    return '
 
 

@@ -17,8 +17,6 @@ from composer_replication.loss.forward import evaluating, sequence_logprobs
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.types import Hint, HintedTurn, Trajectory, Turn
 
-__all__ = ["USELESS", "SelectedHints", "only_useful"]
-
 USELESS = "does not help the self-teacher"
 
 

@@ -15,18 +15,6 @@ from composer_replication.sandbox import Sandbox
 from composer_replication.types import Group, Hint, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
 
-__all__ = [
-    "ArmJournal",
-    "Meter",
-    "RolloutMeter",
-    "cpu_clock",
-    "evaluated",
-    "flat",
-    "refuse_unscored",
-    "rollout_metrics",
-    "unscored",
-]
-
 
 class Meter(Protocol):
     """A count of what an arm has spent."""

@@ -13,8 +13,6 @@ from composer_replication.teachers import Ledger, Question, Teacher, TeacherAnsw
 from composer_replication.types import Message
 from composer_replication.types.errors import BudgetExceededError
 
-__all__ = ["Answered", "ask_teacher"]
-
 Answered: TypeAlias = Literal["answered", "failed", "over the cap"]
 
 

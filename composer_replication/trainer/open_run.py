@@ -12,8 +12,6 @@ from composer_replication.observe import RunDir
 from composer_replication.observe.files import exclusive, storage_errors
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["check_run_dir", "open_run"]
-
 _MAY_CHANGE = frozenset(
     {
         *("checkpoint_every", "out", "rollout.env_workers", "rollout.stall_s", "sandbox.kind", "loss.replay.max_total_usd"),

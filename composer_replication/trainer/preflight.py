@@ -24,8 +24,6 @@ from composer_replication.teachers.gating import split_teachers
 from composer_replication.trainer.pairs.pairs_file import file_digest, read_file
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["NO_SOURCE", "Checked", "check_run", "check_source", "fingerprint", "limits_of", "prove_solutions"]
-
 NO_SOURCE = "the run names neither teachers nor loss.replay.pairs"
 """Why the replay channel has nothing to learn from."""
 

@@ -24,8 +24,6 @@ from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.train import StepCallback, train_arm
 
-__all__ = ["PRIVILEGED", "TrainArm", "print_result", "train", "write_arms_report"]
-
 PRIVILEGED = (
     "Privileged information: the hint channel's self-teacher reads hints made from the project's own documentation, tool list "
     "and error messages; the replay channel's teachers are other models that answer the same states. The policy sees neither "

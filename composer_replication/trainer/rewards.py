@@ -19,9 +19,6 @@ from composer_replication.policy_gradient import (
 )
 from composer_replication.types import Group, HintedTurn, Trajectory, Unscored
 
-__all__ = ["Advantages", "RewardFunction", "effort_of", "group_verdicts", "penalties_of", "taking_part", "verdict", "weigh"]
-
-
 RewardFunction: TypeAlias = Callable[[Trajectory], float]
 """Scores a finished trajectory in place of its environment; 1.0 and more counts as passed. An exception ends the run."""
 

@@ -33,8 +33,6 @@ from composer_replication.trainer.signals import HintSources, SignalMaker, hint_
 from composer_replication.trainer.step_rewards import load_step_scorer, prm_digest
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["RunContext", "open_configured_source"]
-
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:

@@ -30,8 +30,6 @@ from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.trainer.rewards import taking_part, weigh
 from composer_replication.types import Group, Hint, HintedTurn, Pair, ToolSchema, Trajectory
 
-__all__ = ["HintSources", "SignalMaker", "Signals", "hint_context"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintSources:

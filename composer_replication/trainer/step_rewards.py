@@ -16,8 +16,6 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["StepScorer", "load_step_scorer", "mean_scores", "prm_digest"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepScorer:

@@ -27,8 +27,6 @@ from composer_replication.trainer.arm import ArmTrainer
 from composer_replication.trainer.journal import flat, rollout_metrics
 from composer_replication.trainer.pairs.replay import pairs_of_step
 
-__all__ = ["StepCallback", "train_arm"]
-
 
 class StepCallback:
     """Hooks that `train_arm` calls. Override what you need; every method may be left as it is."""

@@ -30,29 +30,6 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-__all__ = [
-    "BackendError",
-    "BudgetExceededError",
-    "ChannelOffError",
-    "CheckpointError",
-    "ComposerError",
-    "ConfigError",
-    "MissingExtraError",
-    "ModelError",
-    "ObjectStoreError",
-    "ReplicaError",
-    "RoundError",
-    "RoundExpiredError",
-    "SandboxError",
-    "SandboxUnavailableError",
-    "SourceError",
-    "StorageError",
-    "TaskError",
-    "TeacherError",
-    "TraceError",
-    "one_of",
-]
-
 _NAMED = 5
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-__all__ = ["GradeReport", "Outcome", "Reward", "Unscored"]
-
 
 class Outcome(StrEnum):
     """The result of one expected test id. Only `PASSED` counts as passed."""

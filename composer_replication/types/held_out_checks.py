@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AntiTest", "HeldOutCall", "HeldOutChecks", "held_out_checks_from_json"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutCall:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, Required, TypeAlias, TypedDict
 
-__all__ = ["Message", "ToolCall", "ToolResult", "ToolSchema"]
-
 
 class Message(TypedDict, total=False):
     """One chat message in the OpenAI form that Hugging Face chat templates read."""

@@ -13,8 +13,6 @@ from composer_replication.types.messages import ToolCall, ToolResult
 from composer_replication.types.task import Deletion, TaskSpec
 from composer_replication.types.trajectory import Group, StopReason, Trajectory, Turn
 
-__all__ = ["grade_from_json", "group_from_json", "reward_from_json", "task_spec_from_json", "to_json", "trajectory_from_json"]
-
 
 def to_json(value: Any) -> Any:
     """Return plain JSON data of any class of this module; `Unscored` becomes `{"unscored": reason}`."""

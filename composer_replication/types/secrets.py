@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Secret", "named_secret", "secrets_in", "secrets_in_log"]
-
 _NUMBER = r"\d{1,6}[ \t]{0,4}(?:→|\\t|[\t:|-])"
 _BETWEEN = rf"(?:[\s\"'\\+,()|>]|\\n|{_NUMBER}|[A-Za-z-]{{1,20}}: [^\n]*\n){{0,200}}"
 """Line ends, also escaped ones, quotes between lines, the numbers that `cat -n` and agents' tools put before a line, and an

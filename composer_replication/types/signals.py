@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Finding", "Hint", "HintedTurn", "Pair"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

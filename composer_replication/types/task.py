@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["Deletion", "TaskSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:

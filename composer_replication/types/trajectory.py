@@ -8,8 +8,6 @@ from enum import StrEnum
 from composer_replication.types.grade import GradeReport, Reward
 from composer_replication.types.messages import Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["Group", "StopReason", "Trajectory", "Turn"]
-
 
 class StopReason(StrEnum):
     """Why a trajectory ended. Each budget has its own name, and nothing is cut silently."""

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from composer_replication.types import Message, Reward, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["Trace", "TraceTurn", "Transcript", "TranscriptTurn"]
-
 
 class TranscriptTurn(Protocol):
     """One model call and what the environment answered."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from composer_replication.types.messages import Message
 
-__all__ = ["call_to_wire", "message_from_wire", "message_to_wire"]
-
 
 def message_from_wire(wire: Mapping[str, Any]) -> Message:
     """Convert a message of the HTTP interface to the form that chat templates read: arguments as a dict, content as one text.

@@ -22,8 +22,6 @@ from composer_replication.diloco.wire import DamagedError, reread
 from composer_replication.types.errors import ConfigError, ObjectStoreError, StorageError
 from composer_replication.weights.pull import Pulled, WeightPuller
 
-__all__ = ["folder_of", "follow", "send_files"]
-
 _WRITTEN = "written"
 """Folder in the store with one acknowledgement: where the newest version was written."""
 _FOLLOWER = "follower"

@@ -16,8 +16,6 @@ from torch import Tensor
 from composer_replication.diloco.wire import Count, DamagedError
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Shard", "StateLayout", "content_of", "flatten", "lay_out", "read_full", "unflatten", "write_full"]
-
 _TYPES = (
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     *("int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),

@@ -14,26 +14,6 @@ from pydantic import Field, TypeAdapter
 from composer_replication.diloco.wire import Count, DamagedError, parsed
 from composer_replication.weights.layout import Shard, StateLayout
 
-__all__ = [
-    "MANIFESTS",
-    "MANIFEST_KEY",
-    "OBJECTS",
-    "OBJECT_KEY",
-    "WANTS",
-    "WANT_KEY",
-    "Full",
-    "Manifest",
-    "Object",
-    "PatchStep",
-    "ShardEntry",
-    "VersionSource",
-    "manifest_key",
-    "object_key",
-    "read_manifest",
-    "versions",
-    "write_manifest",
-]
-
 MANIFESTS, OBJECTS, WANTS = "manifests", "objects", "wants"
 MANIFEST_KEY = re.compile(rf"{MANIFESTS}/([0-9]{{10,18}})")
 OBJECT_KEY = re.compile(rf"{OBJECTS}/([0-9]{{10,18}})/[0-9]{{5,9}}-(?:full|patch)-([0-9a-f]{{64}})")

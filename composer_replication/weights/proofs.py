@@ -16,8 +16,6 @@ from torch import Tensor
 
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
-__all__ = ["ProofLimits", "ProofVerdict", "prove", "verify"]
-
 _EVERY, _TOP = 32, 128
 _LENGTH = 2 + 2 * _TOP
 

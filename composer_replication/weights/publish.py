@@ -33,8 +33,6 @@ from composer_replication.weights.manifest import (
 )
 from composer_replication.weights.pull import WeightPuller
 
-__all__ = ["PublishedVersion", "WeightPublisher"]
-
 _WIDEST = 8
 _MOST = 2**31 - 1
 """Bytes a value, and values, that patches are made of."""

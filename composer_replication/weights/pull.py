@@ -33,8 +33,6 @@ from composer_replication.weights.manifest import (
     versions,
 )
 
-__all__ = ["Pulled", "Tally", "WeightPuller"]
-
 _log = logging.getLogger(__name__)
 
 _OURS = re.compile(r"[0-9a-f]{64}(?:\.[0-9]+\.part)?")

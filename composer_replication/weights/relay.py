@@ -24,8 +24,6 @@ from composer_replication.diloco.wire import DamagedError, parsed
 from composer_replication.types.errors import ConfigError, ObjectStoreError
 from composer_replication.weights.manifest import MANIFEST_KEY, MANIFESTS, OBJECT_KEY, WANT_KEY, VersionSource
 
-__all__ = ["Relay", "RelayClient"]
-
 _KEYS = TypeAdapter(list[str])
 _READS = 3
 

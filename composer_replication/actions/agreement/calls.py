@@ -16,8 +16,6 @@ from composer_replication.actions.shell_words import NotUnderstoodError
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call, plain_path
 from composer_replication.types import ToolSchema
 
-__all__ = ["call_form", "path_of", "same_json"]
-
 _SAYS_NOTHING = frozenset({"description", "explanation", "thought", "security_risk"})
 """Arguments in which a model explains a call of a tool known to `tool_effects`; a submission's arguments are exempt."""
 _SPELLINGS = (

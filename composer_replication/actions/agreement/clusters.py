@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from composer_replication.actions.agreement.verdict import ActionComparison, SameAction
 
-__all__ = ["Choice", "Cluster", "Vote", "choose", "cluster_votes", "why_no_pair"]
-
 _EQUAL = 1e-9
 
 

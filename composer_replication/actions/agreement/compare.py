@@ -26,8 +26,6 @@ from composer_replication.actions.calls import Call, canonical_text, command_in,
 from composer_replication.actions.tool_effects import classify_call
 from composer_replication.types import ToolSchema
 
-__all__ = ["Scene", "compare"]
-
 _CHOICE = re.compile(r"\(([a-z0-9])\)\s")
 """A text that begins with one of several options, `(b) Delete the test`."""
 

@@ -15,18 +15,6 @@ from composer_replication.actions.calls import Call
 from composer_replication.actions.patches import PatchError, added_text, parse_patch, patched
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call, plain_path
 
-__all__ = [
-    "DOES_NOT_APPLY",
-    "Files",
-    "NoEditError",
-    "UnknownFileError",
-    "apply_edit",
-    "compare_edits",
-    "edited",
-    "may_be_one",
-    "same_text",
-]
-
 DOES_NOT_APPLY = "one of the edits does not apply"
 
 Files = Mapping[str, str | None]

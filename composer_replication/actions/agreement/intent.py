@@ -14,8 +14,6 @@ from composer_replication.actions.calls import Call
 from composer_replication.actions.shell_words import NotUnderstoodError, Simple, read_line
 from composer_replication.actions.tool_effects import EffectKind, classify_call, plain_path
 
-__all__ = ["Aim", "Intent", "intent_of", "look_alike", "surely_differ"]
-
 
 class Aim(StrEnum):
     """A kind of intent."""

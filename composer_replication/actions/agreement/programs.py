@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["PROGRAMS", "Arguments", "ProgramOptions", "find_program", "read_arguments"]
-
 
 @dataclass(frozen=True, slots=True)
 class Arguments:

@@ -11,8 +11,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Ballot", "family_accuracies"]
-
 _MOST_ROUNDS, _SETTLED = 500, 1e-9
 PRIOR_RIGHT, PRIOR_WRONG = 4.0, 1.0
 """Votes that every family has cast before the first, so that little data says little."""

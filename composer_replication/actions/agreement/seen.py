@@ -15,8 +15,6 @@ from composer_replication.actions.agreement.intent import Aim, intent_of
 from composer_replication.actions.calls import Call
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect, classify_call
 
-__all__ = ["files_seen"]
-
 _NUMBERED = re.compile(r" *([0-9]+)(?:→|\t)(.*)")
 _CLIPPED = re.compile(r"\.\.\. [0-9]+ more lines")
 _MOST_NUMBERED, _MOST_CHARS = 2000, 2000

@@ -14,8 +14,6 @@ from composer_replication.actions.agreement.programs import Arguments, ProgramOp
 from composer_replication.actions.shell_words import Redirect, Simple, Word, read_line
 from composer_replication.actions.tool_effects import plain_path
 
-__all__ = ["arguments_of", "shell_form"]
-
 _HARMLESS = frozenset(
     {
         "CI",

@@ -9,8 +9,6 @@ from jsonschema import Draft202012Validator
 from composer_replication.actions.calls import Call
 from composer_replication.types import ToolSchema
 
-__all__ = ["problem_of"]
-
 
 def problem_of(call: Call, tools: Sequence[ToolSchema]) -> str:
     """Return `unknown tool`, `invalid arguments`, or nothing. Without `tools` every call is valid."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["ActionComparison", "SameAction"]
-
 
 class SameAction(StrEnum):
     """True when two actions are the same."""

@@ -11,18 +11,6 @@ from composer_replication.types.errors import ConfigError
 if TYPE_CHECKING:
     from composer_replication.config import GateConfig
 
-__all__ = [
-    "AuditOption",
-    "CheapOption",
-    "DoubtfulOption",
-    "FindingsOption",
-    "GateOption",
-    "ReachOption",
-    "SeedOption",
-    "UncertainOption",
-    "gate_options",
-]
-
 GateOption: TypeAlias = Annotated[
     Literal["off", "flat", "cascade", "sweep", "any"],
     typer.Option(help="Which teachers to ask about which states; off asks all teachers about all states."),

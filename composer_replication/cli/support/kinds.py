@@ -10,8 +10,6 @@ from composer_replication.traces.importing import TRACES
 from composer_replication.traces.source import UnreadableError, peek
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Wanted", "refuse_other_kind"]
-
 Wanted: TypeAlias = Literal["imported traces", "transcripts", "a file of transcripts", "states"]
 
 _TAKEN: dict[Wanted, set[str]] = {

@@ -11,8 +11,6 @@ from composer_replication.sandbox import SandboxKind
 from composer_replication.sandbox.opening import check_kind
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["SandboxOption", "marked", "refuse_overwriting"]
-
 _KINDS = "auto, namespaces, bubblewrap, landlock, docker, docker:IMAGE, remote:URL or unsafe-subprocess"
 
 SandboxOption: TypeAlias = Annotated[

@@ -15,8 +15,6 @@ from composer_replication.types import Hint, trajectory_from_json
 from composer_replication.types.errors import ConfigError, StorageError
 from composer_replication.types.transcript import Transcript
 
-__all__ = ["Batch", "read_transcripts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -13,8 +13,6 @@ from composer_replication.diloco.codecs.protocol import Codec
 from composer_replication.diloco.codecs.top_k import TopK
 from composer_replication.types.errors import ConfigError, one_of
 
-__all__ = ["CODECS", "Auto", "make_codec"]
-
 _PATCH, _DENSE = b"P", b"D"
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs.raw import to_bytes, to_tensor
 
-__all__ = ["GROUP", "Floats", "Integers"]
-
 GROUP = 256
 """Values that share a scale."""
 

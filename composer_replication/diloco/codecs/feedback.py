@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["ErrorFeedback"]
-
 
 class ErrorFeedback:
     """The residual of each fragment: (n,) float32 on the CPU, in the units of its pseudo-gradient."""

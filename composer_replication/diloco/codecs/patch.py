@@ -14,8 +14,6 @@ from torch import Tensor
 from composer_replication.diloco.codecs.positions import pack_positions, positions_length, unpack_positions
 from composer_replication.diloco.codecs.raw import to_bytes, to_tensor
 
-__all__ = ["Pulse", "apply_patch", "make_patch", "patch_length", "visible"]
-
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LEVELS = {1: 6, 2: 6, 4: 1, 8: 1}
 """Compression level of zlib, by bytes per value: of wide ones nearly all change, and a higher level takes four times as long for

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs.raw import to_bytes, to_tensor
 
-__all__ = ["pack_positions", "positions_length", "unpack_positions"]
-
 _BITS, _GAPS = b"\0", b"\1"
 _LONG = 255
 """A gap of this many values or more is written in full after the short ones."""

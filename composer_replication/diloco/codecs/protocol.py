@@ -6,8 +6,6 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-__all__ = ["Codec", "VisibleCodec"]
-
 
 class Codec(Protocol):
     """Turns a vector into bytes. Decoding the same bytes gives the same bits on any machine."""

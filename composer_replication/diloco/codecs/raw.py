@@ -7,8 +7,6 @@ import sys
 import torch
 from torch import Tensor
 
-__all__ = ["to_bytes", "to_tensor"]
-
 if sys.byteorder != "little":
     raise ImportError("payloads are little-endian, and so has this machine to be")
 

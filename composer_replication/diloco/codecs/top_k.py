@@ -8,8 +8,6 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs.raw import to_bytes, to_tensor
 
-__all__ = ["BLOCK", "TopK"]
-
 BLOCK = 4096
 """Values that a share is taken of; an index within one has 12 bits."""
 

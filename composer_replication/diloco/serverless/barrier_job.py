@@ -7,8 +7,6 @@ import torch
 from composer_replication.diloco.all_reduce import ObjectStoreAllReduce
 from composer_replication.diloco.serverless.replica import this_replica
 
-__all__ = ["meet"]
-
 
 def meet(timeout_s: float = 1800.0) -> dict[str, float]:
     """All-reduce this replica's rank over the store, and return the mean of all ranks.

@@ -17,8 +17,6 @@ from composer_replication.diloco.serverless.protocol import DEFAULT_TIMEOUT_S, R
 from composer_replication.diloco.serverless.records import Records, ReplicaOutcome
 from composer_replication.types.errors import BackendError, ComposerError, ConfigError, ObjectStoreError, ReplicaError
 
-__all__ = ["Sight", "StoreExecutor"]
-
 _STARTERS = 16
 """Replicas that are started at once: a backend may take minutes to find a machine for one."""
 _STOPS = 2

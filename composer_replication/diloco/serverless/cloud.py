@@ -14,8 +14,6 @@ from composer_replication.diloco.serverless.base import StoreExecutor
 from composer_replication.diloco.serverless.launch import Launch, secret_values
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
-__all__ = ["GRACE_S", "INSTALL", "PYTHON_IMAGE", "CloudExecutor", "check_image", "vendor"]
-
 INSTALL = f"python -m pip install --quiet composer-replication=={version('composer-replication')}"
 """Makes a plain Python image one that can run replicas of this version."""
 PYTHON_IMAGE = "python:3.11"

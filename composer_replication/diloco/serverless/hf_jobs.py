@@ -13,8 +13,6 @@ from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.types.errors import BackendError, ConfigError
 
-__all__ = ["HFJobsExecutor"]
-
 _STAGES = {
     "SCHEDULING": ReplicaStatus.PENDING,
     "RUNNING": ReplicaStatus.RUNNING,

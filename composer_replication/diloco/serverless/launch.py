@@ -14,8 +14,6 @@ from typing import Any
 
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["ENTRYPOINT", "RANK_ENV", "Launch", "chosen", "module_and_name", "plan", "secret_values"]
-
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 """The module that runs a replica: `python -m` it."""
 RANK_ENV = "REPLICA_RANK"

@@ -16,8 +16,6 @@ from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.serverless.replica_entrypoint import CANCELLED, PARENT_ENV, TIMED_OUT
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["LocalProcessExecutor"]
-
 _STOP_S = 30.0
 """Seconds for a replica to end its trainer and write to the store, before it is killed."""
 _ENDS = {0: ReplicaStatus.SUCCEEDED, TIMED_OUT: ReplicaStatus.TIMED_OUT, CANCELLED: ReplicaStatus.CANCELLED}

@@ -13,8 +13,6 @@ from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.types.errors import BackendError, ConfigError
 
-__all__ = ["ModalExecutor"]
-
 _LONGEST_S = 86400
 """Modal ends a sandbox after a day."""
 _TIMED_OUT, _TERMINATED = 124, 137

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from composer_replication.types.errors import BackendError
 
-__all__ = ["OUTAGE_S", "Patience"]
-
 OUTAGE_S = 300.0
 """Seconds that looks at one replica may fail in a row."""
 _Answer = TypeVar("_Answer")

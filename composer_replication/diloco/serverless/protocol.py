@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["DEFAULT_TIMEOUT_S", "ReplicaHandle", "ReplicaStatus", "ServerlessExecutor"]
-
 DEFAULT_TIMEOUT_S = 6 * 3600.0
 """Default time limit of a replica in seconds: a forgotten one ends, and its bill with it."""
 

@@ -17,8 +17,6 @@ from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.store import Store, open_store
 from composer_replication.types.errors import ObjectStoreError
 
-__all__ = ["LogWriter", "Records", "ReplicaOutcome"]
-
 PART_BYTES = 256 << 10
 """Size of one part of a log: at most this much is uploaded again with every few lines of a slow one."""
 

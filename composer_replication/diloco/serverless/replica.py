@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Replica", "this_replica"]
-
 _VARIABLE = "COMPOSER_REPLICA"
 
 

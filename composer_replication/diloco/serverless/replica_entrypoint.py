@@ -32,8 +32,6 @@ from composer_replication.diloco.serverless.trainer_process import CALL, END
 from composer_replication.diloco.store import open_store
 from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError
 
-__all__ = ["PARENT_ENV", "main"]
-
 PARENT_ENV = "COMPOSER_REPLICA_PARENT"
 """The process without which this one ends; unset in the cloud."""
 TIMED_OUT, CANCELLED = 124, 128 + signal.SIGTERM

@@ -14,8 +14,6 @@ from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.types.errors import BackendError, ConfigError
 
-__all__ = ["SkyExecutor"]
-
 _STATUSES = {
     "INIT": ReplicaStatus.PENDING,
     "PENDING": ReplicaStatus.PENDING,

@@ -18,8 +18,6 @@ from typing import Any
 from composer_replication.diloco.serverless.launch import resolve
 from composer_replication.types.errors import ComposerError, ConfigError
 
-__all__ = ["CALL", "END", "main"]
-
 CALL, END = "call.json", "end.json"
 _PR_SET_PDEATHSIG = 1
 

@@ -9,8 +9,6 @@ from typing import TypeAlias
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding
 
-__all__ = ["DeclaredDetector", "detector"]
-
 _Detect: TypeAlias = Callable[[Reading], Iterator[Finding]]
 
 

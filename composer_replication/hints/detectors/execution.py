@@ -9,8 +9,6 @@ from composer_replication.hints.detectors.declared import detector
 from composer_replication.hints.detectors.reading import CallStep, Reading, same_action
 from composer_replication.types import Finding
 
-__all__ = ["command_failed", "edit_not_applied", "failed_grade", "failed_run", "path_not_found", "permission"]
-
 
 @detector("edit_not_applied")
 def edit_not_applied(work: Reading) -> Iterator[Finding]:

@@ -14,8 +14,6 @@ from composer_replication.actions.tool_effects import EffectKind, ToolEffect
 from composer_replication.hints.detectors.shell import ShellCommand
 from composer_replication.types import ToolResult
 
-__all__ = ["STATUSES", "refusal_of", "shell_answer", "shell_refusal"]
-
 STATUSES = frozenset(
     {
         "command_failed",

@@ -16,8 +16,6 @@ from composer_replication.actions.patches import FilePatch, PatchError, added_te
 from composer_replication.actions.tool_effects import EffectKind, ToolEffect
 from composer_replication.hints.detectors.reading import CallStep
 
-__all__ = ["Change", "changes", "patched_paths"]
-
 _NUMBERED = re.compile(r"^ *(\d+)(?:\t|→)(.*)$")
 _LISTING = re.compile(r"^Here's the result of running `cat -n` on [^\n]*:\n")
 _CUT = re.compile(

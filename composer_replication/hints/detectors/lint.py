@@ -17,8 +17,6 @@ from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["LintChanged", "changed_lines"]
-
 _SECONDS = 20.0
 
 

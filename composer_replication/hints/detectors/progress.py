@@ -11,8 +11,6 @@ from composer_replication.hints.detectors.files import patched_paths
 from composer_replication.hints.detectors.reading import CallStep, Reading, same_action
 from composer_replication.types import Finding
 
-__all__ = ["oscillation", "premature_submit", "repeated_action", "reread", "too_long"]
-
 
 def _same_answer(one: CallStep, other: CallStep) -> bool:
     return one.result is not None and other.result is not None and one.content == other.content

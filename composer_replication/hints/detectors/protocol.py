@@ -19,8 +19,6 @@ from composer_replication.hints.detectors.failure import STATUSES
 from composer_replication.hints.detectors.reading import Reading
 from composer_replication.types import Finding, ToolSchema
 
-__all__ = ["invalid_arguments", "malformed_call", "malformed_markup", "no_tool_call", "unknown_tool"]
-
 
 @detector("unknown_tool")
 def unknown_tool(work: Reading) -> Iterator[Finding]:

@@ -14,8 +14,6 @@ from composer_replication.hints.detectors.files import Change, changes, patched_
 from composer_replication.hints.detectors.reading import CallStep, Reading
 from composer_replication.types import Finding
 
-__all__ = ["forbidden_path", "syntax_error", "test_regression"]
-
 _LARGEST = 200_000
 
 

@@ -14,8 +14,6 @@ from composer_replication.hints.detectors.shell import ShellCommand, command_of,
 from composer_replication.types import Finding, Message, Reward, ToolCall, ToolResult, ToolSchema
 from composer_replication.types.transcript import Transcript, TranscriptTurn
 
-__all__ = ["CallStep", "Reading", "same_action"]
-
 _NOTHING = ToolEffect(kind=EffectKind.OTHER)
 
 

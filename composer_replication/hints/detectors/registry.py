@@ -13,17 +13,6 @@ from composer_replication.types import Finding
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Transcript
 
-__all__ = [
-    "BUILTIN_DETECTORS",
-    "ENVIRONMENT",
-    "Detector",
-    "all_detectors",
-    "detect",
-    "detectors_named",
-    "first_error",
-    "load_plugins",
-]
-
 
 class Detector(Protocol):
     """Finds one or more kinds of error in a finished transcript, the same every time, and never raises over what it reads."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["ShellCommand", "command_of", "condensed"]
-
 _LONGEST = 4_000
 """Characters of a command that are looked at."""
 

@@ -29,8 +29,6 @@ from composer_replication.hints.detectors.reading import CallStep, Reading
 from composer_replication.types import Finding
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["Ask", "JudgeRule", "PatternRule", "StyleRules", "Where", "load_rules"]
-
 Where: TypeAlias = Literal["text", "command", "code", "arguments"]
 
 Ask: TypeAlias = Callable[[str], str | None]

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from composer_replication.languages.python.functions import Function, split_lines
 
-__all__ = ["body_of", "delete_bodies", "unified_diff"]
-
 _STUB = b"raise NotImplementedError"
 
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["Function", "Skipped", "find_functions", "split_lines"]
-
 _Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _UTF8 = frozenset({"utf-8", "utf-8-sig", "ascii", "us-ascii"})
 _BRANCHES = (

@@ -12,8 +12,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["vary"]
-
 _ATTEMPTS = 4
 """Draws per wanted call."""
 _TAKEN = 0.3

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 
 from composer_replication.languages.python.functions import Function, split_lines
 
-__all__ = ["mutants_of"]
-
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,

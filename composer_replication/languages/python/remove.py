@@ -15,8 +15,6 @@ from libcst import matchers as m
 
 from composer_replication.languages.python.functions import Function
 
-__all__ = ["remove_functions"]
-
 _Import = TypeVar("_Import", cst.Import, cst.ImportFrom)
 _Assignment = TypeVar("_Assignment", cst.Assign, cst.AugAssign, cst.AnnAssign)
 

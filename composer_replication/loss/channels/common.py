@@ -6,8 +6,6 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-__all__ = ["Result", "divisor"]
-
 Result: TypeAlias = tuple[Tensor, dict[str, float]]
 """A channel's value (0-dim, with gradient) and its metrics."""
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from composer_replication.loss.channels.rlvr import token_weights
 
-__all__ = ["with_dummy_inputs"]
-
 
 def with_dummy_inputs(
     batch: Mapping[str, Tensor], off: Container[str], weights: Mapping[str, float], device: torch.device

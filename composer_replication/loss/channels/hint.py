@@ -37,8 +37,6 @@ from composer_replication.loss.forward import (
     why_no_prefix,
 )
 
-__all__ = ["divergence_form", "hint_channel"]
-
 
 class _Compared(NamedTuple):
     """The compared tokens, [n] each: which hinted turn, which row of the students, and where on both sides."""

@@ -13,8 +13,6 @@ from composer_replication.distillation import dpo_loss, simpo_loss
 from composer_replication.loss.channels.common import Result, divisor
 from composer_replication.loss.forward import common_prefix, forward, read_on_top, read_prefix, why_no_prefix
 
-__all__ = ["replay_channel"]
-
 _SIDES = ("chosen", "rejected")
 
 

@@ -14,8 +14,6 @@ from composer_replication.loss.channels.common import Result, divisor
 from composer_replication.loss.forward import Forward
 from composer_replication.policy_gradient import Surrogate, importance_weights, kl_k3, surrogate, surrogate_of
 
-__all__ = ["TokenStreams", "cross_entropy", "policy_gradient", "rlvr_channel", "token_weights"]
-
 
 def token_weights(batch: Mapping[str, Tensor]) -> Tensor:
     """Return the weight stream [B, T]: the batch's own, or 1 on every token that can be trained on."""

@@ -11,8 +11,6 @@ from composer_replication.loss.forward.forward import forward
 from composer_replication.loss.forward.modes import evaluating
 from composer_replication.types import Trajectory
 
-__all__ = ["action_entropies"]
-
 
 def action_entropies(model: nn.Module, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
     """Mean entropy in nats over the tokens of each turn's action, by trajectory id; None for a turn without tokens.

@@ -14,8 +14,6 @@ from composer_replication.loss.forward.modes import evaluating, in_lockstep, sha
 from composer_replication.loss.forward.rows import FusedRows, PlainRows
 from composer_replication.types.errors import ModelError
 
-__all__ = ["Forward", "forward", "overheard", "sequence_logprobs", "why_plain"]
-
 
 class Forward:
     """One forward pass over `input_ids` [B, T]."""

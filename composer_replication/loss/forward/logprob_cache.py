@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from composer_replication.types.errors import StorageError
 
-__all__ = ["LogprobCache", "Score", "weights_digest"]
-
 Score: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(`input_ids`, `attention_mask`, `response_mask`), all [B, T] -> log-probs [B, T], 0 outside the mask."""
 

@@ -28,16 +28,6 @@ from composer_replication.loss.forward.models import load_weights, save_policy
 from composer_replication.loss.forward.modes import sharded_units, whole_weights
 from composer_replication.types.errors import CheckpointError, StorageError
 
-__all__ = [
-    "KEPT",
-    "Restorable",
-    "adopt_checkpoint",
-    "latest_checkpoint",
-    "load_checkpoint",
-    "read_checkpoint",
-    "save_checkpoint",
-]
-
 KEPT = 2
 _MANIFEST = "MANIFEST.sha256"
 _REQUIRED = ("config.json", "learner.pt", "loop.json")

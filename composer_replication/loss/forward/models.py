@@ -16,17 +16,6 @@ from transformers.utils import logging as transformers_logging
 from composer_replication.config import ModelConfig
 from composer_replication.types.errors import ModelError
 
-__all__ = [
-    "load_model",
-    "load_policy",
-    "load_tokenizer",
-    "load_weights",
-    "no_progress_bars",
-    "resolve_device",
-    "save_policy",
-]
-
-
 # How a damaged config.json surfaces inside transformers: TypeError and AttributeError (not an object), ZeroDivisionError (no
 # key/value heads), StrictDataclassError (a field of another type).
 _LOAD_ERRORS = (

@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from composer_replication.types.errors import ModelError
 
-__all__ = ["enable_checkpointing", "evaluating", "in_lockstep", "sharded_units", "unwrapped", "update_mode", "whole_weights"]
-
 
 def unwrapped(model: nn.Module) -> Any:
     """Return the Hugging Face model inside DistributedDataParallel and other wrappers that keep it as `.module`."""

@@ -19,8 +19,6 @@ from composer_replication.loss.forward.forward import Forward, forward, why_plai
 from composer_replication.loss.forward.modes import in_lockstep, unwrapped
 from composer_replication.loss.forward.rows import FusedRows, PlainRows, concatenated
 
-__all__ = ["Prefix", "caches_attention_only", "common_prefix", "fallbacks", "read_on_top", "read_prefix", "why_no_prefix"]
-
 
 class Prefix:
     """Keys and values of rows of tokens."""

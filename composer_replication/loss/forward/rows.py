@@ -29,8 +29,6 @@ from composer_replication.kernels import (
 )
 from composer_replication.policy_gradient import token_logprobs
 
-__all__ = ["FusedRows", "HintLoss", "PlainRows", "concatenated", "divergence_of"]
-
 HintLoss: TypeAlias = Divergence | SampledToken | EntropyGatedOPD
 """The comparison of the hint channel's student with its teacher."""
 

@@ -8,8 +8,6 @@ from composer_replication.config.executor import ExecutorConfig
 from composer_replication.diloco import serverless
 from composer_replication.diloco.serverless.protocol import ServerlessExecutor
 
-__all__ = ["open_executor"]
-
 
 def open_executor(options: ExecutorConfig) -> ServerlessExecutor:
     """Create the executor; nothing is started.

@@ -26,8 +26,6 @@ from composer_replication.types.errors import (
     TraceError,
 )
 
-__all__ = ["Fleet", "Seen", "Told"]
-
 ENTRY = "composer_replication.recipes.diloco.replica:train_replica"
 _LOOK_S, _AGAIN_S = 1.0, 30.0
 """Seconds between looks, and until a launch that the backend refused is tried again."""

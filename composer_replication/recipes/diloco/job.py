@@ -12,8 +12,6 @@ from composer_replication.recipes.diloco.fleet import Fleet, Seen, Told
 from composer_replication.recipes.diloco.learner_state import LearnerState
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["check_job", "rendezvous_of", "run_job"]
-
 
 def rendezvous_of(config: RunConfig) -> str:
     """Return the address of the job's store."""

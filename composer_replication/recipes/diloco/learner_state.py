@@ -13,8 +13,6 @@ from composer_replication.diloco.serverless.protocol import ReplicaHandle, Serve
 from composer_replication.observe.files import exclusive, remove, replace_file, storage_errors
 from composer_replication.types.errors import BackendError, ConfigError, StorageError
 
-__all__ = ["LearnerState"]
-
 _LOOK_S, _END_S = 1.0, 180.0
 """Seconds between looks at replicas that were told to end, and for them to have ended."""
 

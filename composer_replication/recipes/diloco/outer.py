@@ -19,8 +19,6 @@ from composer_replication.trainer.pairs.replay import pairs_digest, wants_replay
 from composer_replication.trainer.train import StepCallback
 from composer_replication.types.errors import CheckpointError, ConfigError
 
-__all__ = ["DiLoCoCallback"]
-
 _REMADE = ("optimizer", "reference")
 """Parts of a learner's state that are kept elsewhere: the outer loop saves the optimizer; the start is the reference."""
 

@@ -24,8 +24,6 @@ from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.sampling.task_shards import TaskShard
 from composer_replication.trainer.train import train_arm
 
-__all__ = ["train_replica"]
-
 _APART = 1_000_003
 """Between the seeds of two replicas."""
 

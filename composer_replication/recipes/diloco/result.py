@@ -11,8 +11,6 @@ from composer_replication.config import is_name
 from composer_replication.diloco.store import Store
 from composer_replication.types.errors import ObjectStoreError, StorageError
 
-__all__ = ["fetch_policy", "put_policy"]
-
 _NOT_OF_THE_POLICY = ("learner.pt", "loop.json", "MANIFEST.sha256")
 """Files of a checkpoint that only a resumed run reads."""
 

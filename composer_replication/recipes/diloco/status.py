@@ -10,8 +10,6 @@ from pydantic import TypeAdapter
 from composer_replication.diloco.store import Store
 from composer_replication.diloco.wire import DamagedError, parsed
 
-__all__ = ["Status", "read_status", "write_status"]
-
 
 @dataclass(frozen=True, slots=True)
 class Status:

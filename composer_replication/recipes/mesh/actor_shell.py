@@ -13,8 +13,6 @@ from typing import Any
 from composer_replication.recipes.mesh.protocol import Build, Port
 from composer_replication.types.errors import BackendError, ComposerError
 
-__all__ = ["ActorShell", "CallResult", "opened"]
-
 
 @dataclass(frozen=True, slots=True)
 class CallResult:

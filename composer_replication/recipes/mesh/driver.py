@@ -40,8 +40,6 @@ from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Trajectory
 from composer_replication.types.errors import StorageError
 
-__all__ = ["Driver", "Roles"]
-
 
 @dataclass(frozen=True, slots=True)
 class Roles:

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from composer_replication.types.errors import BackendError
 
-__all__ = ["ActorDiedError", "ActorStalledError", "WeightsLostError", "in_time"]
-
 T = TypeVar("T")
 
 

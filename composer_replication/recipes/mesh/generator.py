@@ -25,8 +25,6 @@ from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.engines import PolicyEngine, ServedPolicy, open_engine
 from composer_replication.types import GradeReport, Group, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["Generator", "Order"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:

@@ -20,8 +20,6 @@ from composer_replication.observe import files
 from composer_replication.types import Group, group_from_json, to_json
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["GroupLedger"]
-
 
 class GroupLedger:
     """The groups of one arm, numbered from 0 in the order they are first issued. One process writes it at a time.

@@ -6,8 +6,6 @@ import asyncio
 import os
 from typing import ClassVar
 
-__all__ = ["Member"]
-
 
 class Member:
     """An actor whose death or stall is noticed, and whose CPU time is counted."""

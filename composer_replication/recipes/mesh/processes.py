@@ -8,8 +8,6 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "is_gone", "watch"]
-
 _ENDING_S = 10.0
 """The most that the kernel is given to end a process that it has killed."""
 

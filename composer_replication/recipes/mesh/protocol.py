@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Build", "Handle", "Mesh", "Port", "WeightHandle"]
-
 
 @dataclass(frozen=True, slots=True)
 class WeightHandle:

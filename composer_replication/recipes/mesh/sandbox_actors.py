@@ -23,8 +23,6 @@ from composer_replication.sandbox.grading.grade import GradeCache, grade
 from composer_replication.tasks.store import Task
 from composer_replication.types import GradeReport, Message, ToolCall, ToolResult, ToolSchema
 
-__all__ = ["EnvHost", "Rewarder", "SandboxPool"]
-
 ResultT = TypeVar("ResultT")
 
 

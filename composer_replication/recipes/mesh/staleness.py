@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["StalenessRule"]
-
 
 @dataclass(frozen=True, slots=True)
 class StalenessRule:

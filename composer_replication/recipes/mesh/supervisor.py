@@ -13,8 +13,6 @@ from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalle
 from composer_replication.recipes.mesh.protocol import Build, Handle, Mesh
 from composer_replication.types.errors import BackendError
 
-__all__ = ["MOST_DEATHS", "Supervisor"]
-
 MOST_DEATHS = 5
 """Deaths of one actor without a step in between, after which the run stops: something kills it."""
 

@@ -31,8 +31,6 @@ from composer_replication.trainer.pairs.replay import collect_pairs, pairs_diges
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Hint, Pair, Trajectory
 
-__all__ = ["Stepped", "TeacherActor", "Trainer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stepped:

@@ -9,8 +9,6 @@ from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.mesh.protocol import Mesh
 from composer_replication.trainer.run_context import RunContext
 
-__all__ = ["check", "train_arm"]
-
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError when an arm asks for something that no mesh can do."""

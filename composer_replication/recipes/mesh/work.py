@@ -16,8 +16,6 @@ from composer_replication.tasks.store import Task
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import Group
 
-__all__ = ["Job", "Work"]
-
 
 @dataclass(slots=True, eq=False)
 class Job:

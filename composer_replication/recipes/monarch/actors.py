@@ -16,8 +16,6 @@ from composer_replication.recipes.monarch.library import Port, endpoint
 if TYPE_CHECKING:
     from composer_replication.recipes.mesh.protocol import Build
 
-__all__ = ["ACTORS", "EnvActor", "GeneratorActor", "RewarderActor", "TeacherPoolActor", "TrainerActor", "actor_for"]
-
 
 def _endpoint(method: str) -> Any:
     """Make an endpoint that runs a method of the object with the arguments of the call."""

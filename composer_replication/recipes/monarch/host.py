@@ -19,8 +19,6 @@ from composer_replication.recipes.monarch.processes import settle
 from composer_replication.recipes.monarch.weights import MonarchPort
 from composer_replication.types.errors import BackendError
 
-__all__ = ["Host"]
-
 
 class Host(Actor):
     """A Monarch actor that builds an object in its process and runs the methods that are called.

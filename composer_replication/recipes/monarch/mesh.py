@@ -32,8 +32,6 @@ from composer_replication.recipes.monarch.library import (
 from composer_replication.recipes.monarch.processes import answer, at_home
 from composer_replication.types.errors import BackendError, ConfigError
 
-__all__ = ["MonarchHandle", "MonarchMesh"]
-
 LOOPBACK = "127.0.0.1"
 _log = logging.getLogger(__name__)
 _OTHERS_S = 30.0

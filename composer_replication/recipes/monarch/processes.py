@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 from composer_replication.recipes.mesh.processes import Process, watch
 from composer_replication.recipes.monarch.library import SupervisionError
 
-__all__ = ["answer", "at_home", "settle"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from composer_replication.recipes.monarch.library import (
 from composer_replication.recipes.monarch.processes import answer, at_home
 from composer_replication.types.errors import BackendError
 
-__all__ = ["MonarchPort"]
-
 SLOTS = 2
 """The present publication and the one before it."""
 ALIGNMENT = 64

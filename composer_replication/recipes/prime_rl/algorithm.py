@@ -33,8 +33,6 @@ from composer_replication.types.errors import BackendError, ConfigError, Missing
 if TYPE_CHECKING:
     ComposerAlgorithm: Any
 
-__all__ = ["PAIR", "algorithm_class", "register"]
-
 PAIR = "composer_pair"
 """Key of a trace's `info`: the number of its pair in the file."""
 DROPPED = "composer_dropped_hints"

@@ -23,8 +23,6 @@ from composer_replication.config import RlvrConfig
 from composer_replication.loss.channels import TokenStreams
 from composer_replication.policy_gradient import Surrogate, kl_k3
 
-__all__ = ["LossInputs", "LossOutputs", "loss_fn"]
-
 
 class LossInputs(Protocol):
     """The arguments that PRIME-RL passes: log-probs, advantages and mask [seq] of one sequence.

@@ -19,8 +19,6 @@ from composer_replication.recipes.prime_rl.options import is_ours
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["LOSS_FN", "check", "prime_rl_config", "validate", "write_configs"]
-
 LOSS_FN = "composer_replication.recipes.prime_rl.composer_loss.loss_fn"
 
 

@@ -24,8 +24,6 @@ from composer_replication.trainer.preflight import NO_SOURCE
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import BackendError
 
-__all__ = ["PrimeRLMetrics", "measured"]
-
 _NAMES = {
     "rlvr/loss/mean": "rlvr/loss",
     "rlvr/clip_frac/mean": "rlvr/clip_frac",

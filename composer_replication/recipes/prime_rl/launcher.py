@@ -18,8 +18,6 @@ from typing import Any
 from composer_replication.recipes.prime_rl.algorithm import register
 from composer_replication.types.errors import ComposerError, ConfigError, MissingExtraError
 
-__all__ = ["main", "orchestrator_command"]
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one of PRIME-RL's commands and return the exit status; PRIME-RL's own commands leave by SystemExit."""

@@ -7,8 +7,6 @@ from typing import Any
 from composer_replication.config.section import flat
 from composer_replication.recipes.prime_rl.settings import RUN_FILE
 
-__all__ = ["is_ours"]
-
 _OURS = (
     "bench",
     "clean_output_dir",

@@ -28,8 +28,6 @@ from composer_replication.trainer.signals import HintSources, SignalMaker
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["REFERENCES", "Pairs", "Score", "hint_maker", "select_hints", "shared_pairs"]
-
 Score: TypeAlias = Callable[[list[int]], Awaitable[list[float]]]
 """Token ids to the log-prob of each given those before it; of the first, 0."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from composer_replication.config import RunConfig, load_config
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["FROZEN_URL", "RUN_FILE", "needs_frozen", "read_run_file"]
-
 RUN_FILE = "COMPOSER_PRIME_RL_RUN"
 """Environment variable: path of the run file of one arm (`config.write_configs` writes it)."""
 FROZEN_URL = "COMPOSER_PRIME_RL_FROZEN_URL"

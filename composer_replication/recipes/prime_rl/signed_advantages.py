@@ -16,8 +16,6 @@ from torch import Tensor
 from composer_replication.config import ReplayConfig
 from composer_replication.distillation import dpo_loss, simpo_loss
 
-__all__ = ["SignedPair", "signed_advantages"]
-
 
 @dataclass(frozen=True, slots=True)
 class SignedPair:

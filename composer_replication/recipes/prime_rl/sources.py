@@ -33,8 +33,6 @@ except ModuleNotFoundError as error:
         "sources for PRIME-RL need verifiers, which is not installed", fix="use the environment of a PRIME-RL checkout"
     ) from error
 
-__all__ = ["ComposerAgent", "PairHarness", "PairTaskset"]
-
 
 class ComposerAgentConfig(vf.HarnessConfig):
     """`[env.agent.harness]`."""

@@ -14,8 +14,6 @@ from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.recorder import native_call
 from composer_replication.types import Message, StopReason, ToolCall, ToolResult, ToolSchema, Trajectory, Turn
 
-__all__ = ["RESULTS", "task_id_of", "trajectory_of"]
-
 RESULTS = "composer_results"
 """Key of a trace's `info`: status and details of a call's result by its id, as our environment gave them."""
 

@@ -32,8 +32,6 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RayHandle", "RayMesh", "RayPort"]
-
 STORE_BYTES = 512 << 20
 """Shared memory for weights, by default."""
 _KNOCK_S = 30.0

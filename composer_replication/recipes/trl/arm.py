@@ -45,8 +45,6 @@ from composer_replication.trainer.signals import Signals
 from composer_replication.types import Group, Pair, Trajectory
 from composer_replication.types.errors import ConfigError, ModelError
 
-__all__ = ["TrlArm"]
-
 ResultT = TypeVar("ResultT")
 
 

@@ -13,8 +13,6 @@ from composer_replication.types.errors import ConfigError, one_of
 if TYPE_CHECKING:
     from trl import GRPOConfig
 
-__all__ = ["check", "grpo_options", "make_grpo_config"]
-
 _LOSS_TYPES = {"bnpo": "dapo", "gspo": "grpo"}
 """Where TRL says it otherwise: its `bnpo` depends on how a batch is cut, and its GSPO is a level of importance sampling."""
 _OURS = frozenset(

@@ -16,8 +16,6 @@ from torch import Tensor
 from composer_replication.loss.batch import Batch
 from composer_replication.loss.forward import Forward
 
-__all__ = ["PREFIX", "gathered", "spread", "unpadded", "with_students"]
-
 PREFIX = "composer_"
 """Prefix of the keys, so that they differ from a trainer's own."""
 _HINTS = (

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-__all__ = ["SignalSource", "StepSignals"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignals:

@@ -24,8 +24,6 @@ from composer_replication.trainer.signals import HintSources, SignalMaker
 from composer_replication.types import StopReason, ToolCall, ToolResult, Trajectory, Turn, Unscored
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["ToolLoopHints", "recovered_turns"]
-
 
 class ToolLoopHints:
     """A `SignalSource` for `environment_factory=CodingEnvironmentFactory(...)`: it finds hints at error turns.

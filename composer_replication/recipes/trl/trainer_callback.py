@@ -13,8 +13,6 @@ from composer_replication.loss import LossComponents
 from composer_replication.trainer.learning.learner import merge_metrics
 from composer_replication.types.errors import CheckpointError
 
-__all__ = ["TeacherCallback", "state_path"]
-
 _STATE_FILE = "composer.pt"
 
 

@@ -18,8 +18,6 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from composer_replication.policy_gradient import AdvantageKind, group_advantages
 from composer_replication.recipes.verl.plan import ArmPlan
 
-__all__ = ["PENALTY", "VERDICT", "advantages_of_rows", "composer_advantages"]
-
 VERDICT, PENALTY = 0, 1
 """Where a row's rewards have them."""
 

@@ -22,8 +22,6 @@ from composer_replication.rollouts.agent_loop import Rollout
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Pair, Unscored
 
-__all__ = ["ComposerAgentLoop", "ComposerOutput"]
-
 _GROUPS: dict[str, Siblings[GroupRecord]] = {}
 """By verl's uid of the prompt: the groups that are under way in this process."""
 _LEAST = 2

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from composer_replication.rollouts.protocol import Sample
 from composer_replication.types.errors import BackendError, ModelError
 
-__all__ = ["check_versions", "sample_of"]
-
 
 def sample_of(
     ids: Sequence[int], logprobs: Sequence[float] | None, reason: str | None, *, most: int, room: int, ends: Collection[int]

@@ -18,8 +18,6 @@ from torch import Tensor
 from composer_replication.loss.batch import Batch, collate
 from composer_replication.types import HintedTurn, Pair, StopReason, Trajectory, Turn, Unscored, to_json
 
-__all__ = ["COLUMN", "Row", "hint_batch", "pack", "rows_of", "tokens_of"]
-
 COLUMN = "composer"
 """Our entry in `extra_fields`."""
 

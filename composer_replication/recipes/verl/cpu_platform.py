@@ -13,8 +13,6 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-__all__ = ["CPUPlatform"]
-
 
 class _Device(types.SimpleNamespace):
     """`torch.cpu` with the names of `torch.cuda` that verl calls on every device."""

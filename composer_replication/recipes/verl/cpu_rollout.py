@@ -25,8 +25,6 @@ from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.transformers_engine import TransformersEngine
 from composer_replication.types.errors import ModelError
 
-__all__ = ["CPUReplica", "CPURollout", "CPUServer"]
-
 _TOGETHER_S = 0.01
 """How long a batch waits for requests that arrive with its first."""
 

@@ -13,8 +13,6 @@ from composer_replication.trainer.pairs.replay import pairs_of_step
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 from composer_replication.types import Pair, to_json
 
-__all__ = ["evaluation_rows", "training_rows", "write_rows"]
-
 
 def training_rows(config: RunConfig, tasks: Sequence[Task], pairs: Sequence[Pair]) -> Iterator[dict[str, Any]]:
     """Yield the rows of all steps: the tasks that the local trainer would take, which share the step's pairs."""

@@ -35,8 +35,6 @@ from composer_replication.recipes.verl.policy_loss import kl_loss
 from composer_replication.trainer.learning.learner import merge_metrics, rate_share
 from composer_replication.types.errors import ModelError
 
-__all__ = ["ComposerEngine"]
-
 _DENOMINATOR = "composer_hint_denominator"
 """In the micro-batches of a training step: the whole batch's. Passes that only score have none, and no hint channel."""
 _PART = "composer"

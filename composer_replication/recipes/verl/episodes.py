@@ -24,8 +24,6 @@ from composer_replication.trainer.rewards import penalties_of
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Hint, HintedTurn, Trajectory, group_from_json, to_json
 
-__all__ = ["Episodes", "GroupRecord", "forget_groups", "read_groups"]
-
 _FOLDERS = "agents-*"
 """Folders of the processes that ran agent loops: a file for each step, with a line of JSON for each group."""
 

@@ -16,8 +16,6 @@ from composer_replication.trainer.journal import ArmJournal, flat, refuse_unscor
 from composer_replication.types import Trajectory, Unscored
 from composer_replication.types.errors import BackendError
 
-__all__ = ["VerlMetrics"]
-
 _RENAMED = {
     "actor/grad_norm": "optimizer/grad_norm",
     "actor/optimizer/learning_rate": "optimizer/learning_rate",

@@ -14,8 +14,6 @@ from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["AGGREGATION", "Files", "check", "command_line", "settings"]
-
 _OURS = (
     "actor_rollout_ref.actor.checkpoint.",
     "actor_rollout_ref.actor.clip_ratio",

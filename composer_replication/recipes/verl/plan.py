@@ -13,8 +13,6 @@ from composer_replication.config import RunConfig
 from composer_replication.observe import files
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["CPU_ROLLOUT", "PLAN", "ArmPlan", "on_cpu"]
-
 CPU_ROLLOUT = "composer_cpu"
 """Our rollout server's name (`actor_rollout_ref.rollout.name`)."""
 PLAN = "COMPOSER_VERL_PLAN"

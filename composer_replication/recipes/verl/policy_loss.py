@@ -18,8 +18,6 @@ from composer_replication.policy_gradient import kl_k3
 from composer_replication.recipes.verl.overrides import AGGREGATION
 from composer_replication.recipes.verl.plan import ArmPlan
 
-__all__ = ["kl_loss", "policy_loss"]
-
 
 @register_policy_loss("composer")
 def policy_loss(

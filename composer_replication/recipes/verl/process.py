@@ -12,8 +12,6 @@ from composer_replication.recipes.program import RunningProgram
 from composer_replication.recipes.verl.plan import ArmPlan
 from composer_replication.types.errors import BackendError
 
-__all__ = ["Main"]
-
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b(\(.*\))?:")
 _RAY = re.compile(r"^\(.*?pid=\d+.*?\)\s*|\x1b\[[0-9;]*m")
 

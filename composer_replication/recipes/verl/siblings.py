@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from composer_replication.types import Trajectory
 
-__all__ = ["Siblings"]
-
 FoundT = TypeVar("FoundT")
 
 

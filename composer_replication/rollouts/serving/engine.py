@@ -19,8 +19,6 @@ from composer_replication.rollouts.serving.weights import PREFIX, PolicySource, 
 from composer_replication.rollouts.serving.wire import Answer, Ask, Server, checked
 from composer_replication.types.errors import ModelError
 
-__all__ = ["ServingEngine", "open_server"]
-
 _log = logging.getLogger(__name__)
 
 TOLERANCE = 0.1

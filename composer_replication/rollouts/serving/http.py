@@ -18,8 +18,6 @@ import openai
 
 from composer_replication.types.errors import ConfigError, ModelError
 
-__all__ = ["KEY_VARIABLE", "Http", "RefusedError"]
-
 KEY_VARIABLE = "COMPOSER_SERVER_KEY"
 """Environment variable with the server's `--api-key`, where it has one."""
 

@@ -9,8 +9,6 @@ from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, encoded_by, unreadable
 from composer_replication.types.errors import ModelError
 
-__all__ = ["SglangServer"]
-
 _TOO_OLD = "serve with SGLang 0.5.23 or newer, and ask it itself: gateways leave token ids out"
 _KEPT = 2
 """Positions at the end of its window that SGLang never fills."""

@@ -14,8 +14,6 @@ from composer_replication.types.errors import ModelError
 from composer_replication.weights.follow import folder_of, send_files
 from composer_replication.weights.publish import WeightPublisher
 
-__all__ = ["ThroughStore"]
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 

@@ -9,8 +9,6 @@ from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, encoded_by, unreadable
 from composer_replication.types.errors import ModelError
 
-__all__ = ["VllmServer"]
-
 _TOO_OLD = "serve with vLLM 0.32 or newer, and ask it itself: gateways leave token ids out"
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Sent explicitly; otherwise the server would take its defaults from the model's generation_config.json."""

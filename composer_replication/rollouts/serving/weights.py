@@ -11,8 +11,6 @@ from safetensors import SafetensorError
 
 from composer_replication.types.errors import StorageError
 
-__all__ = ["PREFIX", "PolicySource", "SharedFolder", "WeightTransfer"]
-
 PREFIX = "composer-"
 """Prefix of the folders' names."""
 

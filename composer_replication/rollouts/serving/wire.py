@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.types.errors import ModelError
 
-__all__ = ["Answer", "Ask", "Facts", "Server", "checked", "encoded_by", "unreadable"]
-
 _CLAMPED = -9999.0
 """The value vLLM sends for minus infinity and for NaN."""
 

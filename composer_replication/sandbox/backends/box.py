@@ -25,8 +25,6 @@ from composer_replication.sandbox.scratch import make_scratch, remove_abandoned
 from composer_replication.sandbox.transfer.requests import PYTHON_ENVIRONMENT, check_paths, environment_of, result_of, rlimits_of
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["BoxSandbox", "Setup"]
-
 _GRACE_S = 20.0
 """Extra seconds beyond its wall limit for setting up and tearing down a sandbox before its supervisor counts as hung."""
 

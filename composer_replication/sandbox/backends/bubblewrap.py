@@ -9,8 +9,6 @@ from composer_replication.sandbox.backends.stage import Stage, mount_stage
 from composer_replication.sandbox.backends.supervisor import Started, fork_command, open_cgroups
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
-__all__ = ["start"]
-
 
 def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     """Lay out the tree and start bwrap over it. Raises OSError."""

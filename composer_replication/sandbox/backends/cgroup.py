@@ -15,8 +15,6 @@ from pathlib import Path
 
 from composer_replication.sandbox.protocol import Limits
 
-__all__ = ["USUAL", "Cgroups", "UsageMeter", "find_cgroups"]
-
 _PREFIX = "composer-box-"
 _COUNTER_BYTES = 4096
 USUAL = (Limits().memory_mb + Limits().disk_mb, Limits().processes)

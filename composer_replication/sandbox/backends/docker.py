@@ -33,8 +33,6 @@ from composer_replication.sandbox.transfer.requests import check_paths, environm
 from composer_replication.sandbox.transfer.upload import Disk, archive_of, modules_archive, most_bytes, one_line
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
-__all__ = ["DEFAULT_IMAGE", "DockerSandbox", "open_docker"]
-
 DEFAULT_IMAGE = "debian:stable-slim"
 
 _log = logging.getLogger(__name__)

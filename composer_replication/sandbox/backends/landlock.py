@@ -17,8 +17,6 @@ from composer_replication.sandbox.backends.supervisor import Started
 from composer_replication.sandbox.backends.unsafe import start_in_copy
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
-__all__ = ["abi_version", "start"]
-
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _GET_VERSION, _RULE_PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8

@@ -33,8 +33,6 @@ from composer_replication.sandbox.backends.supervisor import (
 )
 from composer_replication.sandbox.request import BoxFds, BoxRequest, WarmProgram
 
-__all__ = ["BOOTSTRAP", "become", "main"]
-
 Groups: TypeAlias = tuple[int, str, str, str | None] | None
 """`Cgroups.as_plain`, where there are any."""
 

@@ -13,43 +13,6 @@ import platform
 import socket
 import struct
 
-__all__ = [
-    "CLONE_NEWCGROUP",
-    "CLONE_NEWIPC",
-    "CLONE_NEWNET",
-    "CLONE_NEWNS",
-    "CLONE_NEWPID",
-    "CLONE_NEWUSER",
-    "CLONE_NEWUTS",
-    "MNT_DETACH",
-    "MS_BIND",
-    "MS_NODEV",
-    "MS_NOEXEC",
-    "MS_NOSUID",
-    "MS_PRIVATE",
-    "MS_RDONLY",
-    "MS_REC",
-    "MS_REMOUNT",
-    "MS_SHARED",
-    "MS_SLAVE",
-    "answer_syscalls",
-    "arrivals",
-    "bind",
-    "die_with_parent",
-    "drop_bounding_set",
-    "drop_capabilities",
-    "loopback_up",
-    "mount",
-    "no_new_privs",
-    "pivot_root",
-    "set_dumpable",
-    "set_subreaper",
-    "syscall",
-    "umount",
-    "unshare",
-    "watch_arrivals",
-]
-
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384

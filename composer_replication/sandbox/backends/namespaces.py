@@ -28,8 +28,6 @@ from composer_replication.sandbox.backends.supervisor import (
 )
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
-__all__ = ["BOX_UID", "ETC_FILES", "SYSTEM_FOLDERS", "Prepared", "enter_user_namespace", "prepare"]
-
 BOX_UID = 65534
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 """Top-level folders besides /usr that a program may be linked against: symbolic links into /usr, or separate folders."""

@@ -12,8 +12,6 @@ from composer_replication.sandbox.protocol import Limits
 from composer_replication.sandbox.request import BoxFds, BoxReport, BoxRequest
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["Pump"]
-
 _CHUNK = 1 << 16
 
 

@@ -13,8 +13,6 @@ from composer_replication.sandbox.backends import linux
 from composer_replication.sandbox.changes import Changed, read_changes
 from composer_replication.sandbox.request import BoxRequest
 
-__all__ = ["Stage", "apply_changes", "copy_tree", "mount_stage", "write_id_maps"]
-
 _WHITEOUT = os.makedev(0, 0)
 _FULL_BLOCKS = 16
 _FLAGS = linux.MS_NOSUID | linux.MS_NODEV

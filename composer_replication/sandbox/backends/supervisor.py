@@ -21,23 +21,6 @@ from composer_replication.sandbox.backends.cgroup import USUAL, Cgroups, UsageMe
 from composer_replication.sandbox.changes import Changed
 from composer_replication.sandbox.request import WARM_FLAGS, BoxFds, BoxReport, BoxRequest, WarmProgram
 
-__all__ = [
-    "CHANNEL_FD",
-    "SETUP_ERRORS",
-    "Started",
-    "exec_command",
-    "exit_with",
-    "fork",
-    "fork_command",
-    "join_cgroups",
-    "open_cgroups",
-    "raised",
-    "read_request",
-    "receive_fds",
-    "send_fds",
-    "supervise",
-]
-
 CHANNEL_FD = 3
 """The result channel's descriptor number in every sandbox."""
 _FIRST_FREE_FD = 64

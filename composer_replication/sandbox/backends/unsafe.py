@@ -18,8 +18,6 @@ from composer_replication.sandbox.backends.supervisor import Started, fork_comma
 from composer_replication.sandbox.changes import Changed, read_changes
 from composer_replication.sandbox.request import BoxFds, BoxRequest
 
-__all__ = ["start", "start_in_copy"]
-
 
 def start(request: BoxRequest, fds: BoxFds, error_fd: int) -> Started:
     """Copy the tree and run the command there, as the requesting user. Raises OSError."""

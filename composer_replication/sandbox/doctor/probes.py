@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from composer_replication.sandbox.attempt import Attempt, processes_with
 from composer_replication.sandbox.protocol import Ending
 
-__all__ = ["PROBES", "Probe"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:

@@ -12,8 +12,6 @@ from composer_replication.sandbox.doctor.probes import PROBES, Probe
 from composer_replication.sandbox.protocol import Sandbox
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["Elsewhere", "ProbeResult", "ProbeVerdict", "escapes", "self_test"]
-
 
 class ProbeVerdict(StrEnum):
     """The verdict on a probe."""

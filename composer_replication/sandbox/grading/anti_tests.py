@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-__all__ = ["TwinTests", "contradiction", "expectations", "with_twins"]
-
 _Def: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _EQUALITIES = frozenset(
     {"assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual"}

@@ -13,8 +13,6 @@ from composer_replication.sandbox.grading.pytest_run import CodeRunner, TestRun
 from composer_replication.sandbox.protocol import Ending, ExecResult, Tree
 from composer_replication.types.held_out_checks import HeldOutCall
 
-__all__ = ["Recorded", "examine_calls", "record_calls", "wrong_calls"]
-
 Recorded: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 """Target -> different calls of it in order: arguments as JSON, and the test file that made the first such call."""
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer_replication.sandbox.grading.literals import Unwritable, encode_argument, find
 
-__all__ = ["start"]
-
 _KEPT = 1 << 16
 """Most objects whose construction is remembered."""
 _VARARGS, _VARKEYWORDS, _GENERATOR, _ASYNC = 0x04, 0x08, 0x20, 0x280

@@ -34,8 +34,6 @@ from composer_replication.sandbox.single_flight import SingleFlightCache
 from composer_replication.types import GradeReport, Outcome, TaskSpec, Unscored, grade_from_json, to_json
 from composer_replication.types.errors import SandboxError, StorageError, TaskError
 
-__all__ = ["GradeCache", "grade", "judge"]
-
 _NAMED_TESTS = 5
 """How many failed tests a report's reasons name."""
 _MOST_VERDICTS = 4096

@@ -12,8 +12,6 @@ from composer_replication.types import Outcome
 from composer_replication.types.errors import TaskError
 from composer_replication.types.held_out_checks import AntiTest
 
-__all__ = ["HiddenTests", "any_order", "lay_out"]
-
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:

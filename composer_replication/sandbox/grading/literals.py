@@ -19,8 +19,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Unwritable", "decode", "encode_argument", "encode_result", "same"]
-
 _MOST_NODES = 400
 _MOST_CHARACTERS = 4000
 _MOST_BITS = 8192

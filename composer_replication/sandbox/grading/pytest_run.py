@@ -17,8 +17,6 @@ from composer_replication.sandbox.request import WARM_FLAGS
 from composer_replication.types import Outcome
 from composer_replication.types.errors import TaskError
 
-__all__ = ["CodeRunner", "CoverageByTest", "TestRun", "plugins_of"]
-
 CoverageByTest: TypeAlias = dict[str, dict[int, frozenset[str]]]
 """Path relative to the root -> line number -> ids of the tests that executed it (lines run at import only are left out)."""
 

@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 from composer_replication.sandbox.changes import LITTER
 from composer_replication.types import TaskSpec
 
-__all__ = ["Submission", "is_editable", "read_submission"]
-
 _NEVER = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "*.pth")
 _NEVER_MODULES = ("sitecustomize.py", "usercustomize.py")
 """Files that change what a test means or when code runs; not taken even where an allow list is careless."""

@@ -37,8 +37,6 @@ from composer_replication.sandbox.transfer.messages import Archive, command_of, 
 from composer_replication.sandbox.transfer.requests import PYTHON_ENVIRONMENT
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError
 
-__all__ = ["begin", "main"]
-
 _AGENT = """
 import sys
 sys.path.insert(0, {program!r})

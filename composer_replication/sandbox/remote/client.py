@@ -43,8 +43,6 @@ except ModuleNotFoundError as error:
         "the remote sandbox needs swe-rex, which is not installed", fix="pip install 'composer-replication[remote]'"
     ) from error
 
-__all__ = ["KEY_VARIABLE", "PYTHON_VARIABLE", "RemoteSandbox"]
-
 KEY_VARIABLE, PYTHON_VARIABLE = "COMPOSER_REMOTE_KEY", "COMPOSER_REMOTE_PYTHON"
 """Environment variables: the server's `--auth-token`, and the remote interpreter for our agent and, by default, for the tests."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BOOTSTRAP", "INBOX", "LEASE", "OUTBOX"]
-
 INBOX, OUTBOX, LEASE = "inbox", "outbox", "lease"
 """Names in the agent's folder: of requests, of answers, and of the file that keeps the agent alive."""
 

@@ -15,8 +15,6 @@ from swerex.runtime import abstract
 from composer_replication.sandbox.transfer.upload import one_line
 from composer_replication.types.errors import SandboxError, SandboxUnavailableError
 
-__all__ = ["SHORT", "Resolver", "SweRexServer"]
-
 SHORT = 1 << 24
 """Most bytes of a reply that is not a command's result."""
 _FAILED_THERE = 511

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-__all__ = ["pack", "pack_files", "unpack", "unpack_files"]
-
 
 def pack(facts: Mapping[str, Any], blobs: Sequence[bytes]) -> bytes:
     """Pack one archive: facts that JSON can carry, and bytes."""

@@ -6,8 +6,6 @@ import ast
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["PACKAGE", "import_closure"]
-
 PACKAGE = Path(__file__).resolve().parents[2]
 """The folder of `composer_replication`."""
 

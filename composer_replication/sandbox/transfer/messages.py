@@ -13,8 +13,6 @@ from composer_replication.sandbox.transfer.archive import pack_files, unpack_fil
 from composer_replication.sandbox.transfer.requests import check_paths
 from composer_replication.types.errors import ComposerError, SandboxError, SandboxUnavailableError, TaskError
 
-__all__ = ["Archive", "command_of", "error_facts", "raise_error", "request_archive", "result_archive", "result_of_archive"]
-
 Archive = tuple[dict[str, Any], list[bytes]]
 """The entries that `archive.pack` takes and `archive.unpack` returns."""
 

@@ -14,8 +14,6 @@ from composer_replication.sandbox.protocol import Command, Ending, ExecResult, L
 from composer_replication.sandbox.request import BoxReport
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["PYTHON_ENVIRONMENT", "check_paths", "ending_of", "environment_of", "result_of", "rlimits_of"]
-
 PYTHON_ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",

@@ -16,8 +16,6 @@ from composer_replication.sandbox.protocol import Limits, Tree
 from composer_replication.sandbox.transfer.import_closure import PACKAGE, import_closure
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["PAGE", "Disk", "archive_of", "modules_archive", "most_bytes", "one_line"]
-
 PAGE = 4096
 
 

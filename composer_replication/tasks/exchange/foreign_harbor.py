@@ -18,8 +18,6 @@ from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources.source import digest_of
 from composer_replication.types import Deletion, Outcome, TaskSpec
 
-__all__ = ["Expressed", "NotExpressibleError", "express"]
-
 _TESTS = "harbor_tests"
 _SCRATCH = ".harbor"
 _BESIDE = {_SCRATCH, ".git", "__pycache__"}

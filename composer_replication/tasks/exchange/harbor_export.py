@@ -24,8 +24,6 @@ from composer_replication.tasks.files import copy_tree, storage_errors, write_fi
 from composer_replication.tasks.store import Task
 from composer_replication.types import TaskSpec, to_json
 
-__all__ = ["GRADE_FILE", "SPEC_FILE", "export_harbor"]
-
 SPEC_FILE = "task.json"
 GRADE_FILE = "grade.py"
 _ORGANISATION = "composer-replication"

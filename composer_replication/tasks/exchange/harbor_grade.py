@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["main"]
-
 EXIT_UNSCORED = 4
 UNSAFE: Final = "unsafe-subprocess"
 

@@ -26,8 +26,6 @@ from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Unscored, task_spec_from_json
 from composer_replication.types.errors import SandboxError, TaskError
 
-__all__ = ["Refusal", "import_harbor"]
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

@@ -13,8 +13,6 @@ from composer_replication.tasks.sources.environment import declared_requirements
 from composer_replication.types import TaskSpec
 from composer_replication.types.errors import TaskError
 
-__all__ = ["Pins", "pins_of"]
-
 _QUESTION = """
 import json, re, sys
 from importlib.metadata import PackageNotFoundError, distribution

@@ -20,8 +20,6 @@ from composer_replication.tasks.files import copy_tree, storage_errors, write_fi
 from composer_replication.tasks.store import Task
 from composer_replication.types.errors import TaskError
 
-__all__ = ["export_swebench"]
-
 _ROWS = "tasks.jsonl"
 _BUNDLES = "repositories"
 _MOMENT = "2000-01-01T00:00:00+00:00"

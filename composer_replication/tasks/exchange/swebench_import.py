@@ -35,8 +35,6 @@ from composer_replication.tasks.store import Task, load_task, publish_task, writ
 from composer_replication.types import Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError, TaskError, one_of
 
-__all__ = ["Instance", "build_instances", "read_instances", "revert", "task_id_of"]
-
 _COLUMNS = ("instance_id", "base_commit", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "problem_statement")
 
 

@@ -19,8 +19,6 @@ from composer_replication.tasks.report import BuildEvent, BuildOptions, Progress
 from composer_replication.tasks.store import load_task, publish_task
 from composer_replication.types.errors import TaskError
 
-__all__ = ["VERDICTS", "Decider"]
-
 VERDICTS = "verdicts.jsonl"
 """The file of a build's state with a line for each decided candidate."""
 

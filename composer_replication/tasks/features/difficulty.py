@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from composer_replication.languages.python.functions import Function
 
-__all__ = ["difficulty_of"]
-
 _MIDDLE = 60.0
 """The effort whose difficulty is one half: about a function of 30 lines with eight branches and ten calls."""
 

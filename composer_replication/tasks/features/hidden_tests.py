@@ -16,8 +16,6 @@ from typing import TypeAlias
 from composer_replication.languages.python.functions import split_lines
 from composer_replication.tasks.store import Task
 
-__all__ = ["withheld_tests", "without_tests"]
-
 _Function: TypeAlias = tuple[str, tuple[str, ...]]
 """The path of a test file, and the names of classes and function that lead to a test in it."""
 

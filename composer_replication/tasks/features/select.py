@@ -12,8 +12,6 @@ from composer_replication.languages.python.functions import Function, Skipped
 from composer_replication.sandbox.grading.pytest_run import CoverageByTest
 from composer_replication.tasks.features.difficulty import difficulty_of
 
-__all__ = ["Candidate", "Wanted", "choose_candidates", "covering_tests"]
-
 _MOST_IN_COMMON = 0.8
 """Groups with a greater share of their functions in common (Jaccard) are the same exercise twice."""
 

@@ -30,8 +30,6 @@ from composer_replication.sandbox.protocol import Ending, Tree
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.held_out_checks import AntiTest, HeldOutCall, HeldOutChecks
 
-__all__ = ["HIDDEN_BOOK", "HiddenBook", "make_hidden_book", "numbers_of", "prove_calls", "without_broken"]
-
 _NEW_PER_TARGET = 16
 _MOST_CALLS = 20_000
 _MOST_CASES = 40

@@ -19,8 +19,6 @@ from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Outcome
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["make_impossible"]
-
 _TRIED = 4
 
 

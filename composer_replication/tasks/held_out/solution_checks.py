@@ -19,8 +19,6 @@ from composer_replication.types import TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError, SourceError
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["checks_of_solution"]
-
 
 def checks_of_solution(spec: TaskSpec, repo: Path, gold: Mapping[str, bytes], *, sandbox: Sandbox, python: Path) -> HeldOutChecks:
     """Return checks that the solved tree satisfies; the calls among them fail on the tree `repo` without the solution.

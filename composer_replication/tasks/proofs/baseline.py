@@ -14,8 +14,6 @@ from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types import Outcome
 from composer_replication.types.errors import SourceError
 
-__all__ = ["Baseline", "baseline_from_json", "baseline_to_json", "measure_baseline"]
-
 _MIN_PASSING = 0.5
 _NAMED = 3
 _PYTEST_FOUND_NOTHING = 5

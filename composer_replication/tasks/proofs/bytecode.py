@@ -22,8 +22,6 @@ from composer_replication.tasks.files import copy_tree, storage_errors
 from composer_replication.tasks.sources.layout import RepositoryLayout
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["compile_tree"]
-
 _MOST_BYTES = 128 << 20
 _PROGRAM = """
 import importlib, importlib.util, io, json, os, pathlib, py_compile, sys, tarfile

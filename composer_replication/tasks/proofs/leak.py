@@ -21,8 +21,6 @@ from composer_replication.tasks.files import tree_files
 from composer_replication.tasks.sources.source import is_litter
 from composer_replication.types.errors import SandboxError
 
-__all__ = ["LeakScanner", "body_shingles", "gives_away", "installed_copies", "vendored_copies"]
-
 _SHINGLE = 6
 _MIN_TOKENS = 12
 _SHARE = 0.85

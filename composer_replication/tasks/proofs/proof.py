@@ -17,8 +17,6 @@ from composer_replication.types import Outcome, TaskSpec, Unscored
 from composer_replication.types.errors import SandboxError
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["NoTaskError", "Proven", "Without", "prove", "refuse_without_imports", "run_without", "without_functions"]
-
 
 class NoTaskError(Exception):
     """The candidate is not a task; the message says why."""

@@ -37,8 +37,6 @@ from composer_replication.tasks.store import Task, write_task
 from composer_replication.types import Deletion, TaskSpec
 from composer_replication.types.held_out_checks import HeldOutChecks
 
-__all__ = ["CandidateVerdict", "Validator", "slug_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateVerdict:

@@ -12,8 +12,6 @@ from composer_replication.tasks.proofs.leak import body_shingles
 from composer_replication.tasks.sources.source import PristineTree
 from composer_replication.types.errors import ConfigError, SourceError
 
-__all__ = ["Benchmarks"]
-
 _SHARE = 0.5
 """A patch that holds this share of a body's runs of tokens is about that body."""
 _WORDS = 13

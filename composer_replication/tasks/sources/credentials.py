@@ -15,8 +15,6 @@ from composer_replication.tasks.sources.layout import is_example
 from composer_replication.types.errors import SourceError
 from composer_replication.types.secrets import secrets_in
 
-__all__ = ["Credential", "credentials_in", "find_credentials", "refuse_credentials"]
-
 _MAX_BYTES = 1 << 20
 _SHOWN = 5
 

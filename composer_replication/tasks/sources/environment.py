@@ -19,8 +19,6 @@ from packaging.utils import canonicalize_name
 
 from composer_replication.types.errors import SourceError
 
-__all__ = ["declared_requirements", "make_environment", "pkg_info", "pyproject"]
-
 _TEST_GROUPS = frozenset({"test", "tests", "testing", "dev", "develop", "development"})
 _REQUIREMENT_WORDS = _TEST_GROUPS | {"requirements", "requirement", "base", "main", "txt", "in"}
 _TOOLS = ("pytest", "coverage")

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from composer_replication.types.errors import SourceError
 
-__all__ = ["clone", "download_sdist", "is_git_url"]
-
 _PIP = """
 import hashlib, json, os, sys
 from pip._internal.commands.index import IndexCommand

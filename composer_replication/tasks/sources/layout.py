@@ -11,8 +11,6 @@ from pathlib import Path
 from composer_replication.tasks.files import tree_files
 from composer_replication.types.errors import SourceError
 
-__all__ = ["RepositoryLayout", "guess_layout", "is_example"]
-
 _SOURCE_FOLDERS = ("src", "lib", "python")
 _NOT_TESTED = frozenset(
     {"doc", "docs", "example", "examples", "sample", "samples", "demo", "demos", "bench", "benchmark", "benchmarks"}

@@ -10,8 +10,6 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from composer_replication.tasks.sources.environment import pkg_info, pyproject
 from composer_replication.types.errors import SourceError
 
-__all__ = ["UNKNOWN", "check_licence", "licence_of"]
-
 UNKNOWN = "unknown"
 _FILES = ("LICENSE*", "LICENCE*", "COPYING*", "LICENSES/*")
 _CLASSIFIERS = {

@@ -17,8 +17,6 @@ from composer_replication.tasks.files import storage_errors, tree_files
 from composer_replication.tasks.sources.fetch import clone, download_sdist, is_git_url
 from composer_replication.types.errors import SourceError
 
-__all__ = ["SOURCE_RECORD", "STATE", "PristineTree", "digest_of", "fetch_source", "is_litter"]
-
 _LITTER_FOLDERS = frozenset(
     {
         ".git", ".hg", ".svn", ".bzr", "CVS", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".pytype", ".pyre",

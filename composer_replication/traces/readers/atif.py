@@ -24,8 +24,6 @@ from composer_replication.traces.store import context_from
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json
 from composer_replication.types.transcript import Trace
 
-__all__ = ["KEY", "READER", "AtifReader", "trace_from_atif"]
-
 KEY = "composer"
 """The name under `extra` of what ATIF has no field for."""
 COPIED = "copied context: kept as context, not as turns"

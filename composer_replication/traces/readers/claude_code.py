@@ -26,8 +26,6 @@ from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
-__all__ = ["READER", "ClaudeCodeReader"]
-
 SIDE_CHAIN = "lines of side chains (subagents)"
 BROKEN = "a line that is missing or cannot be read"
 TWICE = "lines that a resumed session repeats"

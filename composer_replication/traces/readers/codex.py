@@ -22,8 +22,6 @@ from composer_replication.traces.source import Dropped, Problem, UnreadableError
 from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
 
-__all__ = ["READER", "CodexReader"]
-
 _TYPES = {"session_meta", "response_item", "turn_context", "event_msg", "compacted"}
 _OUTPUT = {"reasoning", "function_call", "custom_tool_call", "local_shell_call", "web_search_call"}
 _RESULTS = {"function_call_output", "custom_tool_call_output", "local_shell_call_output"}

@@ -9,8 +9,6 @@ from typing import Any
 from composer_replication.traces.recorder import native_call
 from composer_replication.types import ToolCall
 
-__all__ = ["native_calls", "number", "objects_in", "present", "section", "string", "text_of"]
-
 
 def string(record: Mapping[str, Any], *path: str) -> str:
     """Return the text at a path of keys; empty when there is none or it is something else."""

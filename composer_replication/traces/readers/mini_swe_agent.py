@@ -20,8 +20,6 @@ from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
 from composer_replication.types import Message, ToolSchema
 from composer_replication.types.transcript import Trace
 
-__all__ = ["READER", "MiniSweAgentReader"]
-
 _PARAMETERS = {
     "type": "object",
     "properties": {"command": {"type": "string", "description": "The bash command to execute"}},

@@ -22,8 +22,6 @@ from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
-__all__ = ["READER", "OpenAIChatReader", "play_messages", "verdict"]
-
 _LISTS = ("messages", "trajectory", "conversations")
 _IDS = ("trajectory_id", "traj_id", "id", "conversation_id")
 _ROLES = {

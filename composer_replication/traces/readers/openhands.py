@@ -26,8 +26,6 @@ from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
 from composer_replication.types.transcript import Trace
 
-__all__ = ["COMPLETIONS", "EVENTS", "READER", "TWIN", "DuplicateConversations", "OpenHandsReader"]
-
 EVENTS, COMPLETIONS = "event-*.json", "*.json"
 ERROR = "[An error occurred during execution.]\n"
 MALFORMED = "_openhands_malformed_tool_call"

@@ -19,8 +19,6 @@ from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
-__all__ = ["READER", "SweAgentReader"]
-
 NO_QUERY = "the log has no query of this step"
 
 

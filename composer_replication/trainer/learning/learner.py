@@ -36,8 +36,6 @@ from composer_replication.trainer.learning.sharding import load_whole_optimizer,
 from composer_replication.types import Trajectory
 from composer_replication.types.errors import ModelError
 
-__all__ = ["Learner", "StepResult", "make_optimizer", "merge_metrics", "rate_share"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

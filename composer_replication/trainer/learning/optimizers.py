@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from composer_replication.diloco.fragments import blocks_of
 from composer_replication.types.errors import ConfigError
 
-__all__ = ["MuonWithAdamW", "make_muon"]
-
 
 class MuonWithAdamW(torch.optim.Optimizer):
     """`torch.optim.Muon` and `torch.optim.AdamW` as one optimizer: one step, one state dict, one place for hooks and schedules.

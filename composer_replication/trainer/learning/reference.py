@@ -20,8 +20,6 @@ from composer_replication.loss.forward import (
 from composer_replication.types import Pair, Trajectory
 from composer_replication.types.errors import ModelError
 
-__all__ = ["PolicyScorer"]
-
 
 @dataclass(frozen=True, slots=True)
 class PolicyScorer:

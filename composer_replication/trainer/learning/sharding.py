@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["load_whole_optimizer", "load_whole_weights", "on_first_rank", "shard", "whole"]
-
 
 def shard(model: nn.Module) -> None:
     """Share the weights out among all ranks, in place, one layer at a time. The processes must know each other by now."""

@@ -18,8 +18,6 @@ from composer_replication.traces.recorder import native_call, wire_call
 from composer_replication.types import Message, Pair, ToolSchema
 from composer_replication.types.errors import ConfigError, ModelError
 
-__all__ = ["FilePairs", "file_digest", "file_pairs", "fits", "read_file", "shuffled"]
-
 _ROLES = ("system", "user", "assistant", "tool")
 
 

@@ -40,17 +40,6 @@ from composer_replication.trainer.run_context import RunContext
 from composer_replication.types import Group, Message, Pair, ToolCall, ToolResult, Trajectory, Unscored, to_json
 from composer_replication.types.errors import SandboxError
 
-__all__ = [
-    "Scorer",
-    "TraceRecorder",
-    "collect_pairs",
-    "pairs_digest",
-    "pairs_of_step",
-    "stored_pairs",
-    "verify_pair",
-    "wants_replay",
-]
-
 
 class TraceRecorder(Protocol):
     """A source of trajectories of the starting policy, to be frozen (`trainer.collector.RolloutCollector`)."""

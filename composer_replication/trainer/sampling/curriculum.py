@@ -20,8 +20,6 @@ from composer_replication.tasks.join import can_be_joined
 from composer_replication.tasks.store import Task
 from composer_replication.types import Group, Unscored
 
-__all__ = ["Curriculum", "Record"]
-
 TaskT = TypeVar("TaskT", bound=AnyTask)
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from composer_replication.envs.source import AnyTask
 from composer_replication.trainer.sampling.task_sampler import choose_tasks
 
-__all__ = ["TaskShard"]
-
 
 @dataclass(frozen=True, slots=True)
 class TaskShard:
