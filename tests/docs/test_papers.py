@@ -21,8 +21,7 @@ HELPERS = {"RowKernel", "TokenLoss", "TokenScores", "accumulation_dtype", "by_tr
 @pytest.mark.parametrize(("name", "file"), sorted(NAMED))
 def test_what_is_named_exists_where_it_is_said_to_be(name, file):
     module = importlib.import_module(file.replace("/", "."))
-    assert hasattr(module, name)
-    assert name in module.__all__
+    assert getattr(module, name).__module__ == module.__name__
 
 
 @pytest.mark.parametrize("room", [policy_gradient, distillation, kernels], ids=lambda room: room.__name__.rpartition(".")[2])
