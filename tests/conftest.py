@@ -28,8 +28,24 @@ STARTED = pytest.StashKey[float]()
 
 
 def cpu_s(config: pytest.Config) -> float:
-    """CPU-seconds of this process and of its children that have ended, without those of session fixtures."""
-    return sum(os.times()[:4]) - config.stash.get(SHARED, 0.0)
+    """CPU-seconds of this process and all it has started, without those of session fixtures.
+
+    A box's time is counted while the launcher that started it still lives.
+    """
+    return sum(os.times()[:4]) + living_cpu_s(os.getpid()) - config.stash.get(SHARED, 0.0)
+
+
+def living_cpu_s(pid: int) -> float:
+    """CPU-seconds of the living descendants of a process and of their ended children, where Linux's /proc tells."""
+    total = 0.0
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            for child in children.read_text().split():
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + living_cpu_s(int(child))
+        except FileNotFoundError:
+            continue  # it has just ended
+    return total
 
 
 class SessionFixtures:

@@ -91,6 +91,8 @@ SCENARIOS = [
 ]
 if ROOT:
     SCENARIOS.append(Scenario(nobody=False, refused=True, bwrap=False, reachable=True))
+GATE = {"nobody", "root and a user per box without namespaces and bwrap"}
+"""Scenarios that are tried before each merge: the one with the most kinds of boxes, and the one with the fewest."""
 everywhere = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 
 
@@ -122,7 +124,10 @@ def test_auto_picks_the_strongest_left(elsewhere, scenario):
 
 
 @pytest.mark.slow
-@everywhere
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(it, id=it.name, marks=() if it.name in GATE or not ROOT else pytest.mark.nightly) for it in SCENARIOS],
+)
 def test_every_kind_of_box(elsewhere, scenario):
     options = (
         "-q",

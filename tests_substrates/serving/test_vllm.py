@@ -1,8 +1,9 @@
-"""vLLM itself, on the CPU: COMPOSER_TEST_VLLM names an interpreter that has it. Four starts, a minute or so each."""
+"""vLLM itself, on the CPU: COMPOSER_TEST_VLLM names an interpreter that has it. Five starts, a minute or so each."""
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
 import subprocess
@@ -193,15 +194,22 @@ def test_the_window_and_the_vocabulary(engine, server):
     assert "tokenizer" in raised.value.fix
 
 
-def test_a_run_trains_on_what_it_samples(server, tmp_path):
-    options = BuildOptions(packages=("harbour/cargo.py",), max_tasks=3)
-    build_tasks(str(project_path("harbour")), tmp_path / "tasks", options)
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    """A folder with tasks and a policy that imitated their solutions."""
+    folder = tmp_path_factory.mktemp("run")
+    build_tasks(str(project_path("harbour")), folder / "tasks", BuildOptions(packages=("harbour/cargo.py",), max_tasks=3))
     model = untied(0)
     imitate(model, ChatRenderer(TOKENIZER), steps=60, seed=0, batch_size=4)
-    save_policy(model, TOKENIZER, tmp_path / "policy")
-    (tmp_path / "run.toml").write_text(
+    save_policy(model, TOKENIZER, folder / "policy")
+    return folder
+
+
+def train_on_servers(folder: Path, name: str, urls: list[str], *words: str) -> RunDir:
+    """Train three steps, each on samples of the weights before it."""
+    (folder / f"{name}.toml").write_text(
         f"""
-name = "served"
+name = "{name}"
 steps = 3
 threads = 1
 [model]
@@ -211,7 +219,7 @@ device = "cpu"
 train = "tasks"
 [rollout]
 engine = "vllm"
-server_url = "{server.url}"
+server_url = {json.dumps(urls)}
 groups = 2
 group_size = 3
 turn_tokens = 48
@@ -226,8 +234,8 @@ replay.weight = 0.0
 learning_rate = 1e-3
 """
     )
-    finish("train", str(tmp_path / "run.toml"), cwd=tmp_path)
-    run = RunDir(tmp_path / "runs" / "served")
+    finish("train", str(folder / f"{name}.toml"), *words, cwd=folder)
+    run = RunDir(folder / "runs" / name)
     means = [m.values["rlvr/importance/mean"] for m in run.read_metrics() if "rlvr/importance/mean" in m.values]
     assert means
     assert means == pytest.approx([1.0] * len(means), abs=1e-4)
@@ -237,6 +245,21 @@ learning_rate = 1e-3
         assert {t.policy_version for t in trajectories} == {step - 1}
         several += sum(len(t.turns) > 1 for t in trajectories)
     assert several, "some rollouts have more than one turn"
+    return run
+
+
+def test_a_run_trains_on_what_it_samples(server, run_folder):
+    train_on_servers(run_folder, "served", [server.url])
+
+
+def test_a_mesh_on_ray_has_a_server_for_each_generator(server, run_folder, tmp_path):
+    """Two servers, two generators: both sample, both get each version of the weights."""
+    words = ["--substrate.type", "ray", "--substrate.generators", "2", "--substrate.max_staleness", "0"]
+    with vllm(PYTHON, run_folder / "policy", tmp_path, *OPTIONS) as second:
+        before = server.metric("vllm:generation_tokens_total")
+        train_on_servers(run_folder, "mesh", [server.url, second.url], *words)
+        sampled = [server.metric("vllm:generation_tokens_total") - before, second.metric("vllm:generation_tokens_total")]
+    assert min(sampled) > 100, "every server is at work"
 
 
 def test_a_server_that_is_not_started_as_it_must_be(tmp_path):
