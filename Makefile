@@ -6,6 +6,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxpro
 COVERAGE := --cov --cov-report=term:skip-covered
 ROOMS := $(sort $(foreach file,$(wildcard tests/*/test_*.py),$(word 2,$(subst /, ,$(file)))))
 ROOM ?=
+CHECK_ROOM = $(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
 
 .PHONY: help env quickstart test test-all test-slow ci-nightly test-substrates one-gradient monarch smoke oracles triton faces replaysim traces docker verl remote serverless serverless-sky serving diloco toploc lint format type imports docs figures extras bench bench-loss bench-hint bench-detectors bench-memory bench-tasks bench-gate bench-prm bench-sandbox bench-agreement bench-replaysim bench-replay one-run bench-substrates bench-serving bench-flow bench-mesh bench-diloco bench-diloco-rl bench-diloco-loss bench-diloco-stall bench-weights bench-gpu soak faults-replay faults-diloco attack report-check arms clean
 
@@ -19,15 +20,16 @@ quickstart: env ## Run the whole recipe for real, small: tasks, rollouts, three 
 	@$(BIN)/composer quickstart
 
 test: env ## Run the inner loop: every test not marked slow, without coverage (ROOM=hints: only those in tests/hints)
-	@$(if $(filter-out $(ROOMS),$(ROOM)),echo "no such room: $(filter-out $(ROOMS),$(ROOM)); the rooms are: $(ROOMS)" >&2; exit 2)
+	@$(CHECK_ROOM)
 	@echo "the tests marked slow are left to make test-all"
 	@$(PYTEST) -m "not slow" $(addprefix tests/,$(ROOM))
 
 test-all: env ## Run every test and report coverage
 	@$(PYTEST) $(COVERAGE)
 
-test-slow: env ## Run the tests that make test leaves out, without those marked nightly
-	@$(PYTEST) -m "slow and not nightly"
+test-slow: env ## Run the tests that make test leaves out, without those marked nightly (ROOM as for make test)
+	@$(CHECK_ROOM)
+	@$(PYTEST) -m "slow and not nightly" $(addprefix tests/,$(ROOM))
 
 ci-nightly: env ## Run what .ci/run leaves out: coverage, and every test environment of noxfile.py (two hours)
 	@$(MAKE) test-all

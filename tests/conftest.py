@@ -43,7 +43,7 @@ def living_cpu_s(pid: int) -> float:
             for child in children.read_text().split():
                 fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
                 total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + living_cpu_s(int(child))
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # it has just ended
     return total
 

@@ -26,6 +26,7 @@ os.write(int(os.environ["COMPOSER_RESULT_FD"]), json.dumps([found, sorted(os.lis
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, attack in FROM_ELSEWHERE.items() if attack.left_over is not None])
 def test_a_tree_that_gives_the_answer_away(tmp_path, name):
     project = tmp_path / "till"

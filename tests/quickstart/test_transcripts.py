@@ -20,6 +20,8 @@ from composer_replication.tasks.build import BuildOptions, build_tasks
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types import Finding, StopReason, ToolCall, Trajectory, Turn
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:

@@ -323,6 +323,7 @@ def test_a_build_that_decided_nothing_binds_its_folder_to_nothing(write_project:
     assert len(build_tasks(str(project), out, BuildOptions(mode="delete")).tasks) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [BuildOptions(), BuildOptions(mode="delete")])
 def test_what_was_measured_of_another_source_is_measured_again(
     write_project: WriteProject, tmp_path: Path, options: BuildOptions
@@ -334,6 +335,7 @@ def test_what_was_measured_of_another_source_is_measured_again(
     assert len(build_tasks(str(project), out, options).tasks) == 1
 
 
+@pytest.mark.slow
 def test_tasks_in_the_source_are_no_part_of_it(write_project: WriteProject) -> None:
     """Their solutions would be copies of what is deleted, and a second folder of tasks a change of the source."""
     project = write_project({**SMALL, "shop.py": f"def f0(first, second):\n{LONG_BODY}"})
@@ -385,6 +387,7 @@ def test_what_another_release_left_is_named(small: Built, tmp_path: Path, name: 
     assert caught.value.fix == f"delete {out / '.build'} and build again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks_before_the_kill", [0, 2])
 def test_a_killed_build_goes_on_to_the_same_result(small: Built, tmp_path: Path, tasks_before_the_kill: int) -> None:
     out = tmp_path / "tasks"
@@ -438,6 +441,7 @@ def is_reached(out: Path, tasks: int) -> bool:
     return (out / ".build" / "source.json").exists() and sum(not p.name.startswith(".") for p in out.iterdir()) >= tasks
 
 
+@pytest.mark.slow
 def test_max_stops_and_more_continues(small: Built, tmp_path: Path) -> None:
     out = tmp_path / "tasks"
     first = build_tasks(str(small.project), out, BuildOptions(max_tasks=2, jobs=3))
@@ -450,6 +454,7 @@ def test_max_stops_and_more_continues(small: Built, tmp_path: Path) -> None:
     assert (fewer.tasks, fewer.stopped) == (small.report.tasks, ""), "what there is stays in the account"
 
 
+@pytest.mark.slow
 def test_a_spent_budget_stops_and_building_again_continues(small: Built, tmp_path: Path) -> None:
     out = tmp_path / "tasks"
     first = build_tasks(str(small.project), out, BuildOptions(budget_s=1e-9))
@@ -457,6 +462,7 @@ def test_a_spent_budget_stops_and_building_again_continues(small: Built, tmp_pat
     assert build_tasks(str(small.project), out, BuildOptions()).tasks == small.report.tasks
 
 
+@pytest.mark.slow
 def test_another_seed_takes_another_order(small: Built, tmp_path: Path) -> None:
     other = build_tasks(str(small.project), tmp_path / "tasks", BuildOptions(seed=1, pass_to_pass_cap=2, keep_docstring=False))
     assert other.tasks != small.report.tasks

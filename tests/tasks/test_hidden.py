@@ -18,6 +18,8 @@ from composer_replication.tasks.report import BuildOptions
 from composer_replication.tasks.store import Task, load_tasks
 from composer_replication.types import GradeReport
 
+pytestmark = pytest.mark.slow
+
 PYTHON = Path(sys.executable)
 SHOP = {
     "shop/__init__.py": "",

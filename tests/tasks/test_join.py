@@ -14,6 +14,8 @@ from composer_replication.tasks import BuildOptions, Task, build_tasks, load_tas
 from composer_replication.tasks.join import can_be_joined, join_tasks
 from composer_replication.types.errors import TaskError
 
+pytestmark = pytest.mark.slow
+
 SHOP = '''\
 """A shop."""
 

@@ -75,6 +75,7 @@ def is_proven(task: Task) -> bool:
     return rewards == [1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_deleted_function_takes_its_imports_with_it(write_project: WriteProject, tmp_path: Path) -> None:
     report, tasks = built(write_project(PROJECT), tmp_path / "out", mode="delete")
     assert set(tasks) == {"gross", "floor", "rate", "band"}
@@ -92,6 +93,7 @@ def test_a_deleted_function_takes_its_imports_with_it(write_project: WriteProjec
     assert gross.provenance["licence"] == report.licence == "MIT"
 
 
+@pytest.mark.slow
 def test_where_a_test_file_cannot_be_imported_all_its_tests_come_back(write_project: WriteProject, tmp_path: Path) -> None:
     files = PROJECT | {"tests/test_floor.py": PROJECT["tests/test_floor.py"] + "\n        def test_other():\n            pass\n"}
     _, tasks = built(write_project(files), tmp_path / "out", mode="delete")
@@ -106,6 +108,7 @@ def test_a_whole_feature_goes_from_every_file(write_project: WriteProject, tmp_p
     assert is_proven(feature)
 
 
+@pytest.mark.slow
 def test_a_project_that_cannot_be_imported_any_more_is_no_task(write_project: WriteProject, tmp_path: Path) -> None:
     files = PROJECT | {"shop/__init__.py": "from shop.prices import gross\nDEFAULT = gross(1)\n"}
     report, tasks = built(write_project(files), tmp_path / "out", mode="delete")
@@ -113,6 +116,7 @@ def test_a_project_that_cannot_be_imported_any_more_is_no_task(write_project: Wr
     assert [d.reason for d in report.dropped if d.what.endswith("::gross")] == ["no test file can be imported without it"]
 
 
+@pytest.mark.slow
 def test_a_suite_that_cannot_tell_right_from_wrong_is_weak(write_project: WriteProject, tmp_path: Path) -> None:
     files = PROJECT | {
         "shop/weak.py": "def weak(x):\n    if x > 1:\n        return x + 1\n    return x * 2\n",
@@ -129,6 +133,7 @@ def test_a_suite_that_cannot_tell_right_from_wrong_is_weak(write_project: WriteP
     assert facts["mutants_killed"] >= 2
 
 
+@pytest.mark.slow
 def test_the_kind_of_deletion_and_of_instruction_are_part_of_the_task(write_project: WriteProject, tmp_path: Path) -> None:
     project = write_project(PROJECT)
     _, stubs = built(project, tmp_path / "stub", instruction="ambiguous")
@@ -148,6 +153,7 @@ def test_licence_and_benchmarks_are_looked_at_before_any_test_runs(write_project
     assert not (tmp_path / "out" / ".build" / "baseline.json").exists()
 
 
+@pytest.mark.slow
 def test_bytecode_that_validation_used_is_in_no_task(write_project: WriteProject, tmp_path: Path) -> None:
     built(write_project(PROJECT), tmp_path / "out", max_tasks=1)
     compiled = [p for p in tree_files(tmp_path / "out" / ".build" / "compiled") if p.endswith(".pyc")]

@@ -22,6 +22,8 @@ from composer_replication.tasks.report import BuildEvent, BuildOptions
 from composer_replication.tasks.store import Task, load_task
 from composer_replication.types.errors import SourceError
 
+pytestmark = pytest.mark.slow
+
 WriteProject = Callable[[Mapping[str, str]], Path]
 
 BASE = {

@@ -36,6 +36,7 @@ def test_boxes_are_in_it(sandbox: Sandbox, tmp_path: Path) -> None:
     assert 0.99 * took < spent() < took + BURN_S
 
 
+@pytest.mark.slow
 def test_boxes_at_once_are_all_counted(sandbox: Sandbox, tmp_path: Path) -> None:
     before = sandbox.cpu_s
     with ThreadPoolExecutor(4) as threads:

@@ -139,14 +139,10 @@ def test_another_reference_scores_anew(run_file: Path) -> None:
     assert second.update(inputs).metrics["rlvr/kl_ref/mean"] == expected == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharded", "optimizer"),
-    [
-        (False, "adamw"),
-        (True, "adamw"),
-        pytest.param(False, "muon", marks=pytest.mark.slow),
-        pytest.param(True, "muon", marks=pytest.mark.slow),
-    ],
+    [(False, "adamw"), (True, "adamw"), (False, "muon"), (True, "muon")],
     ids=["ddp", "fsdp2", "ddp-muon", "fsdp2-muon"],
 )
 def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path, sharded: bool, optimizer: str) -> None:
@@ -172,6 +168,7 @@ def test_two_processes_take_the_steps_of_one(run_file: Path, tmp_path: Path, sha
         torch.testing.assert_close(first["weights"][name], value, rtol=1e-4, atol=coarse * 1e-5)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_the_weights_out_save_what_one_process_has(run_file: Path, tmp_path: Path) -> None:
     """Their checkpoint is gone on from by them and by one process, and its weights are a policy; one process's by them."""
     words = ["--loss.hint.self_teacher", "ema", "--loss.rlvr.kl_beta", "0.1", "--optimizer.micro_batch_size", "1"]

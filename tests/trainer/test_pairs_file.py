@@ -174,6 +174,7 @@ def test_a_run_without_teachers_trains_on_them_and_is_bound_to_the_file(run_file
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_they_stand_beside_the_teachers_pairs(run_file: Path) -> None:
     name_pairs(run_file, *(pair(n) for n in range(3)))
     with TeacherServer(lambda _body, _number: Reply(calls=[("list_files", {})])) as server:
