@@ -6,7 +6,7 @@ from typing import Any
 
 from composer_replication.config.executor import ExecutorConfig
 from composer_replication.diloco import serverless
-from composer_replication.diloco.serverless.protocol import ServerlessExecutor
+from composer_replication.diloco.serverless.base import ServerlessExecutor
 
 
 def open_executor(options: ExecutorConfig) -> ServerlessExecutor:

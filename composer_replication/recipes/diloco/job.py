@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from composer_replication.config import RunConfig
-from composer_replication.diloco.serverless.protocol import ServerlessExecutor
+from composer_replication.diloco.serverless.base import ServerlessExecutor
 from composer_replication.diloco.store import open_store
 from composer_replication.observe.files import exclusive, storage_errors
 from composer_replication.recipes.diloco.fleet import Fleet, Seen, Told

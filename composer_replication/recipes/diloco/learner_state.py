@@ -8,8 +8,9 @@ from dataclasses import asdict
 from functools import partial
 
 from composer_replication.config import RunConfig
+from composer_replication.diloco.serverless.base import ServerlessExecutor
 from composer_replication.diloco.serverless.patience import Patience
-from composer_replication.diloco.serverless.protocol import ReplicaHandle, ServerlessExecutor
+from composer_replication.diloco.serverless.protocol import ReplicaHandle
 from composer_replication.observe.files import exclusive, remove, replace_file, storage_errors
 from composer_replication.types.errors import BackendError, ConfigError, StorageError
 
