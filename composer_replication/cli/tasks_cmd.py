@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
@@ -248,37 +248,30 @@ def _hidden(task: Task) -> str:
     return f"{len(calls)} held-out calls ({new} with arguments no test uses), {len(anti_tests)} anti-tests"
 
 
-class _Display:
+class _Display(Progress):
     """Stage, bar and ETA on stderr; on anything but a terminal one line per stage."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        console = Console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         eta = (TimeElapsedColumn(), TextColumn("ETA"), EtaColumn())
-        self._progress = Progress(*columns, *eta, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._bar: TaskID = self._progress.add_task("starting", total=None)
+        super().__init__(*columns, *eta, console=console, transient=True, disable=not console.is_terminal)
+        self._bar = self.add_task("starting", total=None)
         self._stage = ""
-
-    def __enter__(self) -> _Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def show(self, event: BuildEvent) -> None:
         label = _STAGES[event.stage]
-        if event.stage != self._stage and not self._console.is_terminal:
-            self._console.print(label, soft_wrap=True)
+        if event.stage != self._stage and not self.console.is_terminal:
+            self.console.print(label, soft_wrap=True)
         if event.stage != self._stage:
-            self._progress.reset(self._bar, total=None)
+            self.reset(self._bar, total=None)
         self._stage = event.stage
         if event.total:
             label = f"{label}: {event.tasks} tasks, {event.dropped} dropped"
         done, total = event.done, event.total
         if event.wanted is not None and event.wanted - event.tasks < event.total - event.done:
             done, total = event.tasks, event.wanted
-        self._progress.update(self._bar, description=label, completed=done, total=total or None)
+        self.update(self._bar, description=label, completed=done, total=total or None)
 
 
 def _table(tasks: list[Task]) -> Table:

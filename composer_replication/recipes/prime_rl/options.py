@@ -7,57 +7,21 @@ from typing import Any
 from composer_replication.config.section import flat
 from composer_replication.recipes.prime_rl.settings import RUN_FILE
 
-_OURS = (
-    "bench",
-    "clean_output_dir",
-    "ckpt",
-    "dry_run",
-    "file_monitor",
-    "inference.dry_run",
-    "inference.enable_lora",
-    "inference.model.name",
-    "inference.output_dir",
-    "inference.slurm",
-    "inference.vllm_extra.max_model_len",
-    "inference.vllm_extra.seed",
-    "max_steps",
-    "model",
-    "orchestrator.algo",
-    "orchestrator.batch_size",
-    "orchestrator.bench",
-    "orchestrator.ckpt",
-    "orchestrator.eval",
-    "orchestrator.file_monitor",
-    "orchestrator.group_size",
-    "orchestrator.max_steps",
-    "orchestrator.model",
-    "orchestrator.optim",
-    "orchestrator.output_dir",
-    "orchestrator.post_batch_filters",
-    "orchestrator.pre_batch_filters",
-    "orchestrator.renderer",
-    "orchestrator.seq_len",
-    "orchestrator.token_batch_size",
-    "orchestrator.tokenizer",
-    "orchestrator.train",
-    "output_dir",
-    "seq_len",
-    "slurm",
-    "tokenizer",
-    "trainer.bench",
-    "trainer.ckpt",
-    "trainer.data",
-    "trainer.file_monitor",
-    "trainer.loss",
-    "trainer.max_concurrent_runs",
-    "trainer.max_steps",
-    "trainer.model.lora",
-    "trainer.model.name",
-    "trainer.model.seq_len",
-    "trainer.optim",
-    "trainer.output_dir",
-    "trainer.scheduler",
-    "trainer.tokenizer",
+_OURS = tuple(
+    table + name
+    for table, names in {
+        "": "bench clean_output_dir ckpt dry_run file_monitor max_steps model output_dir seq_len slurm tokenizer",
+        "inference.": "dry_run enable_lora model.name output_dir slurm vllm_extra.max_model_len vllm_extra.seed",
+        "orchestrator.": (
+            "algo batch_size bench ckpt eval file_monitor group_size max_steps model optim output_dir "
+            "post_batch_filters pre_batch_filters renderer seq_len token_batch_size tokenizer train"
+        ),
+        "trainer.": (
+            "bench ckpt data file_monitor loss max_concurrent_runs max_steps model.lora model.name model.seq_len "
+            "optim output_dir scheduler tokenizer"
+        ),
+    }.items()
+    for name in names.split()
 )
 """Settings that the channels, resuming or the import of metrics depend on, in addition to all that follow from the run file."""
 _FREE = (
