@@ -26,11 +26,6 @@ _COLUMNS = ("replica", "state", "arm", "step", "round", "members", "up", "down",
 Executor = Literal["local", "modal", "hf", "sky"]
 
 
-@app.callback()
-def _top() -> None:
-    """Make this a group, however many commands it has."""
-
-
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,

@@ -42,11 +42,6 @@ app = typer.Typer(no_args_is_help=True, help="Look at the hint channel's finding
 _SHOWN = ("path", "problem", "message", "source", "tests", "complaints", "reason", "exit_code", "mark", "rule", "first_read")
 
 
-@app.callback()
-def _top() -> None:
-    """Look at the hint channel's findings and hints."""
-
-
 @app.command()
 def explain(
     traces: Annotated[Path, typer.Argument(help="A run directory, a folder of imported traces, or a .jsonl file of either.")],

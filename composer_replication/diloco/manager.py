@@ -88,7 +88,7 @@ class ObjectStoreManager:
         self.registered: dict[str, tuple[Load, Save]] = {}
         """Functions by which DiLoCo loads and saves the state of each fragment."""
         self.last_members: tuple[int, ...] = ()
-        self.heal: Callable[[], None] | None = None
+        self.heal: Callable[[], object] | None = None
         """Loads the newest global state; called when this replica has fallen behind the results that are kept."""
         self._retries = retries
         self._failures = 0

@@ -347,6 +347,19 @@ class Driver:
         self.meter.actors_cpu_s = await self.supervisor.cpu_s()
 
 
+async def train_on_mesh(mesh: Mesh, context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    """Train one arm with actors of `mesh`, and close the mesh.
+
+    Raises:
+        BackendError: an actor dies again and again.
+        ComposerError: any other error of a part of the recipe.
+    """
+    try:
+        return await Driver(mesh, context, config, arm, shown).run()
+    finally:
+        await mesh.close()
+
+
 def _remove(folder: Path) -> None:
     """Remove what an arm that begins again has left: an old ledger would be continued. Raises StorageError."""
     try:

@@ -26,7 +26,6 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
-from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
 from composer_replication.recipes.trl.options import make_grpo_config
 from composer_replication.recipes.trl.step_signals import StepSignals
@@ -60,7 +59,7 @@ class _Step:
 
 
 class TrlArm:
-    """One arm in training. Make it with `create`, call `train` once, then `summary`."""
+    """One arm in training. Make it with `create`, call `train` once, then `journal.summary`."""
 
     def __init__(
         self, context: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
@@ -119,10 +118,6 @@ class TrlArm:
                 return
         with no_progress_bars():
             self.trainer.train(resume_from_checkpoint=None if self.resumed is None else str(self.resumed))
-
-    def summary(self) -> SummaryRow:
-        """Return the arm's last evaluation and what the arm has spent."""
-        return self.journal.summary()
 
     # --- what TRL asks for --------------------------------------------------------------------------------------------------
 

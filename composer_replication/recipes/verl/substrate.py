@@ -72,8 +72,7 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
     shown.advance(done)
     if done < config.steps:
         await _run(context, plan, pairs, imported, shown)
-    kept = latest_checkpoint(run_dir.ckpt_path / arm)
-    if kept is None:
+    if latest_checkpoint(run_dir.ckpt_path / arm) is None:
         _keep_weights(run_dir.ckpt_path / arm, folder / "checkpoints", config.steps)
     return journal.summary()
 
@@ -151,7 +150,7 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
         ended = False
         with Main(plan, command_line(config, files, cpu=cpu), environment, without) as main:
             while not ended:
-                ended = await main.wait(config.rollout.stall_s)
+                ended = await main.ended(config.rollout.stall_s)
                 for step in imported.steps():
                     shown.advance(step - shown.done)
             if shown.done < config.steps:
@@ -209,11 +208,8 @@ class _Trained:
         self.policy.load_state_dict(weights)
 
 
-def _keep_weights(folder: Path, checkpoints: Path, step: int) -> Path:
-    """Save the last weights where those of every substrate are, and return the folder. Raises StorageError."""
+def _keep_weights(folder: Path, checkpoints: Path, step: int) -> None:
+    """Save the last weights where those of every substrate are. Raises StorageError."""
     saved = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
     model, tokenizer = load_policy(ModelConfig(path=str(saved), device="cpu"))
     save_checkpoint(folder, step, _Trained(model), tokenizer, {"substrate": "verl"})
-    found = latest_checkpoint(folder)
-    assert found is not None
-    return found
