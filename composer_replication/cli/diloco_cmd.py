@@ -51,8 +51,7 @@ def run(
     words = [f"--diloco.{name}={value}" for name, value in options.items() if value is not None]
     config = load_config(run, ["--diloco.enabled", "true", *context.args, *words])
     from composer_replication.diloco.store import open_store
-    from composer_replication.recipes.diloco.executor import open_executor
-    from composer_replication.recipes.diloco.job import check_job, rendezvous_of, run_job
+    from composer_replication.recipes.diloco.job import check_job, open_executor, rendezvous_of, run_job
     from composer_replication.recipes.diloco.result import fetch_policy
 
     check_job(config, resume=resume)

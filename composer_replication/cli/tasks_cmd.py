@@ -17,7 +17,7 @@ from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
-from composer_replication.cli.support.options import SandboxOption, marked
+from composer_replication.cli.support.options import SandboxOption, marked, wide_console
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
@@ -40,7 +40,6 @@ _STAGES = {
 }
 _MOST_REASONS = 12
 _MOST_FAILING = 3
-_PIPED_WIDTH = 160
 
 
 @app.command()
@@ -137,7 +136,7 @@ def revert(
     )
     with _Display() as display:
         tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
-    console = _console()
+    console = wide_console()
     if tasks:
         console.print(_table(tasks))
     _print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
@@ -173,7 +172,7 @@ def describe(
     )
     tasks = [task for task in load_tasks(folder) if "instruction_by" not in task.provenance]
     done, skipped = asyncio.run(_rewrite(tasks, writer, folder / ".build" / "writer.sqlite", max_usd))
-    console = _console()
+    console = wide_console()
     _print_reasons(console, Counter(entry.reason for entry in skipped).most_common())
     console.print(f"{len(done)} of {len(tasks)} instructions written by {model}", soft_wrap=True, highlight=False)
 
@@ -191,14 +190,14 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
 @app.command("list")
 def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks.")]) -> None:
     """List the tasks of a folder; every file is checked against its manifest."""
-    _console().print(_table(load_tasks(folder)))
+    wide_console().print(_table(load_tasks(folder)))
 
 
 @app.command()
 def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/TASK.")]) -> None:
     """Show one task: its instruction, what was deleted, its tests, and the solution."""
     loaded = load_task(task)
-    spec, console = loaded.spec, _console()
+    spec, console = loaded.spec, wide_console()
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -218,12 +217,6 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
         facts.add_row(name, escape(value))
     console.print(facts)
     console.print(Syntax(loaded.gold_patch(), "diff", background_color="default", word_wrap=True))
-
-
-def _console() -> Console:
-    """Make a console on stdout, wide where it is not a terminal, so that ids stay whole."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPED_WIDTH)
 
 
 def _range(text: str, option: str) -> tuple[float, float]:
@@ -290,7 +283,7 @@ def _table(tasks: list[Task]) -> Table:
 
 
 def _show_report(report: BuildReport, out: Path) -> None:
-    console = _console()
+    console = wide_console()
     if report.tasks:
         console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
     _print_reasons(console, report.reasons())

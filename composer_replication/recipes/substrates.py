@@ -88,12 +88,10 @@ class Substrate:
         ]
         if self.extra and not self.needs():
             lacking.append(f"the extra {self.extra}, which this installation is too old to know")
-        if self.checkout and not self._is_importable(Path(os.environ.get(self.checkout) or "/nowhere")):
+        checkout = Path(os.environ.get(self.checkout or "") or "/nowhere")
+        if self.checkout and not (checkout / "src" / self.module).is_dir() and find_spec(self.module) is None:
             lacking.append(f"{self.module}, installed or in a checkout named by {self.checkout}")
         return lacking
-
-    def _is_importable(self, checkout: Path) -> bool:
-        return (checkout / "src" / self.module).is_dir() or find_spec(self.module) is not None
 
     @property
     def fix(self) -> str:

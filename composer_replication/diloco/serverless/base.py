@@ -149,7 +149,8 @@ class ServerlessExecutor(ABC):
                 raise self._unfinished(handles, left, timeout, patience.outage)
             pause = self.poll_interval_s if deadline is None else min(self.poll_interval_s, deadline - time.monotonic())
             time.sleep(max(pause, 0.0))
-        results = [_value(ended.get(place)) for place in range(len(handles))]
+        outcomes = [ended[place][1] if place in ended else None for place in range(len(handles))]
+        results = [None if outcome is None else outcome.value for outcome in outcomes]
         if not failed:
             return results
         refusal: BackendError | None = None
@@ -245,10 +246,6 @@ class ServerlessExecutor(ABC):
         if outage is not None:
             message += f", as far as is known: {outage.message}"
         return ReplicaError(message, fix="collect them again with a longer timeout, or cancel them")
-
-
-def _value(found: tuple[ReplicaStatus, ReplicaOutcome | None, str] | None) -> Any:
-    return found[1].value if found is not None and found[1] is not None else None
 
 
 def _describe_failures(

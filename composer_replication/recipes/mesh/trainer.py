@@ -121,19 +121,15 @@ class Trainer(Member):
     def _made(self, step: int, groups: Sequence[Group]) -> tuple[Batch, Stepped]:
         """Make the batch of a step, and what its record says so far. It may ask teachers, so one rank makes it for all."""
         signals = self.signals.make(step, groups)
-        pairs = self._pairs_of_run()
-        taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
+        if self._pairs is None:
+            self._pairs = stored_pairs(self.context, self.arm) if wants_replay(self.config) else []
+        taken = pairs_of_step(self._pairs, step, self.config.loss.replay.pairs_per_step)
         batch = self.signals.batch(groups, signals, taken)
-        return batch, Stepped(signals.metrics, self.signals.why_off(pairs, signals), signals.hints)
+        return batch, Stepped(signals.metrics, self.signals.why_off(self._pairs, signals), signals.hints)
 
     @property
     def _folder(self) -> Path:
         return self.context.run_dir.ckpt_path / self.arm
-
-    def _pairs_of_run(self) -> list[Pair]:
-        if self._pairs is None:
-            self._pairs = stored_pairs(self.context, self.arm) if wants_replay(self.config) else []
-        return self._pairs
 
     def _keep_weights(self) -> None:
         state = self.learner.policy.state_dict() if self._first else {}

@@ -57,7 +57,8 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
     """
     run_dir = context.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
-    done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
+    recorded = max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
+    done = _resume_at(folder / "checkpoints", recorded)
     pairs, window = await _prepared(context, config, arm, folder, done)
     plan = ArmPlan(arm, config, window, folder)
     meter = RolloutMeter()
@@ -179,11 +180,6 @@ def _resume_at(checkpoints: Path, recorded: int) -> int:
             if step > found:
                 shutil.rmtree(path)
     return found
-
-
-def _recorded(run_dir: RunDir, arm: str) -> int:
-    """Return the last step whose metrics the run has; 0 without one."""
-    return max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
 
 
 def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
