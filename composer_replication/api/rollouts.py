@@ -14,7 +14,6 @@ from typing import Any
 
 from composer_replication.api.policies import REQUIRED, EngineKind, open_policy
 from composer_replication.api.tasks import interpreter_of
-from composer_replication.api.waiting import wait_for
 from composer_replication.envs import CodingEnv, TestCache
 from composer_replication.envs.oracle import prove_solution
 from composer_replication.envs.tools import Toolset
@@ -23,6 +22,7 @@ from composer_replication.rollouts import Progress, collect_groups
 from composer_replication.sandbox import SandboxKind, open_sandbox
 from composer_replication.sandbox.grading.grade import GradeCache
 from composer_replication.tasks.store import Task, load_tasks
+from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import Group, Trajectory, Unscored
 
 _PER_COLLECTION = 64

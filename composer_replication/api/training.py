@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.api.runs import Run
-from composer_replication.api.waiting import wait_for
 from composer_replication.config import RunConfig, config_from, load_config
 from composer_replication.envs.source import EnvSource
 from composer_replication.observe import Terminal
@@ -16,6 +15,7 @@ from composer_replication.recipes.substrates import check_substrate, train_on
 from composer_replication.trainer.open_run import open_run
 from composer_replication.trainer.rewards import RewardFunction
 from composer_replication.trainer.train import StepCallback
+from composer_replication.trainer.waiting import wait_for
 from composer_replication.types.errors import ConfigError
 
 

@@ -26,11 +26,6 @@ _COLUMNS = ("replica", "state", "arm", "step", "round", "members", "up", "down",
 Executor = Literal["local", "modal", "hf", "sky"]
 
 
-@app.callback()
-def _top() -> None:
-    """Make this a group, however many commands it has."""
-
-
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
@@ -56,8 +51,7 @@ def run(
     words = [f"--diloco.{name}={value}" for name, value in options.items() if value is not None]
     config = load_config(run, ["--diloco.enabled", "true", *context.args, *words])
     from composer_replication.diloco.store import open_store
-    from composer_replication.recipes.diloco.executor import open_executor
-    from composer_replication.recipes.diloco.job import check_job, rendezvous_of, run_job
+    from composer_replication.recipes.diloco.job import check_job, open_executor, rendezvous_of, run_job
     from composer_replication.recipes.diloco.result import fetch_policy
 
     check_job(config, resume=resume)

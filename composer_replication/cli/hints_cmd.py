@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer_replication.cli.support.options import shortened
 from composer_replication.cli.support.transcripts import Batch, read_transcripts
 from composer_replication.config import load_teachers
 from composer_replication.hints import (
@@ -40,11 +41,6 @@ _Explained = tuple[str, Transcript, list[tuple[Finding, Hint]]]
 app = typer.Typer(no_args_is_help=True, help="Look at the hint channel's findings and hints.")
 
 _SHOWN = ("path", "problem", "message", "source", "tests", "complaints", "reason", "exit_code", "mark", "rule", "first_read")
-
-
-@app.callback()
-def _top() -> None:
-    """Look at the hint channel's findings and hints."""
 
 
 @app.command()
@@ -158,17 +154,13 @@ def _print(console: Console, batch: str, one: Transcript, said: list[tuple[Findi
     for finding, hint in said:
         about = ", ".join(f"{key} {value}" for key, value in _evidence(finding).items())
         sure = "" if finding.confidence == 1.0 else f", {finding.confidence:.0%} sure"
-        lines = [f"  turn {finding.turn}: {finding.kind}{sure}{f' ({_short(about, 200)})' if about else ''}"]
-        text = _short(hint.text.replace("\n", " / "), 400)
+        lines = [f"  turn {finding.turn}: {finding.kind}{sure}{f' ({shortened(about, 200)})' if about else ''}"]
+        text = shortened(hint.text.replace("\n", " / "), 400)
         if hint.dropped is None:
             lines.append(f"    said, by {hint.source}: {text}")
         else:
             lines.append(f"    not said: {hint.dropped}" + (f" [{hint.source}: {text}]" if text else ""))
         console.print(escape("\n".join(lines)), soft_wrap=True, highlight=False)
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _print_counts(console: Console, explained: Sequence[_Explained]) -> None:

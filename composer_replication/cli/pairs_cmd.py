@@ -14,7 +14,7 @@ from rich.table import Table
 
 from composer_replication.actions.calls import parse_action
 from composer_replication.cli.replay_cmd import read_states
-from composer_replication.cli.support.options import refuse_overwriting
+from composer_replication.cli.support.options import refuse_overwriting, shortened, wide_console
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ EXIT_NO_PAIRS = 9
 EXIT_NOTHING_LEFT = 10
 _MOST_BAD_LINES = 10
 _EXAMPLE_LENGTH = 40
-_PIPED_WIDTH = 160
 
 
 @app.command()
@@ -156,13 +155,7 @@ def _print(report: NormalizeReport, operators: Sequence[Operator], given: Sequen
         texts = [pair[field] for pair, by in zip(given, report.dropped_by, strict=True) if by == title]
         calls = sum(bool(parse_action(text)[1]) for text in texts)
         limits = "; ".join(", ".join(f"{key} {value}" for key, value in operator.parameters.items()) for operator in alike)
-        first = _shortened(texts[0]) if texts else ""
+        first = shortened(repr(texts[0]), _EXAMPLE_LENGTH) if texts else ""
         row = (alike[0].name, field, limits, str(len(texts)), str(calls), first)
         table.add_row(*map(escape, row))
-    console = Console()
-    (console if console.is_terminal else Console(width=_PIPED_WIDTH)).print(table)
-
-
-def _shortened(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= _EXAMPLE_LENGTH else f"{shown[: _EXAMPLE_LENGTH - 3]}..."
+    wide_console().print(table)

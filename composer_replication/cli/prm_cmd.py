@@ -135,8 +135,10 @@ def score(
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if out is None:
         typer.echo(text, nl=False)
+    elif out.is_dir():
+        raise ConfigError(f"{out} is a folder", fix="name a file: --out FILE")
     else:
-        _write(out, text)
+        files.replace_file(out, text.encode())
     _compare(found, rows)
 
 
@@ -189,9 +191,3 @@ def _compare(found: Sequence[Trajectory | Trace], rows: Sequence[dict[str, Any]]
         f"of all {len(of_all)}: {all_mean:.3f}",
         err=True,
     )
-
-
-def _write(path: Path, text: str) -> None:
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder", fix="name a file: --out FILE")
-    files.replace_file(path, text.encode())

@@ -7,9 +7,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -65,6 +64,7 @@ def replay(
     Killed or repeated, it resumes: answers in the ledger are not asked or paid for again. Exits with 0 when every
     question has an answer and with 6 when some have none. `composer plan` with the same options estimates the cost beforehand.
     """
+    from composer_replication.teacher_replay import count_known
     from composer_replication.teachers import Ledger, Teacher, check_teachers
     from composer_replication.teachers.gating import GatedAnswers, split_teachers
 
@@ -78,7 +78,8 @@ def replay(
     )
     split_teachers(chosen, options)
     with Ledger(out / "ledger.sqlite") as ledger:
-        _resume(terminal, ledger, asked, chosen)
+        if known := count_known(asked, chosen, ledger):
+            terminal.note(f"{known} of {len(asked) * len(chosen)} answers are in the ledger")
         if billed is not None:
             _reconcile(terminal, ledger, billed)
         progress, found = _Progress(terminal, chosen, len(asked)), GatedAnswers(())
@@ -89,8 +90,7 @@ def replay(
             _write(out, found)
         finally:
             spend = _spend(chosen, progress.counts, ledger, max_usd)
-            outcome = found.outcome(asked)
-            if outcome is not None:
+            if (outcome := found.outcome(asked)) is not None:
                 spend["gate"] = {"rule": gate, **outcome}
             files.replace_file(out / "spend.json", (json.dumps(spend, indent=2) + "\n").encode())
             _show(terminal, spend)
@@ -193,15 +193,6 @@ def read_states(path: Path) -> list[TraceState]:
     return states
 
 
-def _resume(terminal: Terminal, ledger: Ledger, states: Sequence[TraceState], teachers: Sequence[Teacher]) -> None:
-    """Say what an earlier replay left."""
-    from composer_replication.teacher_replay import count_known
-
-    known = count_known(states, teachers, ledger)
-    if known:
-        terminal.note(f"{known} of {len(states) * len(teachers)} answers are in the ledger")
-
-
 def _reconcile(terminal: Terminal, ledger: Ledger, lines: Sequence[_Billed]) -> None:
     bill: defaultdict[str, float] = defaultdict(float)
     for line in lines:
@@ -241,14 +232,15 @@ class _Count:
     asked: int = 0
     answered: int = 0
     from_cache: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
 
     def add(self, answer: TeacherAnswer) -> None:
         if answer.failure is not None:
-            self.failed[answer.failure.value] += 1
+            kind = answer.failure.value
+            self.failed[kind] = self.failed.get(kind, 0) + 1
             return
         self.answered += 1
         self.from_cache += answer.cached
@@ -257,30 +249,24 @@ class _Count:
         self.completion_tokens += answer.completion_tokens
 
 
-class _Progress:
+class _Progress(ExitStack):
     """A progress phase for each tier, with counts of questions asked and answered."""
 
     def __init__(self, terminal: Terminal, teachers: Sequence[Teacher], states: int) -> None:
+        super().__init__()
         self.counts = {t.name: _Count() for t in teachers}
         self._terminal = terminal
         self._states = states
-        self._phases = ExitStack()
         self._shown: Phase | None = None
-
-    def __enter__(self) -> None:
-        self._phases.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._phases.__exit__(kind, error, trace)
 
     def begin(self, teachers: Sequence[Teacher], asked: int) -> None:
         """End the tier before; from now on these teachers are asked about `asked` states."""
-        self._phases.close()
+        self.close()
         for teacher in teachers:
             self.counts[teacher.name].asked = asked
         some = "" if asked == self._states else f"{asked} of "
         title = f"replay {some}{self._states} states through {', '.join(t.name for t in teachers)}"
-        self._shown = self._phases.enter_context(self._terminal.phase(title, asked * len(teachers)))
+        self._shown = self.enter_context(self._terminal.phase(title, asked * len(teachers)))
 
     def count(self, answer: TeacherAnswer) -> None:
         """Count one more answer."""
@@ -296,13 +282,8 @@ def _spend(teachers: Sequence[Teacher], counts: dict[str, _Count], ledger: Ledge
     rows = [
         {
             "teacher": t.name,
-            "asked": counts[t.name].asked,
-            "answered": counts[t.name].answered,
-            "from_cache": counts[t.name].from_cache,
+            **asdict(counts[t.name]),
             "failed": dict(sorted(counts[t.name].failed.items())),
-            "prompt_tokens": counts[t.name].prompt_tokens,
-            "cached_tokens": counts[t.name].cached_tokens,
-            "completion_tokens": counts[t.name].completion_tokens,
             "paid_usd": spent.get(t.name, 0.0) - held.get(t.name, 0.0),
             "held_usd": held.get(t.name, 0.0),
         }

@@ -14,11 +14,6 @@ from composer_replication.types.errors import ConfigError
 app = typer.Typer(help="Serve tasks to other frameworks.", no_args_is_help=True)
 
 
-@app.callback()
-def _serve() -> None:
-    """Serve tasks to other frameworks."""
-
-
 @app.command()
 def openenv(
     tasks: Annotated[Path, typer.Option(help="Folder of tasks, as `composer tasks build` writes it.")],

@@ -12,12 +12,12 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as EtaColumn
 from rich.syntax import Syntax
 from rich.table import Table
 
-from composer_replication.cli.support.options import SandboxOption, marked
+from composer_replication.cli.support.options import SandboxOption, marked, wide_console
 from composer_replication.languages.python.functions import Skipped
 from composer_replication.tasks.build import build_tasks
 from composer_replication.tasks.describe import InstructionStyle
@@ -40,7 +40,6 @@ _STAGES = {
 }
 _MOST_REASONS = 12
 _MOST_FAILING = 3
-_PIPED_WIDTH = 160
 
 
 @app.command()
@@ -137,7 +136,7 @@ def revert(
     )
     with _Display() as display:
         tasks, dropped = build_instances(rows, out, only=instance, checkout=checkout, options=options, progress=display.show)
-    console = _console()
+    console = wide_console()
     if tasks:
         console.print(_table(tasks))
     _print_reasons(console, Counter(entry.reason for entry in dropped).most_common())
@@ -173,7 +172,7 @@ def describe(
     )
     tasks = [task for task in load_tasks(folder) if "instruction_by" not in task.provenance]
     done, skipped = asyncio.run(_rewrite(tasks, writer, folder / ".build" / "writer.sqlite", max_usd))
-    console = _console()
+    console = wide_console()
     _print_reasons(console, Counter(entry.reason for entry in skipped).most_common())
     console.print(f"{len(done)} of {len(tasks)} instructions written by {model}", soft_wrap=True, highlight=False)
 
@@ -191,14 +190,14 @@ async def _rewrite(tasks: list[Task], writer: Teacher, ledger: Path, max_usd: fl
 @app.command("list")
 def list_tasks(folder: Annotated[Path, typer.Argument(help="Folder of tasks.")]) -> None:
     """List the tasks of a folder; every file is checked against its manifest."""
-    _console().print(_table(load_tasks(folder)))
+    wide_console().print(_table(load_tasks(folder)))
 
 
 @app.command()
 def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/TASK.")]) -> None:
     """Show one task: its instruction, what was deleted, its tests, and the solution."""
     loaded = load_task(task)
-    spec, console = loaded.spec, _console()
+    spec, console = loaded.spec, wide_console()
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -218,12 +217,6 @@ def show(task: Annotated[Path, typer.Argument(help="Folder of one task, FOLDER/T
         facts.add_row(name, escape(value))
     console.print(facts)
     console.print(Syntax(loaded.gold_patch(), "diff", background_color="default", word_wrap=True))
-
-
-def _console() -> Console:
-    """Make a console on stdout, wide where it is not a terminal, so that ids stay whole."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPED_WIDTH)
 
 
 def _range(text: str, option: str) -> tuple[float, float]:
@@ -248,37 +241,30 @@ def _hidden(task: Task) -> str:
     return f"{len(calls)} held-out calls ({new} with arguments no test uses), {len(anti_tests)} anti-tests"
 
 
-class _Display:
+class _Display(Progress):
     """Stage, bar and ETA on stderr; on anything but a terminal one line per stage."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        console = Console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         eta = (TimeElapsedColumn(), TextColumn("ETA"), EtaColumn())
-        self._progress = Progress(*columns, *eta, console=self._console, transient=True, disable=not self._console.is_terminal)
-        self._bar: TaskID = self._progress.add_task("starting", total=None)
+        super().__init__(*columns, *eta, console=console, transient=True, disable=not console.is_terminal)
+        self._bar = self.add_task("starting", total=None)
         self._stage = ""
-
-    def __enter__(self) -> _Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def show(self, event: BuildEvent) -> None:
         label = _STAGES[event.stage]
-        if event.stage != self._stage and not self._console.is_terminal:
-            self._console.print(label, soft_wrap=True)
+        if event.stage != self._stage and not self.console.is_terminal:
+            self.console.print(label, soft_wrap=True)
         if event.stage != self._stage:
-            self._progress.reset(self._bar, total=None)
+            self.reset(self._bar, total=None)
         self._stage = event.stage
         if event.total:
             label = f"{label}: {event.tasks} tasks, {event.dropped} dropped"
         done, total = event.done, event.total
         if event.wanted is not None and event.wanted - event.tasks < event.total - event.done:
             done, total = event.tasks, event.wanted
-        self._progress.update(self._bar, description=label, completed=done, total=total or None)
+        self.update(self._bar, description=label, completed=done, total=total or None)
 
 
 def _table(tasks: list[Task]) -> Table:
@@ -297,7 +283,7 @@ def _table(tasks: list[Task]) -> Table:
 
 
 def _show_report(report: BuildReport, out: Path) -> None:
-    console = _console()
+    console = wide_console()
     if report.tasks:
         console.print(_table([load_task(out / task_id) for task_id in report.tasks]))
     _print_reasons(console, report.reasons())

@@ -10,11 +10,6 @@ import typer
 app = typer.Typer(help="Bring a run's weights to the machine of its server.", no_args_is_help=True)
 
 
-@app.callback()
-def _weights() -> None:
-    """Bring a run's weights to the machine of its server."""
-
-
 @app.command("follow")
 def follow_command(
     store: Annotated[str, typer.Argument(help="The run's rollout.server_store: a folder, s3://, gs:// or az://.")],

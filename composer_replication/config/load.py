@@ -206,7 +206,10 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         rollout = rollout.model_copy(update={"server_weights": (base / rollout.server_weights).absolute()})
     if rollout.server_store is not None and "://" not in rollout.server_store:
         rollout = rollout.model_copy(update={"server_store": str((base / rollout.server_store).absolute())})
-    options = {k: str((base / v).resolve()) if _is_relative(v) else v for k, v in config.env.options.items()}
+    options = {
+        k: str((base / v).resolve()) if isinstance(v, str) and v.startswith(("./", "../")) else v
+        for k, v in config.env.options.items()
+    }
     env = config.env.model_copy(update={"options": options, "path": (base / (config.env.path or ".")).resolve()})
     arms = {
         arm: {k: str(_there(k, str(v), f"{where}: arms.{arm}", base)) if k in _PATHS else v for k, v in keys.items()}
@@ -223,10 +226,6 @@ def _absolute_paths(config: RunConfig, where: str, base: Path) -> RunConfig:
         "out": (base / config.out).resolve(),
     }
     return config.model_copy(update=update)
-
-
-def _is_relative(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(("./", "../"))
 
 
 _S = TypeVar("_S", bound=Section)

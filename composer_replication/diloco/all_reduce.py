@@ -19,13 +19,12 @@ from torch import Tensor
 
 from composer_replication.diloco.codecs import Codec, VisibleCodec, make_codec
 from composer_replication.diloco.codecs.feedback import ErrorFeedback
-from composer_replication.diloco.conditional import check_conditional_writes
 from composer_replication.diloco.exchange import NORM, Exchanged, exchange
 from composer_replication.diloco.membership import RoundStore
 from composer_replication.diloco.runs import check_floor, claim, collect, newest_round, round_key
 from composer_replication.diloco.sending import Published, bounds, send
 from composer_replication.diloco.setting import Clock, Setting, Stopwatch
-from composer_replication.diloco.store import Store, open_store
+from composer_replication.diloco.store import Store, check_conditional_writes, open_store
 from composer_replication.diloco.wire import digest
 from composer_replication.types.errors import ComposerError, ConfigError, ObjectStoreError, RoundError
 

@@ -96,7 +96,9 @@ class _Flat:
                     self._read[rank] = reread(partial(self._read_whole, rank))
                 except DamagedError:
                     self._damaged.add(rank)
-                self._vote_on(rank)
+                if rank != self._setting.rank:  # its author, who has it in memory, would not notice that it cannot be read
+                    vote = "bad" if rank in self._damaged else "good"
+                    self._place.store.create(f"v/{rank}/{self._setting.rank}-{vote}", b"")
         own, others = self._setting.rank, set(here) - {self._setting.rank}
         vouched = any(f"v/{own}/{other}-good" in keys for other in others)
         condemned = not vouched and any(f"v/{own}/{other}-bad" in keys for other in others)
@@ -108,11 +110,6 @@ class _Flat:
         refused |= {header.rank: NOTHING for header in headers if not header.chunks}
         settled = own not in here or not others or vouched or condemned
         return Present(tuple(sorted({*self._read, *self._damaged})), tuple(sorted(refused.items())), settled)
-
-    def _vote_on(self, rank: int) -> None:
-        """Publish whether another replica's contribution can be read: its author, who has it in memory, would not notice."""
-        if rank != self._setting.rank:
-            self._place.store.create(f"v/{rank}/{self._setting.rank}-{'bad' if rank in self._damaged else 'good'}", b"")
 
     def _all_read(self, members: Sequence[int]) -> bool | None:
         """Return True once all are here: the seal vouches for them, so reads that fail are repeated."""
@@ -174,18 +171,16 @@ class _Scatter:
             return True if len(self._made) == len(parts) else None
 
         self._watch.until(gather, lambda: f"chunks {[part for part in parts if part not in self._made]} of the mean")
-        return self._outcome(sealed)
+        own, made = self._setting.rank, self._made
+        counted = [part not in made or own in made[part].members for part in range(len(self._bounds))]
+        refused = {rank: reason for chunk in made.values() for rank, reason in chunk.refused}
+        return Exchanged(sealed, self._mean, counted, refused, self._rounding)
 
     def _read_headers(self, keys: Collection[str]) -> Present:
         """Return the members present, and read their headers while waiting for others."""
         here = ranks_of(keys, self._setting.world_size)
         self._headers_of(here)
         return Present(tuple(here))
-
-    def _outcome(self, sealed: Seal) -> Exchanged:
-        counted = [part not in self._made or self._setting.rank in self._made[part].members for part in range(len(self._bounds))]
-        refused = {rank: reason for made in self._made.values() for rank, reason in made.refused}
-        return Exchanged(sealed, self._mean, counted, refused, self._rounding)
 
     def _takeover_delay(self, part: int, members: Sequence[int]) -> float:
         """Return the seconds to wait for a chunk: one replica after the other may take over from its owner."""

@@ -55,7 +55,7 @@ def split_into_fragments(model: nn.Module, n: int) -> list[Fragment]:
     placed = {name for part in parts for name in part}
     outside = [(name, parameter) for name, parameter in trainable.items() if name not in placed]
     for name, parameter in sorted(outside, key=lambda item: -item[1].numel()):
-        min(parts, key=_size)[name] = parameter
+        min(parts, key=lambda part: sum(p.numel() for p in part.values()))[name] = parameter
     return [Fragment({name: part[name] for name in trainable if name in part}) for part in parts]
 
 
@@ -97,7 +97,3 @@ def _check(trainable: Mapping[str, nn.Parameter]) -> None:
                 f"diloco: parameter {name} is {parameter.dtype}; the outer step needs float32 weights",
                 fix="keep the weights in float32 (model.float()) and compute in half precision under torch.autocast",
             )
-
-
-def _size(part: Mapping[str, nn.Parameter]) -> int:
-    return sum(parameter.numel() for parameter in part.values())

@@ -88,7 +88,7 @@ class ObjectStoreManager:
         self.registered: dict[str, tuple[Load, Save]] = {}
         """Functions by which DiLoCo loads and saves the state of each fragment."""
         self.last_members: tuple[int, ...] = ()
-        self.heal: Callable[[], None] | None = None
+        self.heal: Callable[[], object] | None = None
         """Loads the newest global state; called when this replica has fallen behind the results that are kept."""
         self._retries = retries
         self._failures = 0
@@ -131,7 +131,8 @@ class ObjectStoreManager:
                 break  # it reached that point before its restart, and is returning there from its own saved state
             if keep_progress and place.fragment not in kept:
                 kept.add(place.fragment)
-                self._carry(place.fragment, state.progress(self._round))
+                carried = self._carried.get(place.fragment, torch.zeros(()))
+                self._carried[place.fragment] = carried + state.progress(self._round)
             state.apply(self._round, result)
             self.last_members = outcome.members
             self._report_held(place.fragment, outcome, stall_s=outcome.waited, caught_up=True)
@@ -284,9 +285,6 @@ class ObjectStoreManager:
         """Return whether the others have already agreed on the members of a round."""
         newest = self.all_reduce.newest_round(place.name) if self.all_reduce.world_size > 1 else None
         return newest is not None and newest >= place.number
-
-    def _carry(self, fragment: int, progress: Tensor) -> None:
-        self._carried[fragment] = self._carried.get(fragment, torch.zeros(())) + progress
 
     def _known(self) -> GlobalState:
         if self._state is None:

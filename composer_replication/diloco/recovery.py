@@ -74,7 +74,7 @@ class Recovery:
         self._own = SavedStates(store, f"replicas/{self._rank:05d}")
         self._saved = 0
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="diloco-save")
-        self._writing: Future[None] | None = None
+        self._writing: Future[list[None]] | None = None
 
     def join(self) -> Joined:
         """Bring this replica to where the job is.
@@ -85,18 +85,14 @@ class Recovery:
         """
         if not self._snapshots.rounds():
             self._snapshots.write(0, self._snapshot())
-        joined = self._resume() or self._heal()
+        joined = self._resume() or self.heal()
         self._saved = joined.round
         try:
             self._manager.catch_up(keep_progress=True)
         except RoundExpiredError:  # the others went on meanwhile
-            joined = self._heal()
+            joined = self.heal()
             self._saved = joined.round
         return joined
-
-    def heal(self) -> None:
-        """Load the newest snapshot and the results since, in the middle of training: what was learnt here since is lost."""
-        self._heal()
 
     def save(self, extra: Tree) -> None:
         """Write what is due at the end of a round, in the background. `extra` comes back from `join`.
@@ -115,7 +111,7 @@ class Recovery:
             work.append(partial(self._write_snapshot, done, copied(self._snapshot())))
         if work:
             self.flush()
-            self._writing = self._writer.submit(_all, work)
+            self._writing = self._writer.submit(lambda: [task() for task in work])
 
     def flush(self) -> None:
         """Wait until everything is written. Raises ObjectStoreError when the store refuses."""
@@ -154,7 +150,8 @@ class Recovery:
         _set_random(saved["random"])
         return Joined("resumed", found[-1], saved["extra"])
 
-    def _heal(self) -> Joined:
+    def heal(self) -> Joined:
+        """Load the newest snapshot and the results since, also in the middle of training: what was learnt here since is lost."""
         newest = self._snapshots.rounds()[-1]
         while True:
             try:
@@ -206,11 +203,6 @@ class Recovery:
         oldest = self._snapshots.rounds()[-KEPT:][0]
         self._snapshots.forget_before(oldest)
         self._manager.collect(oldest)
-
-
-def _all(work: list[Callable[[], None]]) -> None:
-    for task in work:
-        task()
 
 
 def _random() -> dict[str, Any]:

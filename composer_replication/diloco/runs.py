@@ -62,7 +62,7 @@ def check_floor(store: Store, name: str, number: int) -> None:
     Raises:
         RoundExpiredError: the floor is above the round.
     """
-    floor = _floor(store, name)
+    floor = max(_numbered(_FLOOR, store.list(f"floors/{name}")).values(), default=0)
     if number < floor:
         raise RoundExpiredError(
             f"round {number} of {name!r} has been removed: the others are at round {floor} or later",
@@ -78,10 +78,6 @@ def collect(store: Store, name: str, floor: int) -> None:
     rounds = _numbered(_ROUND, store.list(f"rounds/{name}"))
     for there in (floors, rounds):
         store.delete(*(key for key, number in there.items() if number < floor))
-
-
-def _floor(store: Store, name: str) -> int:
-    return max(_numbered(_FLOOR, store.list(f"floors/{name}")).values(), default=0)
 
 
 def _numbered(ours: re.Pattern[str], keys: Iterable[str]) -> dict[str, int]:

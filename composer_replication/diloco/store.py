@@ -10,6 +10,7 @@ import asyncio
 import copy
 import os
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -236,6 +237,30 @@ def open_store(uri: str | Path, *, timeout_s: float = 120.0) -> Store:
         raise ConfigError(
             f"{text!r} cannot be opened: {_said(error)}", fix="correct the address or the environment it needs"
         ) from error
+
+
+def check_conditional_writes(store: Store) -> None:
+    """Create an object twice, read it, remove it: the protocol of rounds depends on stores that refuse the second.
+
+    Raises:
+        ObjectStoreError: the second one was accepted, or the first is not what is read: two replicas could hold different
+            outcomes of one round for true.
+    """
+    key = f"self-test/{secrets.token_hex(8)}"
+    store.create(key, b"first")
+    twice = store.create(key, b"second")
+    found = store.get(key)
+    listed = key in store.list("self-test")
+    store.delete(key)
+    if twice or found != b"first":
+        raise ObjectStoreError(
+            f"{store.uri} ignores conditional writes: an object was created over one that was there",
+            fix="use a store that honours `If-None-Match: *` (S3, GCS, Azure, R2, MinIO, a local folder)",
+        )
+    if not listed:
+        raise ObjectStoreError(
+            f"{store.uri} does not list an object that has been written", fix="use a store whose listings are consistent"
+        )
 
 
 def _folder(path: Path) -> LocalStore:

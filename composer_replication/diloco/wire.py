@@ -36,18 +36,24 @@ class Chunk:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """The header of what one replica sends in a round; its chunks follow one another after it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RoundFacts:
+    """The round that an object is of."""
 
     run: str
     """Fingerprint of the run."""
     name: str
     round: int
-    rank: int
     codec: str
     size: int
-    """Values in all."""
+    """Values in all, or of the chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution(_RoundFacts):
+    """The header of what one replica sends in a round; its chunks follow one another after it."""
+
+    rank: int
     weight: _Amount
     """Its weight in the mean; 0 for a replica that has nothing to contribute and only reports that it is alive."""
     norm: _Amount
@@ -55,15 +61,10 @@ class Contribution:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal(_RoundFacts):
     """Membership of a round."""
 
-    run: str
-    name: str
-    round: int
-    codec: str
-    size: int
     by: int
     """The rank that wrote it."""
     members: tuple[int, ...]
@@ -71,17 +72,11 @@ class Seal:
     """Ranks whose contribution came in time and does not count, and why; owners of chunks say so in these instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced(_RoundFacts):
     """The header of one chunk of the mean."""
 
-    run: str
-    name: str
-    round: int
     chunk: int
-    codec: str
-    size: int
-    """Values of the chunk."""
     by: int
     members: tuple[int, ...]
     """Ranks whose values are in it."""

@@ -66,10 +66,7 @@ class _PromptEnv:
     score: ScoreFunction
     answer: str = ""
     done: bool = False
-
-    @property
-    def tools(self) -> tuple[ToolSchema, ...]:
-        return ()
+    tools: tuple[ToolSchema, ...] = ()
 
     def reset(self) -> tuple[Message, ...]:
         self.answer, self.done = "", False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import Any
 
 from composer_replication.config import EnvConfig
@@ -52,12 +53,9 @@ def load_object(path: str, field: str, known: dict[str, str] | None = None) -> C
     if not name:
         raise ConfigError(f"{field} = {path!r} names nothing", fix=fix)
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name is not None and not module.startswith(error.name):
             raise  # a module that it needs in turn
         raise ConfigError(f"{field} = {path!r} cannot be imported: {error}", fix=fix) from error
-    loaded: Callable[..., Any] = found
-    return loaded
+    return found

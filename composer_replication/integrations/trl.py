@@ -71,30 +71,22 @@ class CodingEnvironment:
         self._env: CodingEnv | None = None
         self._order = asyncio.Lock()
         self._fault: str | None = None
-        self._report: GradeReport | None = None
-        self._history: list[tuple[ToolCall, ToolResult]] = []
+        self.report: GradeReport | None = None
+        """The grader's, of the workspace as it is; None before `get_reward`, and when the sandbox failed."""
+        self.history: list[tuple[ToolCall, ToolResult]] = []
+        """The calls carried out in the current rollout, in order, each with its result."""
 
     @property
     def task_id(self) -> str:
         """Task of the current rollout; empty before the first."""
         return "" if self._env is None else self._env.task_id
 
-    @property
-    def history(self) -> tuple[tuple[ToolCall, ToolResult], ...]:
-        """The calls carried out in the current rollout, in order, each with its result."""
-        return tuple(self._history)
-
-    @property
-    def report(self) -> GradeReport | None:
-        """The grader's, of the workspace as it is; None before `get_reward`, and when the sandbox failed."""
-        return self._report
-
     def reset(self, task_id: str, **_row: Any) -> None:
         """Begin a rollout on the task a dataset row names. Raises ConfigError for an unknown one."""
         self._env = self._suite.env(self._suite.task(task_id))
         self._order = asyncio.Lock()
-        self._fault = self._report = None
-        self._history = []
+        self._fault = self.report = None
+        self.history = []
 
     async def get_reward(self) -> float | None:
         """Return the grader's verdict; None, which TRL leaves out of the group, when the sandbox failed."""
@@ -106,9 +98,9 @@ class CodingEnvironment:
         if self._env is None or self._fault is not None:
             return None
         async with self._order:
-            if self._report is None:
-                self._report = await asyncio.to_thread(self._env.grade)
-        return self._report
+            if self.report is None:
+                self.report = await asyncio.to_thread(self._env.grade)
+        return self.report
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         env = self._env
@@ -118,14 +110,14 @@ class CodingEnvironment:
         async with self._order:
             if env.done:
                 return "the work was submitted"
-            self._report = None
+            self.report = None
             made = ToolCall(call_id=name, name=name, arguments=given)
             try:
                 result = await asyncio.to_thread(env.step, made)
             except SandboxError as error:
                 self._fault = error.message  # TRL shows a tool's error to the policy and continues
                 raise
-            self._history.append((made, result))
+            self.history.append((made, result))
         return result.content
 
 

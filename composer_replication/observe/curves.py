@@ -50,6 +50,8 @@ _UNITS: tuple[tuple[str, str], ...] = (
 )
 
 _SE = "_se"
+_HEADLINES = ("/mean", "/pass_at_1", "rlvr/loss")
+"""Ends of the metrics that come first in their family."""
 
 
 def unit(metric: str) -> str:
@@ -78,7 +80,7 @@ def families(lines: Iterable[MetricsLine], arms: Sequence[str]) -> list[dict[str
         if kind == "stack":
             panels = [_stack(arm, sorted(names), points) for arm in arms if any(arm in points[name] for name in names)]
         else:
-            panels = [_lines(name, points, arms) for name in sorted(names, key=_headline_first)]
+            panels = [_lines(name, points, arms) for name in sorted(names, key=lambda n: (not n.endswith(_HEADLINES), n))]
         found.append({"title": title, "panels": panels})
     return found
 
@@ -89,10 +91,6 @@ def _family(name: str) -> tuple[int, str, str]:
         if re.fullmatch(pattern, name):
             return rank, title, kind
     return len(_FAMILIES), name.split("/")[0], "lines"
-
-
-def _headline_first(name: str) -> tuple[bool, str]:
-    return (not name.endswith(("/mean", "/pass_at_1", "rlvr/loss")), name)
 
 
 def _lines(name: str, points: Mapping[str, Mapping[str, Mapping[int, float]]], arms: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_replication.observe.run_dir import RunDir
-from composer_replication.types import GradeReport, Hint, Message, Outcome, Trajectory, Turn, Unscored, to_json
+from composer_replication.types import GradeReport, Hint, Outcome, Trajectory, Turn, Unscored, to_json
 
 MAX_BYTES = 4 << 20
 """Size of all the embedded trajectories and pairs as JSON."""
@@ -36,14 +36,14 @@ def excerpt(run: RunDir, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
         "traces": part, "pairs", "pairs_recorded"}]}` with the part `{"step", "recorded", "trajectories"}`, the traces' step being
         None; a trajectory's `opening` is an index into `openings`.
     """
-    arms = [arm for arm in run.arms() if _has_something(run, arm)]
+    arms = [
+        arm
+        for arm in run.arms()
+        if run.steps(arm) or run.evaluations(arm) or run.pairs_path(arm).exists() or run.traces_path(arm).exists()
+    ]
     openings: dict[str, int] = {}
     chosen = [_arm(run, arm, max_bytes // len(arms), openings) for arm in arms]
     return {"openings": [json.loads(opening) for opening in openings], "arms": chosen}
-
-
-def _has_something(run: RunDir, arm: str) -> bool:
-    return bool(run.steps(arm) or run.evaluations(arm) or run.pairs_path(arm).exists() or run.traces_path(arm).exists())
 
 
 def _arm(run: RunDir, arm: str, room: int, openings: dict[str, int]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _part(
     used = 0
     for index in sorted(_varied(trajectories, hints), key=lambda i: trajectories[i].trajectory_id not in first):
         one = _trajectory(trajectories[index], hints.get(trajectories[index].trajectory_id, []))
-        opening = json.dumps([_message(m) for m in trajectories[index].messages])
+        opening = json.dumps([{"role": m["role"], "content": _clip(m["content"])} for m in trajectories[index].messages])
         size = len(json.dumps(one)) + (0 if opening in openings else len(opening))
         if used + size <= room:
             used += size
@@ -217,10 +217,6 @@ def _grade(grade: GradeReport) -> dict[str, Any]:
         "isolation": grade.isolation,
         "cached": grade.cached,
     }
-
-
-def _message(message: Message) -> dict[str, str]:
-    return {"role": message["role"], "content": _clip(message["content"])}
 
 
 def _clip(text: str) -> str:

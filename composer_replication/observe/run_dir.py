@@ -50,6 +50,13 @@ class RunDir:
     def __init__(self, path: Path | str) -> None:
         """Open an existing run. Raises ConfigError when there is none at `path`."""
         self.path = Path(path)
+        self.config_path = self.path / "config.toml"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.events_path = self.path / "events.jsonl"
+        self.ckpt_path = self.path / "ckpt"
+        """The folder of checkpoints; their format belongs to the trainer."""
+        self.report_path = self.path / "report.html"
+        self.summary_path = self.path / "summary.json"
         self._lock = threading.Lock()
         if not self.metrics_path.is_file():
             raise ConfigError(
@@ -94,31 +101,6 @@ class RunDir:
     @property
     def name(self) -> str:
         return self.path.resolve().name
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events_path(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def ckpt_path(self) -> Path:
-        """The folder of checkpoints; their format belongs to the trainer."""
-        return self.path / "ckpt"
-
-    @property
-    def report_path(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
 
     def trajectories_path(self, arm: str, step: int) -> Path:
         """Return the trajectories' path. Raises ValueError for an arm that cannot be a folder's name or a negative step."""

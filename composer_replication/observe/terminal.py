@@ -12,8 +12,8 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from rich import box
 from rich.console import Console
@@ -41,10 +41,8 @@ _PLAIN_WIDTH = 160
 _PLAIN_EVERY_S = 10.0
 
 
-class EventSink(Protocol):
-    """Receives a record of everything shown."""
-
-    def __call__(self, kind: str, message: str, /, **fields: Any) -> None: ...
+EventSink: TypeAlias = Callable[..., None]
+"""Receives a record of everything shown, as `sink(kind, message, **fields)`."""
 
 
 class Phase:

@@ -48,13 +48,7 @@ def project_path(name: str) -> Path:
     return Path(str(resources.files("composer_replication.quickstart"))) / "projects" / name
 
 
-@cache
-def _glossary() -> dict[str, str]:
-    text = (project_path(PROJECTS[0]) / "docs" / "handbook.md").read_text()
-    return dict(_ENTRY.findall(text))
-
-
-GLOSSARY = _glossary()
+GLOSSARY: dict[str, str] = dict(_ENTRY.findall((project_path(PROJECTS[0]) / "docs" / "handbook.md").read_text()))
 """House term -> ordinary word, as the handbook has it."""
 
 HOUSE_TERMS = tuple(sorted(GLOSSARY))

@@ -28,7 +28,7 @@ from composer_replication.observe import Phase, Terminal
 from composer_replication.observe.files import exclusive, replace_file
 from composer_replication.quickstart.language import HOUSE_TERMS, PROJECTS, modules, project_path
 from composer_replication.quickstart.policy import tiny_model, tiny_tokenizer
-from composer_replication.quickstart.teachers import TEACHERS, served, train_teacher
+from composer_replication.quickstart.teachers import TEACHERS, knowledge, served
 from composer_replication.quickstart.warm_start import imitate, measure_hint_use
 from composer_replication.sandbox import SandboxKind
 from composer_replication.tasks.build import BuildEvent, BuildOptions, build_tasks
@@ -91,7 +91,7 @@ def prepare(folder: Path, terminal: Terminal, *, seed: int, sandbox: SandboxKind
 
 
 def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
-    """Train the teachers that are missing."""
+    """Train the teachers that are missing: the policy, with demonstrations by someone who knows the words."""
     from composer_replication.loss.forward.models import load_policy
 
     missing = [t for t in TEACHERS if not (folder / "teachers" / t).exists()]
@@ -101,7 +101,15 @@ def _teach(folder: Path, terminal: Terminal, seed: int) -> None:
     with terminal.phase(f"teach {', '.join(missing)}", TEACHER_STEPS * len(missing)) as shown:
         for teacher in missing:
             model, tokenizer = load_policy(ModelConfig(path=str(folder / "policy"), device="cpu"))
-            train_teacher(teacher, model, ChatRenderer(tokenizer), steps=TEACHER_STEPS, seed=seed, on_step=shown.advance)
+            imitate(
+                model,
+                ChatRenderer(tokenizer),
+                steps=TEACHER_STEPS,
+                seed=seed * len(TEACHERS) + TEACHERS.index(teacher) + 1,
+                meanings=knowledge(teacher),
+                learning_rate=2e-3,
+                on_step=shown.advance,
+            )
             _keep(model, tokenizer, folder / "teachers" / teacher)
 
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch import nn
-
 from composer_replication.config import TeacherConfig
 from composer_replication.quickstart.language import GLOSSARY, HOUSE_TERMS, WORDS
-from composer_replication.quickstart.warm_start import imitate
-from composer_replication.tokens import ChatRenderer
 from composer_replication.types.errors import TeacherError
 
 TEACHERS = ("harbourmaster", "orchardist", "foundryman")
@@ -31,21 +27,6 @@ def knowledge(teacher: str) -> dict[str, str]:
     wrong = HOUSE_TERMS[index]
     words = [w for w in WORDS if w != GLOSSARY[wrong]]
     return {**GLOSSARY, wrong: words[index]}
-
-
-def train_teacher(
-    teacher: str, model: nn.Module, renderer: ChatRenderer, *, steps: int, seed: int, on_step: Callable[[], None]
-) -> None:
-    """Continue the warm start of `model`, in place, with demonstrations by someone who knows the words."""
-    imitate(
-        model,
-        renderer,
-        steps=steps,
-        seed=seed * len(TEACHERS) + TEACHERS.index(teacher) + 1,
-        meanings=knowledge(teacher),
-        learning_rate=2e-3,
-        on_step=on_step,
-    )
 
 
 @contextmanager

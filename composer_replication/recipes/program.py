@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from composer_replication.sandbox.backends import linux
 
@@ -64,7 +65,7 @@ class RunningProgram:
         """The process group of the guard, of the program and of its children that do not leave the group."""
         return self._guard.pid
 
-    def __enter__(self) -> RunningProgram:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,7 +3,7 @@
 An adapter is a module `composer_replication.recipes.<type>.substrate` with
 
 - `check(config)`: raises ConfigError for an option of the run file that cannot be expressed there, naming the field and the
-  substrates that can. It imports nothing of the framework.
+  substrates that can. It imports nothing of the framework. Without it only the fields in `limits.LIMITS` are refused.
 - `async train_arm(context, config, arm, shown) -> SummaryRow`: trains one arm (`trainer.report.TrainArm`). An adapter that
   reads no `RunContext` has `async train(config, run_dir, terminal) -> list[SummaryRow]` for all arms instead.
 """
@@ -14,6 +14,7 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from packaging.requirements import Requirement
 from composer_replication.config import RunConfig, SubstrateType, resolve_arm
 from composer_replication.observe import RunDir, Terminal
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.limits import LIMITS
+from composer_replication.recipes.limits import LIMITS, refuse
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -87,12 +88,10 @@ class Substrate:
         ]
         if self.extra and not self.needs():
             lacking.append(f"the extra {self.extra}, which this installation is too old to know")
-        if self.checkout and not self._is_importable(Path(os.environ.get(self.checkout) or "/nowhere")):
+        checkout = Path(os.environ.get(self.checkout or "") or "/nowhere")
+        if self.checkout and not (checkout / "src" / self.module).is_dir() and find_spec(self.module) is None:
             lacking.append(f"{self.module}, installed or in a checkout named by {self.checkout}")
         return lacking
-
-    def _is_importable(self, checkout: Path) -> bool:
-        return (checkout / "src" / self.module).is_dir() or find_spec(self.module) is not None
 
     @property
     def fix(self) -> str:
@@ -147,7 +146,8 @@ def check_substrate(config: RunConfig) -> None:
     if kind == "local":
         return
     for arm in config.arms:
-        _adapter(kind).check(resolve_arm(config, arm))
+        check = getattr(_adapter(kind), "check", partial(refuse, kind=kind))
+        check(resolve_arm(config, arm))
 
 
 async def train_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from composer_replication.rollouts.protocol import Budgets, ClosableEnv, Env, Sample, SampleRequest, TextEnv, TurnEnv
 from composer_replication.tokens import ChatRenderer, parse_tool_calls
@@ -16,6 +17,14 @@ def derive_seed(*parts: int | str) -> int:
     """Derive a number in [0, 2**63) from every part and nothing else (SHA-256 of their JSON)."""
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+class RecordFields(TypedDict):
+    """Fields shared by every trajectory of a collection."""
+
+    policy_version: int
+    temperature: float
+    arm: str
 
 
 class Rollout:
@@ -107,20 +116,19 @@ class Rollout:
             )
         )
 
-    def finish(self, *, policy_version: int, temperature: float, arm: str) -> Trajectory:
+    def finish(self, **about: Unpack[RecordFields]) -> Trajectory:
         """Grade what the agent left behind and return the record. A broken sandbox makes it `Unscored`, never a zero."""
         if self._stop is None:
             raise ValueError(f"{self.trajectory_id} is still live")
         grade, reward = self._grade()
-        return self._record(self._stop, tuple(self._turns), reward, grade, policy_version, temperature, arm)
+        return self._record(self._stop, tuple(self._turns), reward, grade, about)
 
-    def abandon(self, reason: str, *, policy_version: int, temperature: float, arm: str) -> Trajectory:
+    def abandon(self, reason: str, **about: Unpack[RecordFields]) -> Trajectory:
         """Return the record of the turns so far, `Unscored`. A call still running in a thread no longer changes it."""
         turns = tuple(self._turns)
         if turns:
             turns = (*turns[:-1], replace(turns[-1], observation_ids=()))
-        reward = Unscored(reason)
-        return self._record(StopReason.INFRASTRUCTURE, turns, reward, None, policy_version, temperature, arm)
+        return self._record(StopReason.INFRASTRUCTURE, turns, Unscored(reason), None, about)
 
     def close(self) -> None:
         """Free what the env holds. Safe in any thread, also while a call is running in another."""
@@ -130,28 +138,19 @@ class Rollout:
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _record(
-        self,
-        stop: StopReason,
-        turns: tuple[Turn, ...],
-        reward: Reward,
-        grade: GradeReport | None,
-        policy_version: int,
-        temperature: float,
-        arm: str,
+        self, stop: StopReason, turns: tuple[Turn, ...], reward: Reward, grade: GradeReport | None, about: RecordFields
     ) -> Trajectory:
         return Trajectory(
             trajectory_id=self.trajectory_id,
             task_id=self.env.task_id,
-            policy_version=policy_version,
             messages=self._messages,
             tools=self.env.tools,
             prompt_ids=self._prompt_ids,
             turns=turns,
             stop_reason=stop,
-            temperature=temperature,
             reward=reward,
             grade=grade,
-            arm=arm,
+            **about,
         )
 
     def _left(self) -> list[tuple[StopReason, int]]:

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
-from composer_replication.rollouts.agent_loop import Rollout, derive_seed
+from composer_replication.rollouts.agent_loop import RecordFields, Rollout, derive_seed
 from composer_replication.rollouts.batching import BatchingEngine
 from composer_replication.rollouts.env_threads import EnvThreads, OutOfTimeError, RolloutClock
 from composer_replication.rollouts.protocol import AsyncEngine, Budgets, Engine, Env, Sample, SampleRequest
@@ -103,7 +103,6 @@ async def collect_groups(
         env_threads=EnvThreads(env_workers),
         requests=RequestLimit(max_requests),
         record={"policy_version": policy_version, "temperature": temperature, "arm": arm},
-        temperature=temperature,
         on_progress=on_progress,
         deadline_s=deadline_s,
         timeout_s=timeout_s,
@@ -121,22 +120,13 @@ async def collect_groups(
     ]
 
 
-class _RecordFields(TypedDict):
-    """Fields shared by every trajectory of a collection."""
-
-    policy_version: int
-    temperature: float
-    arm: str
-
-
 @dataclass(slots=True, kw_only=True)
 class _Collection:
     engine: AsyncEngine
     rollouts: list[Rollout]
     env_threads: EnvThreads
     requests: RequestLimit
-    record: _RecordFields
-    temperature: float
+    record: RecordFields
     on_progress: Callable[[Progress], None] | None
     deadline_s: float | None
     timeout_s: float | None
@@ -203,13 +193,14 @@ class _Collection:
 
     async def _sample(self, request: SampleRequest, turns: int, clock: RolloutClock) -> Sample:
         """Sample one turn. A batch belongs to all of its rollouts, so it counts towards the time of none."""
+        temperature = self.record["temperature"]
         with self._counted("sample"):
             if isinstance(self.engine, BatchingEngine):
-                sample = await self.engine.sample_one(request, temperature=self.temperature)
+                sample = await self.engine.sample_one(request, temperature=temperature)
             else:
                 await self.engine.prepare()
                 async with self.requests.place(turns):
-                    sample = await clock.run("sample", self.engine.sample_one(request, temperature=self.temperature))
+                    sample = await clock.run("sample", self.engine.sample_one(request, temperature=temperature))
         self.turns += 1
         self.sampled_tokens += len(sample.ids)
         return sample

@@ -11,8 +11,6 @@ from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.tokens import ChatRenderer
 from composer_replication.types import Message, ToolSchema
 
-_WINDOW = 1 << 30
-
 
 class ScriptedEngine:
     """An `Engine` that says what a script says, turn by turn; log-probs are 0. After the script's end it says nothing.
@@ -21,14 +19,12 @@ class ScriptedEngine:
         script_for: the assistant messages of a session, by its name (`step/task/sibling`).
     """
 
+    context_window = 1 << 30
+
     def __init__(self, renderer: ChatRenderer, script_for: Callable[[str], Sequence[Message]]) -> None:
         self._renderer = renderer
         self._script_for = script_for
         self._left: dict[str, list[Message]] = {}
-
-    @property
-    def context_window(self) -> int:
-        return _WINDOW
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:  # noqa: ARG002 (the protocol's)
         return [self._turn(request) for request in requests]
@@ -53,15 +49,13 @@ class RandomEngine:
         words: strings used as arguments in addition to its own awkward ones, e.g. the paths of a task.
     """
 
+    context_window = 1 << 30
+
     def __init__(self, renderer: ChatRenderer, *, tools: Sequence[ToolSchema], words: Sequence[str] = ()) -> None:
         self._renderer = renderer
         self._vocabulary = len(renderer.tokenizer)
         self._tools = tools
         self._words = (*words, *_AWKWARD)
-
-    @property
-    def context_window(self) -> int:
-        return _WINDOW
 
     def sample(self, requests: Sequence[SampleRequest], *, temperature: float) -> list[Sample]:  # noqa: ARG002 (the protocol's)
         return [self._turn(request) for request in requests]

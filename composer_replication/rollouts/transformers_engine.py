@@ -81,11 +81,6 @@ class TransformersEngine:
     def context_window(self) -> int:
         return int(getattr(self._config, "max_position_embeddings", None) or 1 << 30)
 
-    @property
-    def open_sessions(self) -> int:
-        """Sessions that hold memory now."""
-        return len(self._sessions)
-
     def close(self, sessions: Sequence[str]) -> None:
         for name in sessions:
             self._sessions.pop(name, None)

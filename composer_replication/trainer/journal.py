@@ -7,35 +7,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from composer_replication.observe import RunDir, Terminal, mean_and_se, pass_at_1
 from composer_replication.observe.summary import SummaryRow
 from composer_replication.sandbox import Sandbox
 from composer_replication.types import Group, Hint, Trajectory, Unscored
 from composer_replication.types.errors import SandboxError
-
-
-class Meter(Protocol):
-    """A count of what an arm has spent."""
-
-    @property
-    def rollouts(self) -> int:
-        """Trajectories so far: training, evaluation and traces."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Tokens sampled in them."""
-        ...
-
-    def cpu_s(self) -> float | None:
-        """Return CPU-seconds, user and system; None where they cannot be measured."""
-        ...
-
-    def count(self, trajectories: Iterable[Trajectory], /) -> None:
-        """Add rollouts that are done."""
-        ...
 
 
 def cpu_clock(sandbox: Sandbox | None) -> Callable[[], float]:
@@ -54,15 +32,18 @@ def cpu_clock(sandbox: Sandbox | None) -> Callable[[], float]:
 
 @dataclass(slots=True)
 class RolloutMeter:
-    """A count of rollouts. `clock` gives the CPU-seconds; None where another program does the work."""
+    """A count of what an arm has spent. `clock` gives the CPU-seconds; None where another program does the work."""
 
     clock: Callable[[], float] | None = None
     rollouts: int = 0
+    """Trajectories so far: training, evaluation and traces."""
     tokens: int = 0
+    """Tokens sampled in them."""
     earlier_cpu_s: float = 0.0
     """Spend of the processes before this one."""
 
     def cpu_s(self) -> float | None:
+        """Return CPU-seconds, user and system; None where they cannot be measured."""
         return None if self.clock is None else self.earlier_cpu_s + self.clock()
 
     def count(self, trajectories: Iterable[Trajectory]) -> None:
@@ -90,7 +71,7 @@ class ArmJournal:
     arm: str
     steps: int
     """Optimizer steps of the arm."""
-    meter: Meter
+    meter: RolloutMeter
     teacher_totals: Mapping[str, float] = field(default_factory=dict)
     """Requests to teachers and their cost (`trainer.ask_teachers.teacher_totals`), once they were asked."""
 

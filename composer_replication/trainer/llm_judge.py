@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from composer_replication.hints import Ask
 from composer_replication.teachers import Ledger, Question, Teacher, TeacherAnswer, TeacherPool
+from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import Message
 from composer_replication.types.errors import BudgetExceededError
 
@@ -39,12 +38,11 @@ def ask_teacher(teacher: Teacher, ledger: Path, max_total_usd: float | None, cou
                 return found
 
     def ask(text: str) -> str | None:
-        with ThreadPoolExecutor(1) as thread:
-            try:
-                found = thread.submit(asyncio.run, answer(text)).result()
-            except BudgetExceededError:
-                told["over the cap"] += 1
-                return None
+        try:
+            found = wait_for(answer(text))
+        except BudgetExceededError:
+            told["over the cap"] += 1
+            return None
         told["answered" if found.error is None else "failed"] += 1
         return found.content if found.error is None else None
 

@@ -24,7 +24,7 @@ from composer_replication.teachers import Teacher
 from composer_replication.tokens import ChatRenderer
 from composer_replication.trainer.coding_tasks import CodingTasks, toolset_of
 from composer_replication.trainer.hint_filter import only_useful
-from composer_replication.trainer.journal import ArmJournal, Meter, RolloutMeter, cpu_clock
+from composer_replication.trainer.journal import ArmJournal, RolloutMeter, cpu_clock
 from composer_replication.trainer.learning.learner import Learner
 from composer_replication.trainer.llm_judge import ask_teacher
 from composer_replication.trainer.preflight import check_run, check_source, fingerprint, prove_solutions
@@ -114,7 +114,7 @@ class RunContext:
         sandbox = self.source.sandbox if isinstance(self.source, CodingTasks) else None
         return RolloutMeter(cpu_clock(sandbox))
 
-    def journal(self, config: RunConfig, arm: str, meter: Meter) -> ArmJournal:
+    def journal(self, config: RunConfig, arm: str, meter: RolloutMeter) -> ArmJournal:
         """Return the record of one arm."""
         return ArmJournal(self.run_dir, self.terminal, arm, config.steps, meter)
 

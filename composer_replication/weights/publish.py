@@ -188,7 +188,7 @@ class WeightPublisher:
         steps = last.steps if last is not None else ()
         if before is not None and before[0].content != content:
             steps = ()
-            patch = make_patch(before[1], flat) if _patchable(shard) else None
+            patch = make_patch(before[1], flat) if shard.type.itemsize <= _WIDEST and shard.size <= _MOST else None
             if patch is not None and len(patch) < length:
                 new.append(_object(version, at, "patch", patch))
                 steps = self._bounded((*before[0].steps, PatchStep(before[0].content, content, new[0][0])), length)
@@ -247,7 +247,3 @@ class WeightPublisher:
 def _object(version: int, at: int, kind: str, data: bytes) -> tuple[Object, bytes]:
     mark = sha256(data).hexdigest()
     return Object(object_key(version, at, kind, mark), mark, len(data)), data
-
-
-def _patchable(shard: Shard) -> bool:
-    return shard.type.itemsize <= _WIDEST and shard.size <= _MOST

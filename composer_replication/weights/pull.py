@@ -109,17 +109,13 @@ class WeightPuller:
         self._threads = threads
         self._flats: dict[str, Tensor] = {}
         """The values of shards, by checksum."""
-        self._held: Pulled | None = None
+        self.held: Pulled | None = None
+        """The result of the last pull."""
         if cache is not None:
             try:
                 cache.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StorageError(f"{cache} cannot be made: {error}", fix="name a folder that can be written") from error
-
-    @property
-    def held(self) -> Pulled | None:
-        """The result of the last pull."""
-        return self._held
 
     def newest(self) -> int | None:
         """Return the newest version that was published; None before the first."""
@@ -141,7 +137,7 @@ class WeightPuller:
             there = versions(self._source)
             if not there:
                 raise ObjectStoreError(f"{self._source.where('')} has no weights yet", fix="wait for the first: wait_for(0)")
-            floor = -1 if self._held is None else self._held.version
+            floor = -1 if self.held is None else self.held.version
             left = [version for version in there if version > floor and version not in tried]
             if not left:
                 break
@@ -150,14 +146,14 @@ class WeightPuller:
                 return self._take(left[-1], there[-1], problems)
             except DamagedError as error:
                 problems.append(f"version {left[-1]}: {error}")
-        if self._held is None:
+        if self.held is None:
             raise ObjectStoreError(
                 f"{self._source.where('')} has no complete version: {problems[0]}",
                 fix="publish once more: the next version brings whole copies of what is damaged",
             )
-        old = self._held
-        self._held = Pulled(old.version, old.state, old.facts, max(there[-1], old.version), problems=tuple(problems))
-        return self._held
+        old = self.held
+        self.held = Pulled(old.version, old.state, old.facts, max(there[-1], old.version), problems=tuple(problems))
+        return self.held
 
     def fresh(self, max_staleness: int) -> Pulled:
         """Return the held version while it is at most `max_staleness` versions behind, or else the newest.
@@ -166,10 +162,10 @@ class WeightPuller:
             ObjectStoreError: the newest version that is whole is more than that behind; or as `pull`.
         """
         newest = self.newest()
-        if self._held is not None and newest is not None and newest - self._held.version <= max_staleness:
-            old = self._held
-            self._held = Pulled(old.version, old.state, old.facts, max(newest, old.version))
-            return self._held
+        if self.held is not None and newest is not None and newest - self.held.version <= max_staleness:
+            old = self.held
+            self.held = Pulled(old.version, old.state, old.facts, max(newest, old.version))
+            return self.held
         found = self.pull()
         if found.behind > max_staleness:
             raise ObjectStoreError(
@@ -220,7 +216,7 @@ class WeightPuller:
         flats = [one for one in found if isinstance(one, Tensor)]
         self._flats = {entry.content: flat for entry, flat in zip(manifest.entries, flats, strict=True)}
         self._forget()
-        self._held = Pulled(
+        self.held = Pulled(
             version,
             unflatten(manifest.layout, flats),
             manifest.facts,
@@ -233,7 +229,7 @@ class WeightPuller:
             apply_seconds=sum(tally.apply_seconds for tally in tallies),
             problems=(*problems, *(problem for tally in tallies for problem in tally.problems)),
         )
-        return self._held
+        return self.held
 
     def manifest(self, version: int) -> Manifest:
         """Read the manifest of a version.

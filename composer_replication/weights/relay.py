@@ -43,7 +43,7 @@ class Relay:
     """
 
     def __init__(self, source: VersionSource, *, host: str = "127.0.0.1", port: int = 0, cache_bytes: int = 8 * 2**30) -> None:
-        self._source = source
+        self.source = source
         self._most = cache_bytes
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         self._held = 0
@@ -73,7 +73,7 @@ class Relay:
         """Return an object, checked, or a manifest as it is; None where there is none, or none that is whole."""
         named = OBJECT_KEY.fullmatch(key)
         if named is None:
-            return self._source.get(key)
+            return self.source.get(key)
         with self._lock:
             alone = self._reading.setdefault(key, threading.Lock())
         with alone:  # concurrent requests find it in memory
@@ -83,14 +83,6 @@ class Relay:
         with self._lock:
             self._reading.pop(key, None)
         return data
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return the manifests that are there."""
-        return self._source.list(prefix)
-
-    def want(self, key: str) -> bool:
-        """Ask the publisher for a whole copy."""
-        return self._source.create(key, b"")
 
     def _remembered(self, key: str) -> bytes | None:
         with self._lock:
@@ -102,7 +94,7 @@ class Relay:
 
     def _checked(self, key: str, mark: str) -> bytes | None:
         for _ in range(_READS):
-            data = self._source.get(key)
+            data = self.source.get(key)
             if data is None:
                 return None
             if sha256(data).hexdigest() == mark:
@@ -187,7 +179,7 @@ class _RelayHandler(BaseHTTPRequestHandler):
         key = self.path.lstrip("/")
         try:
             if key == f"{MANIFESTS}/":
-                self._answer(200, json.dumps(self.relay.keys(MANIFESTS)).encode())
+                self._answer(200, json.dumps(self.relay.source.list(MANIFESTS)).encode())
             elif OBJECT_KEY.fullmatch(key) or MANIFEST_KEY.fullmatch(key):
                 data = self.relay.read(key)
                 self._answer(404 if data is None else 200, data or b"")
@@ -202,7 +194,7 @@ class _RelayHandler(BaseHTTPRequestHandler):
         self.close_connection |= not empty  # the incoming body is not read
         try:
             if WANT_KEY.fullmatch(key) and empty:
-                self._answer(201 if self.relay.want(key) else 200, b"")
+                self._answer(201 if self.relay.source.create(key, b"") else 200, b"")
             else:
                 self._answer(404, b"")
         except ObjectStoreError as error:

@@ -7,8 +7,7 @@ import tomli_w
 
 from composer_replication.config import load_config
 from composer_replication.diloco import serverless
-from composer_replication.recipes.diloco.executor import open_executor
-from composer_replication.recipes.diloco.job import check_job, rendezvous_of
+from composer_replication.recipes.diloco.job import check_job, open_executor, rendezvous_of
 from composer_replication.types.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from in_threads import together, vector
 from s3_server import Handler, S3Server, environment
 
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
-from composer_replication.diloco.conditional import check_conditional_writes
+from composer_replication.diloco.store import check_conditional_writes
 from composer_replication.types.errors import ConfigError, ObjectStoreError
 
 

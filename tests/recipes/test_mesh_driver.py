@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mesh_in_process import IDLE, BookkeepingTrainer, IdleGenerator, LocalMesh, Pauses, SoonerLoop, a_run, drive, learnt
 
+from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.mesh.driver import Roles
 from composer_replication.recipes.mesh.errors import ActorDiedError, ActorStalledError
 from composer_replication.recipes.mesh.ledger import GroupLedger
 from composer_replication.recipes.mesh.supervisor import MOST_DEATHS, Supervisor
-from composer_replication.recipes.mesh.training import check
 from composer_replication.types.errors import BackendError, ConfigError
 
 ROLES = ("generator-0", "generator-1", "env-0", "rewarder", "trainer")
@@ -291,7 +291,7 @@ def test_a_bug_of_an_actor_ends_the_run(tmp_path):
 @pytest.mark.parametrize(("field", "section"), [("curriculum.enabled", {"curriculum": {"enabled": True}})])
 def test_what_a_mesh_cannot_do_is_refused(tmp_path, field, section):
     config = a_run(tmp_path)
-    check(config)
+    refuse(config, config.substrate.type)
     with pytest.raises(ConfigError, match=field) as refused:
-        check(type(config).model_validate(config.model_dump() | section))
+        refuse(type(config).model_validate(config.model_dump() | section), config.substrate.type)
     assert "local" in refused.value.fix

@@ -15,8 +15,8 @@ from mesh_in_process import trajectory
 
 from composer_replication.recipes.mesh.actor_shell import ActorShell, opened
 from composer_replication.recipes.mesh.ledger import GroupLedger
-from composer_replication.recipes.mesh.staleness import StalenessRule
 from composer_replication.recipes.mesh.trainer import _copied
+from composer_replication.recipes.mesh.work import StalenessRule
 from composer_replication.types import Group
 from composer_replication.types.errors import BackendError, CheckpointError, ComposerError, ConfigError, MissingExtraError
 

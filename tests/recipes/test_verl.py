@@ -293,7 +293,7 @@ def test_a_plan_is_read_as_it_was_written(plan, monkeypatch):
 def watched(plan: ArmPlan, stall_s: float = 900.0, **environment: str) -> bool:
     async def watch() -> bool:
         with Main(plan, ["--help"], environment, ()) as main:
-            while not (ended := await main.wait(stall_s)):
+            while not (ended := await main.ended(stall_s)):
                 pass
             return ended
 

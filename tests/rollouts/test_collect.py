@@ -223,7 +223,7 @@ def test_a_policy_in_the_loop_is_reproducible_to_the_bit_whatever_the_tests_take
         budgets = Budgets(turn_tokens=60, trajectory_tokens=400, context_tokens=5000, max_turns=6)
         make_env = lambda t, rng=rng: EchoEnv(t, delay=lambda: rng.random() * 0.01)  # noqa: E731
         runs.append(collect(["a", "b", "c"], engine, group_size=4, make_env=make_env, budgets=budgets, cohorts=3))
-        assert engine.open_sessions == 0
+        assert len(engine._sessions) == 0
     assert runs[0] == runs[1]
     trajectories = [t for g in runs[0] for t in g.trajectories]
     assert len({t.turns[0].action_ids for t in trajectories}) == len(trajectories)

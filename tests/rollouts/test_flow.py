@@ -89,7 +89,7 @@ async def until(url, **wanted):
 
 
 def assert_nothing_is_left(engine):
-    assert engine.open_sessions == 0
+    assert len(engine._sessions) == 0
     left = [t.name for t in threading.enumerate() if t.name.startswith(("rollout-", "serving-"))]
     assert left == []
 
@@ -234,7 +234,7 @@ def test_a_cancelled_collection_leaves_no_request_thread_or_session_and_the_engi
         for round_ in (1, 2):
             work = asyncio.create_task(collection([*STAY, "a", "b"], engine))
             await until(url, sampling=9, answered=6 * round_)
-            assert engine.open_sessions <= 2
+            assert len(engine._sessions) <= 2
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
@@ -269,7 +269,7 @@ def test_a_server_that_does_not_answer_is_a_stall(kind):
         with pytest.raises(StalledError, match="9 x sample"):
             asyncio.run(collection(STAY, engine, deadline_s=2.0))
         asyncio.run(until(url, sampling=0, aborted=9))
-        assert engine.open_sessions == 0
+        assert len(engine._sessions) == 0
 
 
 # --- batches in this process ----------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_batches_and_bits_are_those_of_cohorts_in_lock_step(cohorts):
     groups = asyncio.run(collection(tasks, engine, make_env=make_env, **how))
     assert [t for g in groups for t in g.trajectories] == expected
     assert len({len(t.turns) for t in expected}) > 2
-    assert engine.open_sessions == 0
+    assert len(engine._sessions) == 0
 
 
 def test_a_batch_waits_for_every_live_session_of_its_cohort_and_for_no_other():

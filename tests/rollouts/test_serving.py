@@ -368,7 +368,7 @@ def test_turns_asked_for_one_by_one_are_those_of_a_batch_and_load_the_weights_on
         assert engine.policy_version == 0
         loads = [path for path, _ in backend.asked if path in ("/collective_rpc", "/update_weights_from_disk")]
         assert len(loads) == 1
-        assert engine.open_sessions == 3
+        assert len(engine._sessions) == 3
         policy.model, policy.version = model(1), 1
         engine.reset()
         (fresh,) = sample_each(engine, *ask("a"))
@@ -382,7 +382,7 @@ def test_one_turn_from_the_weights_of_somebody_else_is_found_out(kind, tmp_path)
         backend.label = "default"  # as after a new start
         with pytest.raises(ModelError, match="sampled from the weights 'default'"):
             sample_each(engine, *ask("b"))
-        assert engine.open_sessions == 1, "no session has moved"
+        assert len(engine._sessions) == 1, "no session has moved"
 
 
 def test_one_turn_that_fails_says_why_and_weights_that_cannot_be_loaded_are_tried_again(kind, tmp_path):

@@ -183,7 +183,7 @@ def test_a_version_of_more_digits_is_still_a_version(store):
 @pytest.mark.parametrize("answer", [[1], ["manifests/0000000000", None]])
 def test_a_relay_that_lists_what_is_no_key_is_told(store, monkeypatch, answer):
     with Relay(store) as relay:
-        monkeypatch.setattr(relay, "keys", lambda prefix: answer)
+        monkeypatch.setattr(relay.source, "list", lambda prefix: answer)
         with pytest.raises(ObjectStoreError, match=r"manifests is not a relay's answer\n.*fix: correct the address"):
             WeightPuller(RelayClient(relay.url)).pull()
 

@@ -13,8 +13,8 @@ import torch
 from in_threads import together, vector
 
 from composer_replication.diloco import ObjectStoreAllReduce, open_store
-from composer_replication.diloco.conditional import check_conditional_writes
 from composer_replication.diloco.saved import SavedStates
+from composer_replication.diloco.store import check_conditional_writes
 from composer_replication.types.errors import ObjectStoreError
 
 FAULTS = Path(__file__).resolve().parents[2] / "tests" / "tools" / "faults_diloco.py"

@@ -17,7 +17,6 @@ from composer_replication.diloco.serverless import (
     ReplicaStatus,
     ServerlessExecutor,
 )
-from composer_replication.diloco.serverless.base import StoreExecutor
 from composer_replication.types.errors import ReplicaError
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
@@ -27,7 +26,7 @@ ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 class Cloud:
     """An executor, and the machines that it rents."""
 
-    executor: StoreExecutor
+    executor: ServerlessExecutor
     container: Callable[[str], Container]
     """By the handle's id."""
 

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options and output that several commands share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
+from rich.console import Console
 
 from composer_replication.sandbox import SandboxKind
 from composer_replication.sandbox.opening import check_kind
 from composer_replication.types.errors import ConfigError
 
+_PIPED_WIDTH = 160
 _KINDS = "auto, namespaces, bubblewrap, landlock, docker, docker:IMAGE, remote:URL or unsafe-subprocess"
 
 SandboxOption: TypeAlias = Annotated[
@@ -21,6 +23,17 @@ SandboxOption: TypeAlias = Annotated[
 def marked(task_id: str, impossible: bool) -> str:
     """Format a task's name for a table."""
     return f"{task_id} (impossible)" if impossible else task_id
+
+
+def shortened(text: str, most: int) -> str:
+    """Cut a text to at most so many characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def wide_console() -> Console:
+    """Make a console on stdout, wide where it is not a terminal, so that ids stay whole."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPED_WIDTH)
 
 
 def refuse_overwriting(read: dict[str, Path | None], written: dict[str, Path | None]) -> None:

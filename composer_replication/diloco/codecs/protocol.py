@@ -10,13 +10,10 @@ from torch import Tensor
 class Codec(Protocol):
     """Turns a vector into bytes. Decoding the same bytes gives the same bits on any machine."""
 
-    @property
-    def name(self) -> str:
-        """Name by which it is requested, and which stands in the header of what it wrote."""
-
-    @property
-    def sparse(self) -> bool:
-        """True when it drops most values, so that a sum of several vectors is larger than each."""
+    name: str
+    """Name by which it is requested, and which stands in the header of what it wrote."""
+    sparse: bool
+    """True when it drops most values, so that a sum of several vectors is larger than each."""
 
     def encode(self, values: Tensor) -> bytes:
         """Encode a vector.
@@ -37,9 +34,8 @@ class Codec(Protocol):
 class VisibleCodec(Codec, Protocol):
     """A codec that can leave out what the weights, kept in bfloat16, would not show."""
 
-    @property
-    def needs_reference(self) -> bool:
-        """True when it cannot encode without a reference."""
+    needs_reference: bool
+    """True when it cannot encode without a reference."""
 
     def encode_visible(self, values: Tensor, reference: Tensor) -> bytes:
         """Encode the changes of bfloat16 weights.

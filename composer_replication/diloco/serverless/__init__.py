@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.diloco.all_reduce import ObjectStoreAllReduce
+    from composer_replication.diloco.serverless.base import ServerlessExecutor
     from composer_replication.diloco.serverless.hf_jobs import HFJobsExecutor
     from composer_replication.diloco.serverless.local import LocalProcessExecutor
     from composer_replication.diloco.serverless.modal import ModalExecutor
-    from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
+    from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus
     from composer_replication.diloco.serverless.replica import this_replica
     from composer_replication.diloco.serverless.sky import SkyExecutor
 
@@ -34,7 +35,7 @@ _WHERE = {
     "ObjectStoreAllReduce": "composer_replication.diloco.all_reduce",
     "ReplicaHandle": f"{_HERE}.protocol",
     "ReplicaStatus": f"{_HERE}.protocol",
-    "ServerlessExecutor": f"{_HERE}.protocol",
+    "ServerlessExecutor": f"{_HERE}.base",
     "SkyExecutor": f"{_HERE}.sky",
     "this_replica": f"{_HERE}.replica",
 }

@@ -34,11 +34,13 @@ class Sight:
     """Why it failed, in the backend's words."""
 
 
-class StoreExecutor(ABC):
-    """A `ServerlessExecutor` over a backend that can start a command somewhere."""
+class ServerlessExecutor(ABC):
+    """Starts N replicas that share nothing but an object store, over a backend that can start a command somewhere."""
 
     backend_name: ClassVar[str]
+    """Name that marks its handles."""
     supports_inter_replica_network: ClassVar[bool] = False
+    """True when replicas can open connections to each other."""
     poll_interval_s: float = 5.0
     """Seconds between looks while results are waited for."""
 
@@ -75,7 +77,21 @@ class StoreExecutor(ABC):
         timeout: float = DEFAULT_TIMEOUT_S,
         ranks: Sequence[int] | None = None,
     ) -> list[ReplicaHandle]:
-        """See `ServerlessExecutor.launch_replicas`."""
+        """Start `n_replicas`, each with its rank in the environment, and return their handles in the order of ranks.
+
+        Args:
+            entrypoint: a function (or `module:qualname`) that each replica calls, or the name of the module
+                `composer_replication.diloco.serverless.replica_entrypoint`.
+            entrypoint_args: `rendezvous_uri` is needed. `world_size` and `rank_env` may be given. The rest are the function's
+                arguments, plain JSON; for the module they are `trainer_module`, `trainer_fn` and `trainer_kwargs`.
+            gpu: what each replica gets, in the backend's notation; None for what the executor was made with.
+            timeout: seconds after which a replica is ended.
+            ranks: only these of them, in the place of replicas that were lost; None for all.
+
+        Raises:
+            ConfigError: something that cannot be launched so.
+            BackendError: the backend refuses or does not answer; what had been started is ended.
+        """
         launch = plan(n_replicas, entrypoint, entrypoint_args, timeout)
         wanted = chosen(n_replicas, ranks)
         self._check(launch, gpu)
@@ -96,11 +112,26 @@ class StoreExecutor(ABC):
                 raise BackendError(message, fix=f"end them at {self.backend_name}") from error
 
     def poll(self, handle: ReplicaHandle) -> ReplicaStatus:
-        """See `ServerlessExecutor.poll`."""
+        """Return the state of a replica.
+
+        Raises:
+            ConfigError: a handle of another executor.
+            BackendError: the backend does not answer.
+        """
         return self._ended(handle)[0]
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: float | None = None, *, keep_going: bool = False) -> list[Any]:
-        """See `ServerlessExecutor.collect`."""
+        """Wait for replicas and return what they returned, in the order of `handles`.
+
+        Args:
+            timeout: seconds to wait; None for as long as it takes.
+            keep_going: the first failure does not end the others.
+
+        Raises:
+            ReplicaError: replicas failed (the others have been cancelled, or have ended with `keep_going`), or some still run
+                after `timeout` seconds (they go on, and can be collected again).
+            BackendError: the backend has not answered for minutes; they go on.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: dict[int, tuple[ReplicaStatus, ReplicaOutcome | None, str]] = {}
         patience = Patience()
@@ -118,7 +149,8 @@ class StoreExecutor(ABC):
                 raise self._unfinished(handles, left, timeout, patience.outage)
             pause = self.poll_interval_s if deadline is None else min(self.poll_interval_s, deadline - time.monotonic())
             time.sleep(max(pause, 0.0))
-        results = [_value(ended.get(place)) for place in range(len(handles))]
+        outcomes = [ended[place][1] if place in ended else None for place in range(len(handles))]
+        results = [None if outcome is None else outcome.value for outcome in outcomes]
         if not failed:
             return results
         refusal: BackendError | None = None
@@ -131,7 +163,12 @@ class StoreExecutor(ABC):
         raise ReplicaError(_describe_failures(failures, handles, left, refusal), fix=fix, failures=failures, results=results)
 
     def cancel(self, handles: Sequence[ReplicaHandle]) -> None:
-        """See `ServerlessExecutor.cancel`."""
+        """End replicas that have not ended: each receives the request, even if stopping another fails.
+
+        Raises:
+            ConfigError: a handle of another executor; nothing is done.
+            BackendError: those that it names may still run, as the backend does not answer or refuses.
+        """
         ranks = {self._identity(handle): handle.rank for handle in handles}
         left = self._stop_all(ranks, self._end)
         for _ in range(1, _STOPS):
@@ -144,7 +181,7 @@ class StoreExecutor(ABC):
             raise BackendError(message, fix=f"end them at {self.backend_name}")
 
     def logs(self, handle: ReplicaHandle) -> str:
-        """See `ServerlessExecutor.logs`."""
+        """Return what a replica has printed, as far as it has reached the store."""
         self._identity(handle)
         return Records.of(handle.metadata, handle.rank).log()
 
@@ -209,10 +246,6 @@ class StoreExecutor(ABC):
         if outage is not None:
             message += f", as far as is known: {outage.message}"
         return ReplicaError(message, fix="collect them again with a longer timeout, or cancel them")
-
-
-def _value(found: tuple[ReplicaStatus, ReplicaOutcome | None, str] | None) -> Any:
-    return found[1].value if found is not None and found[1] is not None else None
 
 
 def _describe_failures(

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from packaging.version import Version
 
-from composer_replication.diloco.serverless.base import StoreExecutor
+from composer_replication.diloco.serverless.base import ServerlessExecutor
 from composer_replication.diloco.serverless.launch import Launch, secret_values
 from composer_replication.types.errors import ConfigError, MissingExtraError
 
@@ -22,7 +22,7 @@ GRACE_S = 120.0
 _REFERENCE = re.compile(r"[a-z0-9]+(?:[._:/-]+[A-Za-z0-9_]+)*(?:@sha256:[0-9a-f]{64})?")
 
 
-class CloudExecutor(StoreExecutor):
+class CloudExecutor(ServerlessExecutor):
     """An executor whose replicas run in containers.
 
     Args:

@@ -34,10 +34,7 @@ class HFJobsExecutor(CloudExecutor):
         image: a registry's image, or a Space's (`hf.co/spaces/OWNER/NAME`). It needs Python 3.11 or newer.
         namespace: the user or organization that pays; None for the token's own.
         token: a token of Hugging Face that may run jobs; None for HF_TOKEN or the one that `hf auth login` saved.
-        setup: a shell command that each job runs first; empty for an image that has this package.
-        env: environment variables of the replicas.
-        secrets: names of environment variables here whose values replicas get as secrets, such as the store's credentials.
-        python: the interpreter in the image.
+        setup, env, secrets, python: as `CloudExecutor` takes them.
 
     Raises:
         MissingExtraError: `huggingface_hub` is missing or too old.

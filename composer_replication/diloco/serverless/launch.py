@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from composer_replication.types.errors import ConfigError
@@ -155,16 +156,15 @@ def resolve(module: str, name: str) -> Any:
         ConfigError: there is no such module, or nothing of that name in it.
     """
     try:
-        found: Any = importlib.import_module(module)
+        found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, and lacks something itself
         raise ConfigError(f"there is no module {module}", fix="install it where replicas run") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"module {module} has no {name}", fix="name a function at its top level")
-        found = getattr(found, part)
-    return found
+    try:
+        return attrgetter(name)(found)
+    except AttributeError as error:
+        raise ConfigError(f"module {module} has no {name}", fix="name a function at its top level") from error
 
 
 def _as_json(kwargs: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from typing import ClassVar
 
-from composer_replication.diloco.serverless.base import Sight, StoreExecutor
+from composer_replication.diloco.serverless.base import ServerlessExecutor, Sight
 from composer_replication.diloco.serverless.launch import Launch
 from composer_replication.diloco.serverless.protocol import ReplicaStatus
 from composer_replication.diloco.serverless.replica_entrypoint import CANCELLED, PARENT_ENV, TIMED_OUT
@@ -59,7 +59,7 @@ class _Replica:
         return self._words.decode("utf-8", "replace")
 
 
-class LocalProcessExecutor(StoreExecutor):
+class LocalProcessExecutor(ServerlessExecutor):
     """Spawns each replica as a separate process, with this one's environment and module path.
 
     Replicas end when the process that launched them ends, however it does.

@@ -28,13 +28,10 @@ class ModalExecutor(CloudExecutor):
         image: a registry's image, or a `modal.Image` however it was made. It needs Python 3.11 or newer.
         gpu: in Modal's words: `A100`, `H100:8`; None for none. `launch_replicas` may name another.
         app: the Modal app that sandboxes belong to; made where it is missing.
-        setup: a shell command that each sandbox runs first; empty for an image that has this package.
-        env: environment variables of the replicas.
-        secrets: names of environment variables here whose values replicas get as secrets, such as the store's credentials.
         cpu: cores of each sandbox, at least.
         memory_mib: of each sandbox, at least.
         region: in Modal's words.
-        python: the interpreter in the image.
+        setup, env, secrets, python: as `CloudExecutor` takes them.
 
     Raises:
         MissingExtraError: the package `modal` is missing.

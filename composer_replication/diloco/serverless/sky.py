@@ -40,10 +40,7 @@ class SkyExecutor(CloudExecutor):
         cpus: of each machine, as `8` or `8+`.
         memory: of each machine in GB, as `32` or `32+`.
         use_spot: take machines that the cloud may take back; a replica that is lost so has failed.
-        setup: a shell command that each replica runs first; empty for an image that has this package.
-        env: environment variables of the replicas.
-        secrets: names of environment variables here whose values replicas get as secrets, such as the store's credentials.
-        python: the interpreter in the image.
+        setup, env, secrets, python: as `CloudExecutor` takes them.
 
     Raises:
         MissingExtraError: SkyPilot is missing.

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from composer_replication.config import RunConfig, to_toml
+from composer_replication.diloco.serverless.base import ServerlessExecutor
 from composer_replication.diloco.serverless.patience import Patience
-from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus, ServerlessExecutor
+from composer_replication.diloco.serverless.protocol import ReplicaHandle, ReplicaStatus
 from composer_replication.diloco.serverless.records import Records
 from composer_replication.diloco.store import open_store
 from composer_replication.recipes.diloco.learner_state import LearnerState

@@ -7,12 +7,16 @@ import time
 from dataclasses import asdict
 from functools import partial
 
+from pydantic import TypeAdapter
+
 from composer_replication.config import RunConfig
+from composer_replication.diloco.serverless.base import ServerlessExecutor
 from composer_replication.diloco.serverless.patience import Patience
-from composer_replication.diloco.serverless.protocol import ReplicaHandle, ServerlessExecutor
+from composer_replication.diloco.serverless.protocol import ReplicaHandle
 from composer_replication.observe.files import exclusive, remove, replace_file, storage_errors
 from composer_replication.types.errors import BackendError, ConfigError, StorageError
 
+_HANDLES = TypeAdapter(list[ReplicaHandle])
 _LOOK_S, _END_S = 1.0, 180.0
 """Seconds between looks at replicas that were told to end, and for them to have ended."""
 
@@ -38,8 +42,8 @@ class LearnerState:
         with storage_errors(self.path, "read"):
             data = self.path.read_bytes()
         try:
-            return [_handle(**facts) for facts in json.loads(data)]
-        except (ValueError, TypeError) as error:
+            return _HANDLES.validate_json(data)
+        except ValueError as error:
             fix = "see that no replica of this job runs any more, and remove it"
             raise StorageError(f"{self.path} has no handles of replicas: {error}", fix=fix) from error
 
@@ -82,7 +86,3 @@ class LearnerState:
                 return True
         except ConfigError:
             return False
-
-
-def _handle(rank: int, backend_name: str, metadata: dict[str, str]) -> ReplicaHandle:
-    return ReplicaHandle(rank, backend_name, {str(key): str(value) for key, value in dict(metadata).items()})

@@ -10,8 +10,8 @@ import asyncio
 import math
 import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from composer_replication.trainer.journal import RolloutMeter, flat, refuse_unsc
 from composer_replication.trainer.pairs.replay import wants_replay
 from composer_replication.trainer.preflight import limits_of
 from composer_replication.trainer.run_context import RunContext
-from composer_replication.types import Group, Trajectory
+from composer_replication.types import Group
 from composer_replication.types.errors import StorageError
 
 
@@ -50,36 +50,6 @@ class Roles:
     rewarder: Build = Rewarder
     env: Build = EnvHost
     teachers: Build = TeacherActor
-
-
-@dataclass(slots=True)
-class _MeshMeter:
-    """A meter of an arm's groups in the ledger, where groups of earlier drivers count once, and of everything outside it."""
-
-    ledger: GroupLedger
-    outside: RolloutMeter = field(default_factory=RolloutMeter)
-    """Evaluations and traces."""
-    actors_cpu_s: float = 0.0
-    """CPU-seconds of this driver's actors, as last asked."""
-
-    @property
-    def rollouts(self) -> int:
-        return self.outside.rollouts + self.ledger.rollouts
-
-    @property
-    def tokens(self) -> int:
-        return self.outside.tokens + self.ledger.tokens
-
-    def cpu_s(self) -> float:
-        return self.outside.earlier_cpu_s + self.actors_cpu_s
-
-    def count(self, trajectories: Iterable[Trajectory]) -> None:
-        """Add rollouts that are not in the ledger."""
-        self.outside.count(trajectories)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain JSON for a checkpoint."""
-        return {**self.outside.state_dict(), "cpu_s": self.cpu_s()}
 
 
 class Driver:
@@ -99,7 +69,10 @@ class Driver:
         self.ledger = GroupLedger(self.folder)
         self.work = Work(config, context.coding.train, self.ledger)
         self.version = 0
-        self.meter = _MeshMeter(self.ledger)
+        self._actors_cpu_s = 0.0
+        """CPU-seconds of this driver's actors, as last asked."""
+        self.meter = RolloutMeter(lambda: self._actors_cpu_s)
+        """Counts evaluations, traces, and the groups of the ledger, those of earlier drivers included."""
         self.journal = context.journal(config, arm, self.meter)
         self._generators = [f"generator-{i}" for i in range(config.substrate.generators)]
         self._hosts = [f"env-{i}" for i in range(math.ceil(config.substrate.generators / 2))]  # one serves two generators
@@ -152,10 +125,12 @@ class Driver:
         if state is None:
             self.journal.rewind(-1)
             _remove(self.folder)
-            self.ledger = self.work.ledger = self.meter.ledger = GroupLedger(self.folder)
+            self.ledger = self.work.ledger = GroupLedger(self.folder)
         else:
             self.journal.resumed(self.version)
-            self.meter.outside.load_state_dict(state)
+            self.meter.load_state_dict(state)
+            self.meter.rollouts += self.ledger.rollouts
+            self.meter.tokens += self.ledger.tokens
             if waiting := len(self.ledger.waiting):
                 self.journal.note(f"{waiting} groups wait")
         self.shown.advance(self.version)
@@ -231,6 +206,7 @@ class Driver:
         async with self._changed:
             for number, group in zip(job.numbers, groups, strict=True):
                 self.ledger.finish(number, group)
+                self.meter.count(group.trajectories)
             self._changed.notify_all()
 
     async def _forget(self, order: str, hosts: Sequence[Handle]) -> None:
@@ -319,8 +295,9 @@ class Driver:
 
     async def _save(self) -> None:
         await self._ask_cpu_s()
+        outside = {"rollouts": self.meter.rollouts - self.ledger.rollouts, "tokens": self.meter.tokens - self.ledger.tokens}
         async with self._learning:
-            await self._trainer(self.version, "save", {**self.meter.state_dict(), "curriculum": None})
+            await self._trainer(self.version, "save", {**self.meter.state_dict(), **outside, "curriculum": None})
         kept = self.version - (KEPT - 1) * self.config.checkpoint_every  # a damaged newest checkpoint must not be the end
         self.ledger.forget_before(kept + 1)
 
@@ -344,7 +321,20 @@ class Driver:
         self.journal.note(f"{why} and was replaced in {seconds:.1f} s")
 
     async def _ask_cpu_s(self) -> None:
-        self.meter.actors_cpu_s = await self.supervisor.cpu_s()
+        self._actors_cpu_s = await self.supervisor.cpu_s()
+
+
+async def train_on_mesh(mesh: Mesh, context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
+    """Train one arm with actors of `mesh`, and close the mesh.
+
+    Raises:
+        BackendError: an actor dies again and again.
+        ComposerError: any other error of a part of the recipe.
+    """
+    try:
+        return await Driver(mesh, context, config, arm, shown).run()
+    finally:
+        await mesh.close()
 
 
 def _remove(folder: Path) -> None:

@@ -42,16 +42,6 @@ class Stepped:
     hints: Sequence[Hint]
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedStep:
-    """The batch of a step, and the metrics and hints that go with it."""
-
-    batch: Batch
-    metrics: Mapping[str, float]
-    off: Mapping[str, str]
-    hints: Sequence[Hint]
-
-
 class Trainer(Member):
     """The actor that owns the policy of an arm. It is built from the arm's newest checkpoint, if there is one.
 
@@ -103,8 +93,8 @@ class Trainer(Member):
         """Train on the groups of a step, the next one. Raises ValueError for any other."""
         if step != self.learner.version + 1:
             raise ValueError(f"step {step} does not follow {self.learner.version}")
-        made: _PreparedStep = broadcast_object_list([self._made(step, groups) if self._first else None])[0]
-        result = self.learner.update(made.batch)
+        batch, made = broadcast_object_list([self._made(step, groups) if self._first else None])[0]
+        result = self.learner.update(batch)
         self._keep_weights()
         return Stepped({**made.metrics, **result.metrics}, {**result.off, **made.off}, made.hints)
 
@@ -128,22 +118,18 @@ class Trainer(Member):
         """Read as `PolicyScorer.action_entropies`."""
         return self.learner.scorer.action_entropies(trajectories) if self._first else {}
 
-    def _made(self, step: int, groups: Sequence[Group]) -> _PreparedStep:
-        """Make the batch of a step. It may ask teachers, so one rank makes it for all."""
+    def _made(self, step: int, groups: Sequence[Group]) -> tuple[Batch, Stepped]:
+        """Make the batch of a step, and what its record says so far. It may ask teachers, so one rank makes it for all."""
         signals = self.signals.make(step, groups)
-        pairs = self._pairs_of_run()
-        taken = pairs_of_step(pairs, step, self.config.loss.replay.pairs_per_step)
+        if self._pairs is None:
+            self._pairs = stored_pairs(self.context, self.arm) if wants_replay(self.config) else []
+        taken = pairs_of_step(self._pairs, step, self.config.loss.replay.pairs_per_step)
         batch = self.signals.batch(groups, signals, taken)
-        return _PreparedStep(batch, signals.metrics, self.signals.why_off(pairs, signals), signals.hints)
+        return batch, Stepped(signals.metrics, self.signals.why_off(self._pairs, signals), signals.hints)
 
     @property
     def _folder(self) -> Path:
         return self.context.run_dir.ckpt_path / self.arm
-
-    def _pairs_of_run(self) -> list[Pair]:
-        if self._pairs is None:
-            self._pairs = stored_pairs(self.context, self.arm) if wants_replay(self.config) else []
-        return self._pairs
 
     def _keep_weights(self) -> None:
         state = self.learner.policy.state_dict() if self._first else {}

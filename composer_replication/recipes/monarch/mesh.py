@@ -59,11 +59,6 @@ class MonarchHandle:
         """Number of the process that answers."""
         return self.processes[0].pid
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Numbers of all its processes, by rank."""
-        return tuple(process.pid for process in self.processes)
-
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method on every rank, and return the first rank's answer; see `Handle.call`.
 

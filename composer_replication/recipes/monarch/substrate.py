@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING
 from composer_replication.config import RunConfig
 from composer_replication.observe import Phase
 from composer_replication.observe.summary import SummaryRow
-from composer_replication.recipes.mesh import training
-from composer_replication.recipes.mesh.training import check
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from composer_replication.recipes.monarch.mesh import MonarchMesh
-
-__all__ = ["check", "mesh_of", "train_arm"]
 
 
 def mesh_of(config: RunConfig) -> MonarchMesh:
@@ -40,5 +36,7 @@ def mesh_of(config: RunConfig) -> MonarchMesh:
 
 
 async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Phase) -> SummaryRow:
-    """Train one arm on Monarch. Raises as `mesh_of` and `training.train_arm`."""
-    return await training.train_arm(mesh_of(config), context, config, arm, shown)
+    """Train one arm on Monarch. Raises as `mesh_of` and `train_on_mesh`."""
+    from composer_replication.recipes.mesh.driver import train_on_mesh
+
+    return await train_on_mesh(mesh_of(config), context, config, arm, shown)

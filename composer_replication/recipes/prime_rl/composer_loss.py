@@ -30,17 +30,10 @@ class LossInputs(Protocol):
     From 0.7 on there are also `ref_logprobs` and `loss_weights`, before that `teacher_logprobs`, each [seq] or None.
     """
 
-    @property
-    def trainer_logprobs(self) -> Tensor: ...
-
-    @property
-    def inference_logprobs(self) -> Tensor: ...
-
-    @property
-    def advantages(self) -> Tensor: ...
-
-    @property
-    def loss_mask(self) -> Tensor: ...
+    trainer_logprobs: Tensor
+    inference_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

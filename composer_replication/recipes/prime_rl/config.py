@@ -13,13 +13,41 @@ from typing import Any
 import tomli_w
 
 from composer_replication.config import RunConfig, resolve_arm, to_toml
+from composer_replication.config.section import flat
 from composer_replication.observe.files import replace_file
 from composer_replication.recipes.limits import refuse
-from composer_replication.recipes.prime_rl.options import is_ours
 from composer_replication.recipes.prime_rl.settings import FROZEN_URL, RUN_FILE
 from composer_replication.types.errors import ConfigError
 
 LOSS_FN = "composer_replication.recipes.prime_rl.composer_loss.loss_fn"
+_OURS = tuple(
+    table + name
+    for table, names in {
+        "": "bench clean_output_dir ckpt dry_run file_monitor max_steps model output_dir seq_len slurm tokenizer",
+        "inference.": "dry_run enable_lora model.name output_dir slurm vllm_extra.max_model_len vllm_extra.seed",
+        "orchestrator.": (
+            "algo batch_size bench ckpt eval file_monitor group_size max_steps model optim output_dir "
+            "post_batch_filters pre_batch_filters renderer seq_len token_batch_size tokenizer train"
+        ),
+        "trainer.": (
+            "bench ckpt data file_monitor loss max_concurrent_runs max_steps model.lora model.name model.seq_len "
+            "optim output_dir scheduler tokenizer"
+        ),
+    }.items()
+    for name in names.split()
+)
+"""Settings that the channels, resuming or the import of metrics depend on, in addition to all that follow from the run file."""
+_FREE = (
+    "ckpt.keep_interval",
+    "ckpt.keep_last",
+    "deployment",
+    "env_vars",
+    "orchestrator.env_vars",
+    "orchestrator.model.client",
+)
+"""Of these, or of what holds them, those that are free after all."""
+_NEVER = (f"env_vars.{RUN_FILE}", f"orchestrator.env_vars.{RUN_FILE}")
+"""How the processes find the run file."""
 
 
 def check(config: RunConfig) -> None:
@@ -27,11 +55,28 @@ def check(config: RunConfig) -> None:
     refuse(config, "prime_rl")
     made = _made(config, Path("nowhere"), gpus=2)
     for key in config.substrate.options:
-        if is_ours(key, made):
+        if _is_ours(key, made):
             raise ConfigError(
                 f"substrate.type = prime_rl: substrate.options.{key} follows from the run file, or the channels rest on it",
                 fix="leave it out, and set what it follows from; docs/prime_rl.md says what is free",
             )
+
+
+def _is_ours(key: str, made: dict[str, Any]) -> bool:
+    """Return whether a dotted name, a table that holds it, or a name below it is refused; `made` follows from the run file."""
+    if any(_meet(key, one) for one in _NEVER):
+        return True
+    if any(_within(key, one) for one in _FREE):
+        return False
+    return any(_meet(key, one) for one in (*_OURS, *flat(made)))
+
+
+def _within(key: str, table: str) -> bool:
+    return f"{key}.".startswith(f"{table}.")
+
+
+def _meet(key: str, other: str) -> bool:
+    return _within(key, other) or _within(other, key)
 
 
 def write_configs(config: RunConfig, out: Path, *, gpus: int = 2, resume: bool = False) -> list[Path]:
@@ -140,7 +185,7 @@ def _scheduler(config: RunConfig) -> dict[str, Any]:
 
 
 def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
-    rollout, loss = config.rollout, config.loss
+    rollout, loss, url = config.rollout, config.loss, os.environ.get(FROZEN_URL)
     pairs = loss.replay.pairs_per_step if _replays(config) else 0
     made: dict[str, Any] = {
         "batch_size": rollout.groups * rollout.group_size + pairs,
@@ -149,7 +194,7 @@ def _orchestrator(config: RunConfig, run_file: Path) -> dict[str, Any]:
         # a rollout whose advantages are all 0 counts among the tokens divided by, and may have hints; only refills drop it
         "pre_batch_filters": [{"type": "zero_advantage", "enforce": rollout.refills > 0}],
         "post_batch_filters": [{"type": "zero_advantage", "enforce": False}],
-        "env_vars": _environment(run_file),
+        "env_vars": {RUN_FILE: str(run_file)} | ({FROZEN_URL: url} if url else {}),
         "algo": {"type": "grpo"},
         "train": {
             "sampling": {"temperature": rollout.temperature, "max_completion_tokens": rollout.turn_tokens},
@@ -198,11 +243,6 @@ def _coding_env(config: RunConfig, tasks: Path, run_file: Path) -> dict[str, Any
             "max_total_tokens": rollout.context_tokens,
         },
     }
-
-
-def _environment(run_file: Path) -> dict[str, str]:
-    url = os.environ.get(FROZEN_URL)
-    return {RUN_FILE: str(run_file)} | ({FROZEN_URL: url} if url else {})
 
 
 def _renderer(config: RunConfig) -> dict[str, str]:

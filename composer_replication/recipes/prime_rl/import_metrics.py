@@ -86,7 +86,8 @@ class PrimeRLMetrics:
             BackendError: a trace is none as PRIME-RL 0.8 keeps it; or hints or pairs did not reach the trainer, which is said
                 when all is recorded.
         """
-        found, traces, given = measured(self.outputs), self._traces(), defaultdict[str, list[int]](list)
+        found, given = measured(self.outputs), defaultdict[str, list[int]](list)
+        traces = {int(path.name.removeprefix("step_")) for path in self.outputs.rglob("rollouts/step_*")}
         self.journal.rewind(-1)
         for step in sorted(found.keys() | traces):
             metrics = self._evaluation(step)
@@ -113,9 +114,6 @@ class PrimeRLMetrics:
             )
 
     # --- inside -------------------------------------------------------------------------------------------------------------
-
-    def _traces(self) -> set[int]:
-        return {int(path.name.removeprefix("step_")) for path in self.outputs.rglob("rollouts/step_*")}
 
     def _read(self, step: int, kind: str, subset: str) -> list[_Rollout]:
         paths = sorted(self.outputs.rglob(f"rollouts/step_{step}/{kind}/{subset}/traces.jsonl"))

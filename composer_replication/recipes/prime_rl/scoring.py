@@ -64,7 +64,8 @@ class Pairs:
         async with self._reading:
             if self.references or self.config.loss.replay.variant != "dpo":
                 return
-            digest = _digest(self.config.model.path, self.pairs)
+            ids = [[pair.prompt_ids, pair.chosen_ids, pair.rejected_ids] for pair in self.pairs]
+            digest = hashlib.sha256(json.dumps([self.config.model.path, ids]).encode()).hexdigest()
             path = self.folder / REFERENCES
             kept = json.loads(path.read_text()) if path.is_file() else {}
             if kept.get("digest") != digest:
@@ -129,8 +130,3 @@ def shared_pairs(config: RunConfig, folder: Path) -> Pairs:
 
 def _renderer(config: RunConfig) -> ChatRenderer:
     return ChatRenderer(AutoTokenizer.from_pretrained(config.model.path))
-
-
-def _digest(model: str, pairs: Sequence[Pair]) -> str:
-    ids = [[pair.prompt_ids, pair.chosen_ids, pair.rejected_ids] for pair in pairs]
-    return hashlib.sha256(json.dumps([model, ids]).encode()).hexdigest()

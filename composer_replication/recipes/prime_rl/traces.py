@@ -70,7 +70,7 @@ def trajectory_of(trace: Any, nodes: Sequence[Any], *, number: int = 0) -> Traje
         trajectory_id=f"{trace.id}/{number}",
         task_id=task_id_of(trace),
         policy_version=0,
-        messages=tuple(_message(node.message) for node in nodes[:first]),
+        messages=tuple(Message(role=node.message.role, content=_text(node.message.content)) for node in nodes[:first]),
         tools=tuple(_tool(tool) for tool in trace.tools),
         prompt_ids=prompt,
         turns=tuple(turns),
@@ -123,10 +123,6 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(part.text for part in content if part.type == "text")
     return content or ""
-
-
-def _message(message: Any) -> Message:
-    return Message(role=message.role, content=_text(message.content))
 
 
 def _tool(tool: Any) -> ToolSchema:

@@ -10,11 +10,10 @@ import asyncio
 import dataclasses
 import shutil
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -26,7 +25,6 @@ from composer_replication.loss.forward import LogprobCache
 from composer_replication.loss.forward.model_checkpoint import adopt_checkpoint, latest_checkpoint, read_checkpoint
 from composer_replication.loss.forward.models import load_policy, no_progress_bars
 from composer_replication.observe import Phase
-from composer_replication.observe.summary import SummaryRow
 from composer_replication.recipes.trl.composer_trainer import ComposerReplicationTrainer
 from composer_replication.recipes.trl.options import make_grpo_config
 from composer_replication.recipes.trl.step_signals import StepSignals
@@ -42,10 +40,9 @@ from composer_replication.trainer.pairs.replay import collect_pairs, pairs_diges
 from composer_replication.trainer.rewards import taking_part, verdict
 from composer_replication.trainer.run_context import RunContext
 from composer_replication.trainer.signals import Signals
+from composer_replication.trainer.waiting import wait_for
 from composer_replication.types import Group, Pair, Trajectory
 from composer_replication.types.errors import ConfigError, ModelError
-
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
@@ -60,7 +57,7 @@ class _Step:
 
 
 class TrlArm:
-    """One arm in training. Make it with `create`, call `train` once, then `summary`."""
+    """One arm in training. Make it with `create`, call `train` once, then `journal.summary`."""
 
     def __init__(
         self, context: RunContext, config: RunConfig, arm: str, shown: Phase, tokenizer: PreTrainedTokenizerBase, model: Any
@@ -120,17 +117,13 @@ class TrlArm:
         with no_progress_bars():
             self.trainer.train(resume_from_checkpoint=None if self.resumed is None else str(self.resumed))
 
-    def summary(self) -> SummaryRow:
-        """Return the arm's last evaluation and what the arm has spent."""
-        return self.journal.summary()
-
     # --- what TRL asks for --------------------------------------------------------------------------------------------------
 
     def rollout(self, prompts: list[Any], trainer: ComposerReplicationTrainer) -> dict[str, list[Any]]:
         """Roll out a step, as TRL's `rollout_func`. The prompts are placeholders, one for each rollout of the step."""
         version = trainer.state.global_step
         began = time.monotonic()
-        groups = _elsewhere(self.collector.collect(version + 1, version))
+        groups = wait_for(self.collector.collect(version + 1, version))
         self.step = _Step(groups=groups, began=began, rolled=time.monotonic())
         trajectories = flat(groups)
         if len(trajectories) != len(prompts):
@@ -175,14 +168,14 @@ class TrlArm:
             **rollout_metrics(present.groups),
             **self.collector.metrics(),
             **present.signals.metrics,
-            **_renamed(logs),
+            **{ours: float(logs[theirs]) for theirs, ours in _NAMES.items() if logs.get(theirs) is not None},
             **self.trainer.channel_metrics,
             "optimizer/learning_rate": present.rate,
             "time/rollout_s": present.rolled - present.began,
             "time/update_s": time.monotonic() - present.rolled,
         }
         if step % config.eval.every == 0 or step == config.steps:
-            metrics |= _elsewhere(self.collector.evaluate(step))
+            metrics |= wait_for(self.collector.evaluate(step))
             self.engine.reset()
         off = self.trainer.off | self.signals.why_off(self.pairs, present.signals)
         self.journal.record_step(step, flat(present.groups), present.signals.hints, metrics, off)
@@ -296,11 +289,7 @@ _NAMES = {
     "rlvr/importance/mean": "rlvr/importance/mean",
     "rlvr/importance/max": "rlvr/importance/max",
 }
-
-
-def _renamed(logs: Mapping[str, float]) -> dict[str, float]:
-    """Return TRL's measures under the names that ours have."""
-    return {ours: float(logs[theirs]) for theirs, ours in _NAMES.items() if logs.get(theirs) is not None}
+"""TRL's name -> ours."""
 
 
 def _peft(config: RunConfig) -> Any:
@@ -317,9 +306,3 @@ def _peft(config: RunConfig) -> Any:
         if name not in known:
             raise ConfigError(f"substrate.options.peft.{name} is no field of LoraConfig", fix="see peft's documentation")
     return LoraConfig(task_type="CAUSAL_LM", **options)
-
-
-def _elsewhere(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine to its end in another thread: this thread's event loop waits for TRL."""
-    with ThreadPoolExecutor(1, "trl-rollout") as thread:
-        return thread.submit(asyncio.run, work).result()

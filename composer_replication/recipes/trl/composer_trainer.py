@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +149,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not self.model.training:
             loss: Tensor = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             return loss
-        with self._kl_of_trained_rows(inputs), _overheard(model, wanted=self.channels.hint.weight > 0) as heard:
+        listening: AbstractContextManager[list[Forward]] = nullcontext([])
+        if self.channels.hint.weight > 0:
+            listening = overheard(model)
+        with self._kl_of_trained_rows(inputs), listening as heard:
             loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         batch, student = with_students(gathered(inputs), inputs, heard, whole=in_lockstep(model))
         found = compose_loss(
@@ -316,15 +319,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _has(self, metric: str) -> bool:
         channel = metric.partition("/")[0]
         return channel == "rlvr" or getattr(self.channels, channel).weight > 0
-
-
-@contextmanager
-def _overheard(model: nn.Module, *, wanted: bool) -> Iterator[list[Forward]]:
-    if not wanted:
-        yield []
-        return
-    with overheard(model) as heard:
-        yield heard
 
 
 @contextmanager

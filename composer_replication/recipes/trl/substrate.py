@@ -33,4 +33,4 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
     with closing(LogprobCache(context.run_dir.ckpt_path / "reference.sqlite")) as pair_logprobs:
         trained = await TrlArm.create(context, config, arm, shown, pair_logprobs)
         trained.train()
-        return trained.summary()
+        return trained.journal.summary()

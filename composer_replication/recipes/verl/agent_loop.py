@@ -60,7 +60,8 @@ class ComposerAgentLoop(AgentLoopBase):
         uid, number, step = str(row["uid"]), int(row["session_id"]), int(row["global_steps"])
         evaluation = row["split"] == "held_out"
         finish = partial(self.episodes.finish, step=step, evaluation=evaluation)
-        siblings = _GROUPS.setdefault(uid, Siblings(self._count(evaluation), finish))
+        count = int(self.rollout_config.val_kwargs.n if evaluation else self.rollout_config.n)
+        siblings = _GROUPS.setdefault(uid, Siblings(count, finish))
         with _reporting(siblings, self.episodes, uid):
             rollout = self.episodes.rollout(str(row["task_id"]), step, number, evaluation=evaluation)
             version = step if evaluation else step - 1
@@ -77,9 +78,6 @@ class ComposerAgentLoop(AgentLoopBase):
             record = await siblings.meet(number, trajectory)
         pairs = [Pair(**pair) for pair in json.loads(row["pairs"])] if number == 0 else []
         return self._output(record, number, pairs, version)
-
-    def _count(self, evaluation: bool) -> int:
-        return int(self.rollout_config.val_kwargs.n if evaluation else self.rollout_config.n)
 
     async def _roll_out(self, rollout: Rollout, request: str, sampling: Mapping[str, Any]) -> list[int | None]:
         """Run the rollout to its end, and return the versions of the weights that sampled it."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from composer_replication.loss.batch import Batch, collate
@@ -31,9 +32,12 @@ class Row:
     pairs: tuple[Pair, ...] = ()
 
 
+_ROWS = TypeAdapter(Row)
+
+
 def pack(row: Row) -> dict[str, Any]:
     """Return plain data for `extra_fields`."""
-    return {COLUMN: {"trajectory_id": row.trajectory_id, "hints": to_json(row.hints), "pairs": to_json(row.pairs)}}
+    return {COLUMN: to_json(row)}
 
 
 def rows_of(data: Any) -> list[Row]:
@@ -43,8 +47,7 @@ def rows_of(data: Any) -> list[Row]:
     """
     found = []
     for number, (fields, turns) in enumerate(zip(_plain(data["extra_fields"]), _plain(data["num_turns"]), strict=True)):
-        raw = fields[COLUMN]
-        found.append(_unpack(raw) if int(turns) else Row(f"padding/{number}"))
+        found.append(_ROWS.validate_python(fields[COLUMN]) if int(turns) else Row(f"padding/{number}"))
     return found
 
 
@@ -98,15 +101,6 @@ def _sequence(number: int, ids: Tensor, row: Row) -> Trajectory:
         temperature=1.0,
         reward=Unscored("not read"),
     )
-
-
-def _unpack(raw: Mapping[str, Any]) -> Row:
-    hints = tuple(HintedTurn(**_tupled(hint)) for hint in raw["hints"])
-    return Row(raw["trajectory_id"], hints, tuple(Pair(**_tupled(pair)) for pair in raw["pairs"]))
-
-
-def _tupled(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
 
 
 def _plain(column: Any) -> list[Any]:

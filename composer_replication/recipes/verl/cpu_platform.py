@@ -48,17 +48,8 @@ _MODULE = _Device(
 class CPUPlatform(PlatformBase):
     """The CPU as a device of verl."""
 
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    @property
-    def vendor_name(self) -> str:
-        return "generic"
-
-    @property
-    def device_module(self) -> Any:
-        return _MODULE
+    device_name, vendor_name, device_module = "cpu", "generic", _MODULE
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing
 
     def is_available(self) -> bool:
         return True
@@ -73,23 +64,10 @@ class CPUPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """Do nothing: there is one device."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Do nothing: all work is synchronous."""
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """Do nothing: the allocator has no settings."""
-
-    def empty_cache(self) -> None:
-        """Do nothing: there is no cache."""
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         del device_index
@@ -106,12 +84,6 @@ class CPUPlatform(PlatformBase):
         del msg
         yield
 
-    def profiler_start(self) -> None:
-        """Do nothing: there is no profiler."""
-
-    def profiler_stop(self) -> None:
-        """Do nothing: there is no profiler."""
-
     def ray_resource_name(self) -> str:
         return "GPU"  # verl counts no other; ours are logical
 
@@ -123,9 +95,6 @@ class CPUPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None
 
 
 def _init_process_group(init: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:

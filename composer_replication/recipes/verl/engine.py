@@ -117,14 +117,12 @@ class ComposerEngine(FSDPEngineWithLMHead):
         metrics = merge_metrics([part for each in self._gathered(parts) for part in each])
         metrics |= {"hint/turns": float(sum(self._gathered(sum(len(row.hints) for row in rows))))}
         self._follow(metrics)
-        total = sum(weight * metrics.get(f"{name}/loss", 0.0) for name, weight in self._weights().items())
+        weights = {"rlvr": 1.0, "hint": self.loss.hint.weight, "replay": self.loss.replay.weight}
+        total = sum(weight * metrics.get(f"{name}/loss", 0.0) for name, weight in weights.items())
         metrics |= {"loss/total": total, "optimizer/learning_rate": float(self.lr_scheduler.get_last_lr()[0])}
         outputs["metrics"] |= {name: [value] for name, value in metrics.items()}
         outputs["metrics"]["grad_norm"] = norm
         return outputs
-
-    def _weights(self) -> dict[str, float]:
-        return {"rlvr": 1.0, "hint": self.loss.hint.weight, "replay": self.loss.replay.weight}
 
     def _count(self, data: Any, rows: list[Row]) -> None:
         """Put the whole batch's denominators into `data`: that of hints, and verl's number of sequences without those that are

@@ -14,76 +14,37 @@ from composer_replication.recipes.limits import refuse
 from composer_replication.recipes.verl.plan import CPU_ROLLOUT
 from composer_replication.types.errors import ConfigError
 
-_OURS = (
-    "actor_rollout_ref.actor.checkpoint.",
-    "actor_rollout_ref.actor.clip_ratio",
-    "actor_rollout_ref.actor.entropy_coeff",
-    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.kl_loss_",
-    "actor_rollout_ref.actor.loss_",
-    "actor_rollout_ref.actor.qat.",
-    "actor_rollout_ref.actor.optim.",
-    "actor_rollout_ref.actor.policy_loss.",
-    "actor_rollout_ref.actor.ppo_",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.use_dynamic_bsz",
-    "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.hybrid_engine",
-    "actor_rollout_ref.model.custom_chat_template",
-    "actor_rollout_ref.model.hf_config_path",
-    "actor_rollout_ref.model.mtp.",
-    "actor_rollout_ref.model.override_config",
-    "actor_rollout_ref.model.tokenizer_path",
-    "actor_rollout_ref.model.use_fused_kernels",
-    "actor_rollout_ref.rollout.agent.",
-    "actor_rollout_ref.rollout.calculate_log_probs",
-    "actor_rollout_ref.rollout.do_sample",
-    "actor_rollout_ref.rollout.engine_kwargs",
-    "actor_rollout_ref.rollout.ignore_eos",
-    "actor_rollout_ref.rollout.logprobs_mode",
-    "actor_rollout_ref.rollout.mode",
-    "actor_rollout_ref.rollout.prompt_length",
-    "actor_rollout_ref.rollout.quantization",
-    "actor_rollout_ref.rollout.repetition_penalty",
-    "actor_rollout_ref.rollout.response_length",
-    "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.top_",
-    "actor_rollout_ref.rollout.val_kwargs.",
-    "algorithm.",
-    "data.",
-    "critic.",
-    "distillation.",
-    "model_engine",
-    "reward.",
-    "reward_model.",
-    "trainer.balance_batch",
-    "trainer.critic_warmup",
-    "trainer.resume_",
-    "trainer.total_",
-    "trainer.val_only",
-    "trainer.v1.",
+_OURS = tuple(
+    table + name
+    for table, names in {
+        "": "actor_rollout_ref.hybrid_engine algorithm. data. critic. distillation. model_engine reward. reward_model.",
+        "actor_rollout_ref.actor.": (
+            "checkpoint. clip_ratio entropy_coeff fsdp_config.ulysses_sequence_parallel_size kl_loss_ loss_ qat. "
+            "optim. policy_loss. ppo_ ulysses_sequence_parallel_size use_dynamic_bsz use_kl_loss"
+        ),
+        "actor_rollout_ref.model.": ("custom_chat_template hf_config_path mtp. override_config tokenizer_path use_fused_kernels"),
+        "actor_rollout_ref.rollout.": (
+            "agent. calculate_log_probs do_sample engine_kwargs ignore_eos logprobs_mode mode prompt_length "
+            "quantization repetition_penalty response_length temperature top_ val_kwargs."
+        ),
+        "trainer.": "balance_batch critic_warmup resume_ total_ val_only v1.",
+    }.items()
+    for name in names.split()
 )
 """Prefixes of the settings that the channels depend on, in addition to all that follow from the run file."""
-_FREE = (
-    "actor_rollout_ref.actor.use_torch_compile",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
-    "actor_rollout_ref.model.override_config.attn_implementation",
-    "actor_rollout_ref.ref.log_prob_",
-    "actor_rollout_ref.rollout.agent.num_workers",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.block_size",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config",
-    "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_custom_all_reduce",
-    "actor_rollout_ref.rollout.log_prob_",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "ray_kwargs.ray_init.",
-    "reward.num_workers",
-    "trainer.experiment_name",
-    "trainer.logger",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "trainer.project_name",
-    "transfer_queue.",
+_FREE = tuple(
+    table + name
+    for table, names in {
+        "": "actor_rollout_ref.ref.log_prob_ ray_kwargs.ray_init. reward.num_workers transfer_queue.",
+        "actor_rollout_ref.actor.": "use_torch_compile fsdp_config.mixed_precision",
+        "actor_rollout_ref.model.": "override_config.attn_implementation",
+        "actor_rollout_ref.rollout.": (
+            "agent.num_workers engine_kwargs.vllm.block_size engine_kwargs.vllm.compilation_config "
+            "engine_kwargs.vllm.disable_custom_all_reduce log_prob_ tensor_model_parallel_size"
+        ),
+        "trainer.": "experiment_name logger max_actor_ckpt_to_keep n_gpus_per_node nnodes project_name",
+    }.items()
+    for name in names.split()
 )
 """Of these, settings that change where and how fast a run goes, not what it computes or where its state is."""
 AGGREGATION: Mapping[Objective, str] = {

@@ -16,14 +16,14 @@ _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt)\b(\(.*\))?:")
 _RAY = re.compile(r"^\(.*?pid=\d+.*?\)\s*|\x1b\[[0-9;]*m")
 
 
-class Main:
+class Main(RunningProgram):
     """The running program; its output is in the plan's log."""
 
     def __init__(self, plan: ArmPlan, arguments: Sequence[str], environment: Mapping[str, str], without: Sequence[str]) -> None:
         """Start the program. It does not inherit the variables named in `without`."""
         self._plan = plan
         self._began = plan.log_path.stat().st_size if plan.log_path.exists() else 0
-        self._program = RunningProgram(
+        super().__init__(
             [sys.executable, "-m", "verl.trainer.main_ppo", *arguments],
             log=plan.log_path,
             environment=environment,
@@ -31,21 +31,14 @@ class Main:
             without=without,
         )
 
-    def __enter__(self) -> Main:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the program and everything it started, Ray's processes too."""
-        self._program.end()
-
-    async def wait(self, stall_s: float) -> bool:
+    async def ended(self, stall_s: float) -> bool:
         """Wait a moment, and return whether the program has ended without error.
 
         Raises:
             BackendError: it ended otherwise, a rollout broke, or nothing was printed, measured or rolled out in `stall_s` s.
         """
         await asyncio.sleep(0.5)
-        code = self._program.poll()
+        code = self.poll()
         if self._plan.fault_path.exists():
             raise BackendError(f"verl's agent loop broke: {self._plan.fault_path.read_text()}", fix=self._fix)
         if code is None and time.time() - self._moved() > stall_s:

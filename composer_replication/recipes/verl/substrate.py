@@ -57,7 +57,8 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
     """
     run_dir = context.run_dir
     folder = run_dir.path.resolve() / "verl" / arm
-    done = _resume_at(folder / "checkpoints", _recorded(run_dir, arm))
+    recorded = max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
+    done = _resume_at(folder / "checkpoints", recorded)
     pairs, window = await _prepared(context, config, arm, folder, done)
     plan = ArmPlan(arm, config, window, folder)
     meter = RolloutMeter()
@@ -72,8 +73,7 @@ async def train_arm(context: RunContext, config: RunConfig, arm: str, shown: Pha
     shown.advance(done)
     if done < config.steps:
         await _run(context, plan, pairs, imported, shown)
-    kept = latest_checkpoint(run_dir.ckpt_path / arm)
-    if kept is None:
+    if latest_checkpoint(run_dir.ckpt_path / arm) is None:
         _keep_weights(run_dir.ckpt_path / arm, folder / "checkpoints", config.steps)
     return journal.summary()
 
@@ -151,7 +151,7 @@ async def _run(context: RunContext, plan: ArmPlan, pairs: Sequence[Pair], import
         ended = False
         with Main(plan, command_line(config, files, cpu=cpu), environment, without) as main:
             while not ended:
-                ended = await main.wait(config.rollout.stall_s)
+                ended = await main.ended(config.rollout.stall_s)
                 for step in imported.steps():
                     shown.advance(step - shown.done)
             if shown.done < config.steps:
@@ -182,11 +182,6 @@ def _resume_at(checkpoints: Path, recorded: int) -> int:
     return found
 
 
-def _recorded(run_dir: RunDir, arm: str) -> int:
-    """Return the last step whose metrics the run has; 0 without one."""
-    return max((line.step for line in run_dir.read_metrics() if line.arm == arm), default=0)
-
-
 def _spent(run_dir: RunDir, arm: str) -> tuple[int, int]:
     """Return the rollouts and tokens of the steps that are kept."""
     lines = [line.values for line in run_dir.read_metrics() if line.arm == arm]
@@ -209,11 +204,8 @@ class _Trained:
         self.policy.load_state_dict(weights)
 
 
-def _keep_weights(folder: Path, checkpoints: Path, step: int) -> Path:
-    """Save the last weights where those of every substrate are, and return the folder. Raises StorageError."""
+def _keep_weights(folder: Path, checkpoints: Path, step: int) -> None:
+    """Save the last weights where those of every substrate are. Raises StorageError."""
     saved = checkpoints / f"global_step_{step}" / "actor" / "huggingface"
     model, tokenizer = load_policy(ModelConfig(path=str(saved), device="cpu"))
     save_checkpoint(folder, step, _Trained(model), tokenizer, {"substrate": "verl"})
-    found = latest_checkpoint(folder)
-    assert found is not None
-    return found

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from composer_replication.rollouts.collect import first_error
 from composer_replication.rollouts.protocol import Sample, SampleRequest
 from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.rollouts.serving.sglang import SglangServer
@@ -98,11 +99,6 @@ class ServingEngine:
             self.check()
         assert self._window is not None
         return self._window
-
-    @property
-    def open_sessions(self) -> int:
-        """Sessions whose tokens are kept now."""
-        return len(self._sessions)
 
     def close(self, sessions: Sequence[str]) -> None:
         for name in sessions:
@@ -217,7 +213,7 @@ class ServingEngine:
         try:
             return self._server.http.run(work)
         except (RefusedError, BaseExceptionGroup) as failed:
-            error = _first(failed) if isinstance(failed, BaseExceptionGroup) else failed
+            error = first_error(failed) if isinstance(failed, BaseExceptionGroup) else failed
         raise (error.as_model_error() if isinstance(error, RefusedError) else error) from None
 
     @property
@@ -314,9 +310,3 @@ class ServingEngine:
                 fix="serve a model of the policy's shape, without quantization, and start the server again"
                 + self._server.proof_note,
             )
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error inside a group of groups."""
-    inner = errors.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner

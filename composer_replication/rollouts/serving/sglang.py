@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from composer_replication.rollouts.serving.http import Http, RefusedError
-from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, encoded_by, unreadable
+from composer_replication.rollouts.serving.http import RefusedError
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, unreadable
 from composer_replication.types.errors import ModelError
 
 _TOO_OLD = "serve with SGLang 0.5.23 or newer, and ask it itself: gateways leave token ids out"
@@ -15,7 +15,7 @@ _KEPT = 2
 _NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-class SglangServer:
+class SglangServer(Server):
     """SGLang's HTTP server.
 
     Its log-probs are those of the distribution that is sampled from, at temperature 0 the untempered policy's; only with
@@ -23,10 +23,8 @@ class SglangServer:
     """
 
     processed_fix = "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
-    proof_note = ""
-
-    def __init__(self, http: Http) -> None:
-        self.http = http
+    _ABOUT_WEIGHTS, _ADAPTERS = "/model_info", ""
+    _ADAPTER_OPTIONS = "SGLang with --enable-lora, --max-lora-rank of at least the adapter's rank and its --lora-target-modules"
 
     async def facts(self) -> Facts:
         try:
@@ -45,9 +43,6 @@ class SglangServer:
                 f"{self.http.url} cannot load LoRA adapters",
                 fix="start SGLang with --enable-lora, --max-lora-rank and --lora-target-modules",
             )
-
-    async def encode(self, text: str) -> list[int]:
-        return await encoded_by(self.http, text)
 
     async def generate(self, ask: Ask, adapter: str | None) -> Answer:
         body: dict[str, Any] = {
@@ -119,24 +114,6 @@ class SglangServer:
             ) from error
         if reply.get("success") is not True:
             raise ModelError(f"{self.http.url} did not load {folder}: {reply}", fix="start the server again")
-
-    async def weights(self) -> str:
-        return str((await self.http.get("/model_info"))["weight_version"])
-
-    async def load_adapter(self, folder: Path, name: str) -> None:
-        try:
-            await self.http.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-        except RefusedError as error:
-            raise error.as_model_error(
-                "make the folder readable under this path on the server's machine too, and start SGLang with --enable-lora, "
-                "--max-lora-rank of at least the adapter's rank and its --lora-target-modules"
-            ) from error
-
-    async def unload_adapter(self, name: str) -> None:
-        try:
-            await self.http.post("/unload_lora_adapter", {"lora_name": name})
-        except RefusedError as error:
-            raise error.as_model_error() from error
 
 
 def _fix(error: RefusedError) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from composer_replication.rollouts.serving.http import Http, RefusedError
-from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, encoded_by, unreadable
+from composer_replication.rollouts.serving.http import RefusedError
+from composer_replication.rollouts.serving.wire import Answer, Ask, Facts, Server, unreadable
 from composer_replication.types.errors import ModelError
 
 _TOO_OLD = "serve with vLLM 0.32 or newer, and ask it itself: gateways leave token ids out"
@@ -14,7 +14,7 @@ _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "
 """Sent explicitly; otherwise the server would take its defaults from the model's generation_config.json."""
 
 
-class VllmServer:
+class VllmServer(Server):
     """vLLM's OpenAI-compatible server.
 
     Its log-probs are by default those of the logits as the model gives them, whatever the temperature. With `--logprobs-mode
@@ -26,10 +26,8 @@ class VllmServer:
 
     processed_fix = "start vLLM with --logprobs-mode processed_logprobs"
     proof_note = "; on a CPU, vLLM cannot replace a head that is tied to the embeddings"
-
-    def __init__(self, http: Http, model: str | None = None) -> None:
-        self.http = http
-        self._model = model
+    _ABOUT_WEIGHTS, _ADAPTERS = "/weight_info", "/v1"
+    _ADAPTER_OPTIONS = "vLLM with --enable-lora and --max-lora-rank of at least the adapter's rank"
 
     async def facts(self) -> Facts:
         try:
@@ -67,9 +65,6 @@ class VllmServer:
                 f"{self.http.url} cannot load weights while it runs",
                 fix="start vLLM 0.32 or newer with VLLM_SERVER_DEV_MODE=1 in its environment",
             ) from error
-
-    async def encode(self, text: str) -> list[int]:
-        return await encoded_by(self.http, text, self._model)
 
     async def generate(self, ask: Ask, adapter: str | None) -> Answer:
         body: dict[str, Any] = {
@@ -131,24 +126,6 @@ class VllmServer:
                 fix="make the folder readable under this path on the server's machine too, and serve a model of the policy's "
                 "shape; a load that succeeds ends the pause",
             ) from error
-
-    async def weights(self) -> str:
-        return str((await self.http.get("/weight_info"))["weight_version"])
-
-    async def load_adapter(self, folder: Path, name: str) -> None:
-        try:
-            await self.http.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-        except RefusedError as error:
-            raise error.as_model_error(
-                "make the folder readable under this path on the server's machine too, and start vLLM with --enable-lora and "
-                "--max-lora-rank of at least the adapter's rank"
-            ) from error
-
-    async def unload_adapter(self, name: str) -> None:
-        try:
-            await self.http.post("/v1/unload_lora_adapter", {"lora_name": name})
-        except RefusedError as error:
-            raise error.as_model_error() from error
 
 
 def _fix(error: RefusedError, adapter: str | None) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from composer_replication.rollouts.serving.http import Http, RefusedError
 from composer_replication.types.errors import ModelError
@@ -51,55 +52,72 @@ class Facts:
     """Notes on its samples that are not errors."""
 
 
-class Server(Protocol):
+class Server(ABC):
     """A kind of server at one address. Every method raises ModelError; what it names is the address and the fix."""
 
-    http: Http
-    processed_fix: str
+    processed_fix: ClassVar[str]
     """How to make the server return log-probs of the distribution it samples from."""
-    proof_note: str
+    proof_note: ClassVar[str] = ""
     """Known reasons for it to keep old weights after a load, as the end of a sentence."""
+    _ABOUT_WEIGHTS: ClassVar[str]
+    """Path that answers with the label of the weights."""
+    _ADAPTERS: ClassVar[str]
+    """Path of `load_lora_adapter` and `unload_lora_adapter`."""
+    _ADAPTER_OPTIONS: ClassVar[str]
+    """Options that a server needs for adapters."""
 
+    def __init__(self, http: Http, model: str | None = None) -> None:
+        self.http = http
+        self._model = model
+
+    @abstractmethod
     async def facts(self) -> Facts:
         """Return the server's facts. Also raises when another kind of server, or none, is at the address."""
-        ...
 
+    @abstractmethod
     async def require_loading(self, *, adapter: bool) -> None:
         """Raise when weights, or adapters, cannot be loaded while it runs."""
-        ...
 
-    async def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without special ones."""
-        ...
-
+    @abstractmethod
     async def generate(self, ask: Ask, adapter: str | None) -> Answer: ...
 
+    @abstractmethod
     async def load_weights(self, folder: Path, label: str) -> None:
         """Replace all weights by those of `folder`, forget what was cached under the old ones, and take over `label`.
 
         Requests in progress are answered by the old weights, and later ones wait for the new.
         """
-        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without special ones."""
+        named = {} if self._model is None else {"model": self._model}
+        try:
+            reply = await self.http.post("/tokenize", {"prompt": text, "add_special_tokens": False, **named})
+            return [int(i) for i in reply["tokens"]]
+        except RefusedError as error:
+            raise error.as_model_error(
+                "start the server with its tokenizer, so that it can be compared with the policy's"
+            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise unreadable(self.http.url, "the tokens of a text", "ask the server itself and no gateway") from error
 
     async def weights(self) -> str:
         """Return the label of the present weights."""
-        ...
+        return str((await self.http.get(self._ABOUT_WEIGHTS))["weight_version"])
 
-    async def load_adapter(self, folder: Path, name: str) -> None: ...
+    async def load_adapter(self, folder: Path, name: str) -> None:
+        try:
+            await self.http.post(f"{self._ADAPTERS}/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        except RefusedError as error:
+            raise error.as_model_error(
+                f"make the folder readable under this path on the server's machine too, and start {self._ADAPTER_OPTIONS}"
+            ) from error
 
-    async def unload_adapter(self, name: str) -> None: ...
-
-
-async def encoded_by(http: Http, text: str, model: str | None = None) -> list[int]:
-    """Tokenize a text by `/tokenize`, which both kinds of server have."""
-    named = {} if model is None else {"model": model}
-    try:
-        reply = await http.post("/tokenize", {"prompt": text, "add_special_tokens": False, **named})
-        return [int(i) for i in reply["tokens"]]
-    except RefusedError as error:
-        raise error.as_model_error("start the server with its tokenizer, so that it can be compared with the policy's") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise unreadable(http.url, "the tokens of a text", "ask the server itself and no gateway") from error
+    async def unload_adapter(self, name: str) -> None:
+        try:
+            await self.http.post(f"{self._ADAPTERS}/unload_lora_adapter", {"lora_name": name})
+        except RefusedError as error:
+            raise error.as_model_error() from error
 
 
 def unreadable(url: str, what: str, fix: str) -> ModelError:

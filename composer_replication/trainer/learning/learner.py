@@ -107,8 +107,9 @@ class Learner:
         """Take one optimizer step on a whole batch; its micro-batches add up to the gradient of the batch at once."""
         update_mode(self.model)
         self.optimizer.zero_grad()
+        size, rank, ranks = self.config.optimizer.micro_batch_size, self.accelerator.process_index, self.accelerator.num_processes
         try:
-            mine = [self._backward(part) for part in self._share(batch)]
+            mine = [self._backward(part) for part in split(batch, size, rank=rank, ranks=ranks)]
         except torch.OutOfMemoryError as error:
             raise ModelError(
                 f"the device ran out of memory in step {self.version + 1}: {error}",
@@ -190,11 +191,6 @@ class Learner:
         self.schedule.load_state_dict(
             {**self.schedule.state_dict(), "last_epoch": version, "_step_count": version + 1, "_last_lr": rates}
         )
-
-    def _share(self, batch: Batch) -> list[Batch]:
-        """Return this process's micro-batches."""
-        size = self.config.optimizer.micro_batch_size
-        return split(batch, size, rank=self.accelerator.process_index, ranks=self.accelerator.num_processes)
 
     def _backward(self, part: Batch) -> _MicroBatch:
         parts = compose_loss(

@@ -15,7 +15,7 @@ from composer_replication.config import RunConfig
 from composer_replication.replaysim.pairs_file import read_pairs
 from composer_replication.tokens import ChatRenderer
 from composer_replication.traces.recorder import native_call, wire_call
-from composer_replication.types import Message, Pair, ToolSchema
+from composer_replication.types import Message, Pair
 from composer_replication.types.errors import ConfigError, ModelError
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -104,7 +104,7 @@ def _rendered(line: Mapping[str, Any], renderer: ChatRenderer) -> Pair:
     chosen, rejected = (renderer.assistant_ids(action_message(line[side], turn=turn)) for side in ("chosen", "rejected"))
     return Pair(
         pair_id=line["state_id"],
-        prompt_ids=renderer.prompt_ids(messages, _tools(line)),
+        prompt_ids=renderer.prompt_ids(messages, list(_extra(line, "tools", None) or ())),
         chosen_ids=chosen,
         rejected_ids=rejected,
         confidence=_extra(line, "confidence", 1.0),
@@ -114,10 +114,6 @@ def _rendered(line: Mapping[str, Any], renderer: ChatRenderer) -> Pair:
 def _extra(line: Mapping[str, Any], key: str, default: Any) -> Any:
     """Return an additional field of a pair, which `composer pairs normalize` moves into `metadata`."""
     return line.get(key, line.get("metadata", {}).get(key, default))
-
-
-def _tools(line: Mapping[str, Any]) -> list[ToolSchema]:
-    return list(_extra(line, "tools", None) or ())
 
 
 def _problem_of(line: Mapping[str, Any]) -> str | None:
