@@ -19,7 +19,7 @@ from composer_replication.teachers.pair_mining import scene_of, student_action
 from composer_replication.teachers.rewards import weighted_reward
 from composer_replication.traces import TraceState, state_id, states_from_traces, states_from_trajectories
 from composer_replication.traces.recorder import RAW
-from composer_replication.types import ToolCall, Trajectory, Unscored
+from composer_replication.types import Trajectory, Unscored, from_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace, TraceTurn, Transcript, TranscriptTurn
 
@@ -174,8 +174,7 @@ def read_labels(path: Path, transcripts: Sequence[Transcript]) -> StepLabels:
 def _read(line: Any) -> tuple[str, float | TeacherAnswer]:
     """Return a line's state, and its label or answer. Raises LookupError, TypeError or ValueError."""
     if "question_id" in line:
-        calls = tuple(ToolCall(**call) for call in line["tool_calls"])
-        answer = TeacherAnswer(**{**line, "tool_calls": calls})
+        answer = from_json(TeacherAnswer, line)
         return answer.question_id, answer
     name, turn = line["trajectory_id"], line["turn"]
     if not isinstance(name, str) or isinstance(turn, bool) or not isinstance(turn, int):

@@ -20,7 +20,7 @@ from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
 from composer_replication.traces.states import INCOMPLETE, lacks_tools
 from composer_replication.traces.store import is_temporary, write_traces
-from composer_replication.types import ToolSchema
+from composer_replication.types import ToolSchema, to_json
 from composer_replication.types.errors import ConfigError
 from composer_replication.types.transcript import Trace
 
@@ -48,15 +48,7 @@ class Import:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {
-            "traces": dict(self.traces),
-            "turns": dict(self.turns),
-            "dropped": {name: dict(reasons) for name, reasons in self.dropped.items()},
-            "states": self.states,
-            "toolless_states": self.toolless_states,
-            "problems": [str(problem) for problem in self.problems],
-            "redacted": dict(self.redacted),
-        }
+        return {**to_json(self), "problems": [str(problem) for problem in self.problems]}
 
 
 def import_traces(
