@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.observe.files import replace_file
+from composer_replication.traces.call_ids import UniqueNames
 from composer_replication.traces.own import READER as OWN
 from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.readers.fields import objects_in, section, string
@@ -126,7 +127,7 @@ def _traces(
     redactor: Redactor | None,
     account: Import,
 ) -> Iterator[Trace]:
-    names, twins = _TraceNames(), DuplicateConversations()
+    names, twins = UniqueNames(), DuplicateConversations()
     for place, reader in places:
         log = {"log": _from(path, place)} if reader.name != OWN.name else {}  # ids of ours say where they are from
         for item in reader.read(place):
@@ -151,23 +152,6 @@ def _from(path: Path, place: Path) -> str:
     """Return the name of a log below the path that was imported."""
     below = os.path.relpath(place, path.resolve() if path.is_symlink() else path)
     return place.name if below == "." else below
-
-
-class _TraceNames:
-    """Gives every trace a unique id."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._copies: Counter[str] = Counter()
-
-    def free(self, name: str) -> str:
-        """Return `name`, or with `~2`, `~3`, ... the first that is free."""
-        found = name
-        while found in self._taken:
-            self._copies[name] += 1
-            found = f"{name}~{self._copies[name] + 1}"
-        self._taken.add(found)
-        return found
 
 
 def _places(path: Path, out: Path, forced: Reader | None, account: Import) -> Iterator[tuple[Path, Reader]]:
