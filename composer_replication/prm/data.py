@@ -12,7 +12,7 @@ from pathlib import Path
 
 from composer_replication.observe import files
 from composer_replication.tokens import ChatRenderer, assistant_message
-from composer_replication.traces.states import INCOMPLETE
+from composer_replication.traces.recorder import INCOMPLETE
 from composer_replication.traces.store import trace_from_json
 from composer_replication.types import Message, Trajectory, from_json
 from composer_replication.types.errors import ConfigError

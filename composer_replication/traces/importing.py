@@ -17,9 +17,10 @@ from composer_replication.traces.own import READER as OWN
 from composer_replication.traces.reader import Reader, reader_for, readers
 from composer_replication.traces.readers.fields import objects_in, section, string
 from composer_replication.traces.readers.openhands import TWIN, DuplicateConversations
+from composer_replication.traces.recorder import INCOMPLETE
 from composer_replication.traces.redact import Redactor
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document, objects, peek
-from composer_replication.traces.states import INCOMPLETE, lacks_tools
+from composer_replication.traces.states import lacks_tools
 from composer_replication.traces.store import is_temporary, write_traces
 from composer_replication.types import ToolSchema, to_json
 from composer_replication.types.errors import ConfigError

@@ -16,10 +16,9 @@ from pydantic import BaseModel
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
 from composer_replication.traces.schema import AtifCall, AtifResult, AtifStep, AtifTrace, check
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, document
-from composer_replication.traces.states import INCOMPLETE
 from composer_replication.traces.store import context_from
 from composer_replication.types import Message, ToolCall, ToolResult, reward_from_json
 from composer_replication.types.transcript import Trace

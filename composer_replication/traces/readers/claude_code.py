@@ -20,9 +20,8 @@ from typing import Any
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
 from composer_replication.traces.source import Dropped, Problem, objects
-from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 

@@ -17,9 +17,8 @@ from typing import Any
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken, tool_message
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken, tool_message
 from composer_replication.traces.source import Dropped, Problem, UnreadableError, objects, parse
-from composer_replication.traces.states import INCOMPLETE
 from composer_replication.types import Message, ToolCall, ToolResult
 
 _TYPES = {"session_meta", "response_item", "turn_context", "event_msg", "compacted"}

@@ -14,9 +14,9 @@ from typing import Any
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import native_calls, number, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call
 from composer_replication.traces.source import Problem, UnreadableError, document
-from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
+from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message, ToolSchema
 from composer_replication.types.transcript import Trace
 

@@ -13,9 +13,9 @@ from typing import Any
 from composer_replication.traces.outcome import inferred_result
 from composer_replication.traces.reader import FileReader, Item
 from composer_replication.traces.readers.fields import native_calls, objects_in, present, section, string, text_of
-from composer_replication.traces.recorder import ConversationRecorder, native_call, spoken
+from composer_replication.traces.recorder import INCOMPLETE, ConversationRecorder, native_call, spoken
 from composer_replication.traces.source import Problem, UnreadableError, document
-from composer_replication.traces.states import INCOMPLETE, TEXT_ACTIONS
+from composer_replication.traces.states import TEXT_ACTIONS
 from composer_replication.types import Message
 from composer_replication.types.transcript import Trace
 
